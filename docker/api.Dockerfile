@@ -1,0 +1,28 @@
+# syntax=docker/dockerfile:1
+# The API, the migrations and the maintenance worker: everything but training. No torch inside.
+FROM python:3.11.14-slim-bookworm AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+WORKDIR /src
+COPY pyproject.toml README.md ./
+COPY grpo_engine grpo_engine
+COPY service service
+COPY worker worker
+COPY migrations migrations
+# the migrations are found beside the packages, so the checkout itself is what runs
+RUN pip install --editable ".[service,worker]"
+
+FROM python:3.11.14-slim-bookworm
+RUN groupadd --gid 10001 grpo \
+ && useradd --uid 10001 --gid grpo --no-create-home --home-dir /var/lib/grpo --shell /usr/sbin/nologin grpo \
+ && install --directory --owner grpo --group grpo --mode 700 /var/lib/grpo /srv/artifacts
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /src /src
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    GRPO_MODE=production GRPO_HOME=/var/lib/grpo
+WORKDIR /src
+USER 10001:10001
+EXPOSE 8000
+VOLUME /var/lib/grpo
+CMD ["uvicorn", "service.app:create_app", "--factory", "--host", "0.0.0.0", "--port", "8000", "--timeout-graceful-shutdown", "5", "--no-access-log"]

@@ -1,0 +1,31 @@
+# syntax=docker/dockerfile:1
+# A GPU worker: Celery claims jobs and starts the engine as a child process.
+# torch's CUDA wheels bring their own CUDA libraries; the host's driver comes with the container toolkit.
+FROM python:3.11.14-slim-bookworm AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+WORKDIR /src
+# the largest layer first: it changes with the version and with nothing else
+RUN pip install "torch==2.13.0"
+COPY pyproject.toml README.md ./
+COPY grpo_engine grpo_engine
+COPY service service
+COPY worker worker
+COPY migrations migrations
+RUN pip install --editable ".[service,worker,engine]" "torch==2.13.0"
+
+FROM python:3.11.14-slim-bookworm
+RUN groupadd --gid 10001 grpo \
+ && useradd --uid 10001 --gid grpo --no-create-home --home-dir /var/lib/grpo --shell /usr/sbin/nologin grpo \
+ && install --directory --owner grpo --group grpo --mode 700 /var/lib/grpo /srv/artifacts
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /src /src
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    GRPO_MODE=production GRPO_HOME=/var/lib/grpo HF_HOME=/var/lib/grpo/hub
+WORKDIR /src
+USER 10001:10001
+VOLUME /var/lib/grpo
+# SIGTERM is Celery's warm shutdown: the engine writes a checkpoint and the job goes back to the queue
+STOPSIGNAL SIGTERM
+CMD ["celery", "-A", "worker.app", "worker", "--concurrency=1", "--loglevel=INFO"]

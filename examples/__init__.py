@@ -1,0 +1,1 @@
+"""Small models, datasets, job files and a demonstration: what a new user runs first."""

@@ -1,0 +1,82 @@
+"""`python -m grpo_engine --config job.json --run-dir DIR`: one job, one process.
+
+Writes `events.jsonl` and `checkpoints/` into the run directory and goes on from what it finds there.
+SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or stopped, 1 the job cannot
+succeed (the `failed` event says why), 2 the configuration cannot be read; anything else is a crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from pydantic import ValidationError
+
+from grpo_engine.config import RunConfig
+from grpo_engine.errors import EngineError
+from grpo_engine.events import Failed, PhaseChanged
+from grpo_engine.journal import Journal
+
+# OpenMP's default is to spin at barriers, which is ten times slower as soon as another process wants a core.
+# It is read when torch is loaded, so it is set before.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+class StopRequest:
+    """Set by SIGTERM and SIGINT; asked at every step boundary."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._request)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+    def __call__(self) -> bool:
+        return self.requested
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m grpo_engine", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="config.json of the run")
+    parser.add_argument("--run-dir", type=Path, required=True, help="where events and checkpoints go")
+    options = parser.parse_args(arguments)
+    try:
+        config = RunConfig.model_validate_json(options.config.read_bytes())
+    except (OSError, ValidationError) as error:
+        print(f"{options.config}: {error}", file=sys.stderr)
+        return 2
+    options.run_dir.mkdir(parents=True, exist_ok=True)
+    return run(config, options.run_dir, StopRequest())
+
+
+def run(config: RunConfig, run_dir: Path, should_stop: StopRequest) -> int:
+    """Run the job to its end, writing every event as it happens."""
+    journal = Journal(
+        run_dir / "events.jsonl",
+        first_sequence=config.first_sequence,
+        published_step=config.published_step,
+    )
+    journal.write(PhaseChanged(phase="loading"))
+    try:
+        from grpo_engine.build import build_trainer
+
+        for event in build_trainer(config, run_dir).run(should_stop):
+            journal.write(event)
+    except EngineError as error:
+        journal.write(
+            Failed(code=error.code, message=error.message, hint=error.hint, evidence=error.evidence)
+        )
+        return 1
+    finally:
+        journal.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""From a configuration to a trainer: device, weights, data, sampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from grpo_engine.config import Reinforcement, RunConfig, Runtime, hyperparameters_of
+from grpo_engine.data import RowReader, read_rows
+from grpo_engine.errors import ConfigError, DatasetError
+from grpo_engine.loop import TrainingLoop
+from grpo_engine.policy import Policy, load_policy
+from grpo_engine.sampler.torch_sampler import TorchSampler
+from grpo_engine.supervised import SupervisedTrainer
+from grpo_engine.trainer import Trainer
+from grpo_engine.types import Prompt
+
+
+def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop:
+    """Load everything the run needs. Raises an EngineError that names what is wrong."""
+    if config.runtime.num_threads is not None:
+        torch.set_num_threads(config.runtime.num_threads)
+    device = choose_device(config.runtime)
+    dtype = choose_dtype(config.runtime, device)
+    policy = load_policy(config.model, hyperparameters_of(config.method), device, dtype, config.seed)
+    if isinstance(config.method, Reinforcement):
+        return _reinforcement(config, config.method, run_dir, policy)
+    method = config.method.supervised
+    limit = min(method.hyperparameters.max_tokens, policy.max_length or method.hyperparameters.max_tokens)
+
+    def demonstrations(path: str) -> list[Prompt]:
+        return RowReader(policy.tokenizer, config.created_at).demonstrations(read_rows(path), limit)
+
+    validation = demonstrations(config.validation_file) if config.validation_file else []
+    return SupervisedTrainer(
+        config, method, run_dir, policy, demonstrations(config.training_file), validation
+    )
+
+
+def _reinforcement(config: RunConfig, method: Reinforcement, run_dir: Path, policy: Policy) -> Trainer:
+    hyperparameters = method.reinforcement.hyperparameters
+    if policy.peft_model is None and hyperparameters.beta > 0:
+        policy.keep_reference()
+
+    def prompts(path: str) -> list[Prompt]:
+        made = RowReader(policy.tokenizer, config.created_at).prompts(read_rows(path))
+        _refuse_long(made, hyperparameters.max_completion_tokens, policy.max_length)
+        return made
+
+    validation = prompts(config.validation_file) if config.validation_file else []
+    sampler = TorchSampler(policy, config.runtime.sample_budget)
+    return Trainer(
+        config, method.reinforcement, run_dir, policy, sampler, prompts(config.training_file), validation
+    )
+
+
+def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: int | None) -> None:
+    for prompt in prompts:
+        if not prompt.token_ids:
+            raise DatasetError(f"row {prompt.row + 1} has an empty prompt")
+        if max_length is not None and len(prompt.token_ids) + max_completion_tokens > max_length:
+            raise DatasetError(
+                f"row {prompt.row + 1}: a prompt of {len(prompt.token_ids)} tokens and "
+                f"max_completion_tokens {max_completion_tokens} exceed the model's {max_length}",
+                hint="Shorten the prompt or lower max_completion_tokens.",
+            )
+
+
+def choose_device(runtime: Runtime) -> torch.device:
+    """The named device; "auto" is the first CUDA device, else the CPU."""
+    if runtime.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(runtime.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"runtime.device is {runtime.device!r}, but no CUDA device is to be had")
+    return device
+
+
+def choose_dtype(runtime: Runtime, device: torch.device) -> torch.dtype:
+    """ "auto": bfloat16 on a GPU that has it, else float32."""
+    if runtime.dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[runtime.dtype]
+    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        return torch.bfloat16
+    return torch.float32

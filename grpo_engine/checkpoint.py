@@ -1,0 +1,133 @@
+"""Checkpoints that are complete or invisible.
+
+    .tmp-step-00000020/ → every file written and fsynced → manifest.json last → rename → fsync the parent
+
+A checkpoint is valid when its manifest names files of the right size and sha256; loading takes the newest
+valid one and says what it skipped. Nothing is pickled: weights and moments are safetensors, the rest JSON.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from grpo_engine import manifest
+from grpo_engine.config import RunConfig
+from grpo_engine.errors import DiskFullError
+from grpo_engine.optim import Optimizer
+from grpo_engine.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that a run needs beside weights and moments to go on as if never interrupted.
+
+    The data cursor and every seed are functions of (seed, step), so the step stands for them.
+    """
+
+    step: int = 0
+    policy_version: int = 0
+    num_tokens: int = 0
+    skipped_in_a_row: int = 0
+    evaluated_step: int = -1
+    """Newest evaluated step."""
+
+
+def config_digest(config: RunConfig) -> str:
+    """sha256 of what a checkpoint depends on: a checkpoint of another job never loads."""
+    relevant = config.model_dump(mode="json", include={"job_id", "seed", "method"})
+    relevant["model"] = config.model.name
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
+
+
+def save(
+    folder: Path,
+    config: RunConfig,
+    state: State,
+    policy: Policy,
+    optimizer: Optimizer,
+    versions: dict[str, str],
+) -> Path:
+    """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact."""
+    final = folder / f"step-{state.step:08d}"
+    temporary = folder / f".tmp-{final.name}"
+    for leftover in (temporary, final):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    try:
+        temporary.mkdir(parents=True)
+        policy.save(temporary)
+        save_file(optimizer.state_tensors(), temporary / "optimizer.safetensors")
+        (temporary / "state.json").write_text(json.dumps(state_dict(state), sort_keys=True))
+        _seal(temporary, config, state, versions)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"no space left for the checkpoint of step {state.step}") from error
+        raise
+    temporary.rename(final)
+    _fsync(folder)
+    return final
+
+
+def state_dict(state: State) -> dict[str, int]:
+    return {name: getattr(state, name) for name in State.__slots__}
+
+
+def _seal(folder: Path, config: RunConfig, state: State, versions: dict[str, str]) -> None:
+    """Everything on disk, then the manifest, then the folders."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _fsync(path)
+    facts = {
+        "job_id": config.job_id,
+        "step": state.step,
+        "config_sha256": config_digest(config),
+        "versions": versions,
+    }
+    _fsync(manifest.write(folder, facts))
+    for sub in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _fsync(sub)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str]]:
+    """The newest usable checkpoint, and a sentence for each newer one that was skipped."""
+    skipped: list[str] = []
+    for candidate in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            manifest.verify(candidate, config.job_id, config_digest(config))
+        except manifest.DamagedCheckpoint as damage:
+            skipped.append(f"checkpoint {candidate.name} was skipped: {damage}")
+        else:
+            return candidate, skipped
+    return None, skipped
+
+
+def load(folder: Path, policy: Policy, optimizer: Optimizer) -> State:
+    """Weights, moments and state of a checkpoint that `newest_valid` chose."""
+    policy.load(folder)
+    optimizer.load_state_tensors(load_file(folder / "optimizer.safetensors"))
+    return State(**json.loads((folder / "state.json").read_text()))
+
+
+def retain(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what a killed run left half-written."""
+    for old in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
+    for leftover in folder.glob(".tmp-*"):
+        shutil.rmtree(leftover)

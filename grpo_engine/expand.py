@@ -1,0 +1,93 @@
+"""Other systems' names, recipes and multipliers → one canonical, visible configuration.
+
+Boundary: functions from dict to dict, run before validation. Expanding twice changes nothing, and two
+fields that say the same thing must agree: no option silently loses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ALIASES = {
+    "num_generations": "group_size",
+    "samples_per_prompt": "group_size",
+    "num_generations_per_prompt": "group_size",
+    "kl_beta": "beta",
+    "max_completion_length": "max_completion_tokens",
+    "max_tokens_per_completion": "max_completion_tokens",
+    "num_prompts_per_step": "prompts_per_step",
+    "max_steps": "n_steps",
+    "num_train_epochs": "n_epochs",
+    "lr": "learning_rate",
+}
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    # DeepSeekMath, arXiv 2402.03300
+    "grpo": {"loss_type": "grpo", "advantage": "group_std", "beta": 0.04},
+    # Understanding R1-Zero-Like Training, arXiv 2503.20783
+    "dr_grpo": {"loss_type": "dr_grpo", "advantage": "mean_only", "beta": 0.0},
+    # DAPO, arXiv 2503.14476: token-level loss, clip-higher, no KL
+    "dapo": {"loss_type": "dapo", "advantage": "group_std", "beta": 0.0, "epsilon_high": 0.28},
+}
+
+
+def rename_aliases(data: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Aliases → our names. Raises ValueError where an alias and our name disagree."""
+    data = dict(data)
+    for alias, name in aliases.items():
+        if alias in data:
+            value = data.pop(alias)
+            if data.setdefault(name, value) != value:
+                raise ValueError(f"{alias} is another name of {name}: give one of them")
+    _nest_lora(data)
+    _expand_epsilon(data)
+    return data
+
+
+def _nest_lora(data: dict[str, Any]) -> None:
+    flat = {"lora_r": "rank", "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+    found = {flat[key]: data.pop(key) for key in list(data) if key in flat}
+    if not found:
+        return
+    given = data.get("lora")
+    if given == "full" or (isinstance(given, dict) and any(given.get(k, v) != v for k, v in found.items())):
+        raise ValueError("lora_… fields contradict lora: give one of them")
+    data["lora"] = {**(given or {}), **found}
+
+
+def _expand_epsilon(data: dict[str, Any]) -> None:
+    if "epsilon" in data:
+        value = data.pop("epsilon")
+        data.setdefault("epsilon_low", value)
+        if data.get("epsilon_high") is None:
+            data["epsilon_high"] = value
+
+
+def expand_recipe(data: dict[str, Any]) -> dict[str, Any]:
+    """The recipe's fields where the job does not say otherwise."""
+    recipe = data.get("recipe", "grpo")
+    return {**RECIPES[recipe], **data} if isinstance(recipe, str) and recipe in RECIPES else data
+
+
+def expand_multiplied(
+    data: dict[str, Any], target: str, source: str, value_of: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """`target` from `source` where only `source` is given. Raises ValueError where they disagree."""
+    given = data.get(source, "auto")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+        return data
+    value = value_of(given)
+    if data.get(target, value) != value:
+        raise ValueError(f"{target} and {source} contradict each other: give one of them")
+    return {**data, target: value}
+
+
+def expand_learning_rate(data: dict[str, Any], *, default: float) -> dict[str, Any]:
+    """A missing (or "auto") learning rate is the default times the multiplier."""
+    if data.get("learning_rate", "auto") == "auto":
+        data = {key: value for key, value in data.items() if key != "learning_rate"}
+        if data.get("learning_rate_multiplier", "auto") == "auto":
+            return {**data, "learning_rate": default}
+    return expand_multiplied(data, "learning_rate", "learning_rate_multiplier", lambda m: default * m)

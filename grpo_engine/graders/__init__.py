@@ -1,0 +1,33 @@
+"""Reward rules: one file per kind, one union for the configuration.
+
+`Grader` is a field type: `grader: Grader` in a pydantic model reads any kind by its `type`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from grpo_engine.graders.multi import Multi
+from grpo_engine.graders.registry import SingleGrader
+from grpo_engine.graders.samples import make_sample
+from grpo_engine.records import Sample, Score
+
+Grader = Annotated[SingleGrader | Multi, Field(discriminator="type")]
+
+__all__ = ["Grader", "grade", "make_sample", "part_names"]
+
+
+def grade(grader: SingleGrader | Multi, sample: Sample, item: Mapping[str, Any]) -> Score:
+    """Score of one completion; `item` is its dataset row without `messages` and `tools`.
+
+    Never raises for what the sample or the row holds: such a score has reward None and says why.
+    """
+    return grader.grade(sample, item)
+
+
+def part_names(grader: SingleGrader | Multi) -> list[str]:
+    """Keys of every Score's `parts`, in order: names for metrics."""
+    return list(grader.graders) if isinstance(grader, Multi) else [grader.label]

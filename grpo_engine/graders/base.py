@@ -1,0 +1,75 @@
+"""What every grader is: a frozen record that scores one completion.
+
+Boundary: no I/O and no torch here. A grader never raises for what a model wrote: it answers a `Score`
+whose reward is None, with the reason. Kinds implement `reward`; all else is common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.template import check, render, unresolved, uses_sample
+from grpo_engine.records import GradeError, Record, Sample, Score
+
+Template = Annotated[str, Field(max_length=65_536), AfterValidator(check)]
+"""Text with `{{item.…}}` and `{{sample.…}}`; see `template.py`."""
+
+
+class GraderBase(Record):
+    """Common part of all reward rules."""
+
+    name: str = Field("", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")
+    """Shown in metrics as `rewards/<name>/mean`; the type where it is empty."""
+
+    @property
+    def label(self) -> str:
+        return self.name or str(getattr(self, "type", "grader"))
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        """The rule itself. Raises UnscorableError where it cannot say."""
+        raise TypeError(f"{type(self).__name__} cannot grade")
+
+    def measure(self, sample: Sample, item: Mapping[str, Any]) -> float | GradeError:
+        """A finite reward, or why there is none."""
+        try:
+            reward = self.reward(sample, item)
+        except UnscorableError as error:
+            return GradeError(code=error.code, message=error.message)
+        if not math.isfinite(reward):
+            return GradeError(code="other_error", message=f"the reward is {reward}, not a finite number")
+        return float(reward)
+
+    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
+        """Score of one completion. `item` is the whole dataset row but `messages` and `tools`."""
+        measured = self.measure(sample, item)
+        if isinstance(measured, GradeError):
+            return Score(reward=None, parts={self.label: None}, errors={self.label: measured})
+        return Score(reward=measured, parts={self.label: measured})
+
+    def templates(self) -> dict[str, str]:
+        """Field → its template, for the fields that have one."""
+        return {}
+
+    def unresolved(self, item: Mapping[str, Any]) -> list[str]:
+        """Template paths (`item.answer`) that this row cannot resolve; empty where all do."""
+        found = [path for text in self.templates().values() for path in unresolved(text, item)]
+        return list(dict.fromkeys(found))
+
+    def problems(self, item: Mapping[str, Any]) -> list[str]:
+        """Sentences on why no completion of this row could be scored; empty where one can."""
+        return [f"{{{{{path}}}}} does not resolve" for path in self.unresolved(item)]
+
+
+def row_value(text: str, item: Mapping[str, Any]) -> str | None:
+    """What a template is for this row, None where it depends on the completion or does not resolve."""
+    if uses_sample(text) or unresolved(text, item):
+        return None
+    try:
+        return render(text, Sample(output_text=""), item)
+    except UnscorableError:
+        return None

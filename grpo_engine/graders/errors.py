@@ -1,0 +1,26 @@
+"""Why a completion has no reward, as an exception inside graders.
+
+Boundary: it never leaves `GraderBase.measure`, which turns it into a `GradeError`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+ErrorCode = Literal[
+    "formula_parse_error",
+    "sample_parse_error",
+    "truncated_observation_error",
+    "unresponsive_reward_error",
+    "invalid_variable_error",
+    "other_error",
+]
+
+
+class UnscorableError(Exception):
+    """This completion cannot be scored; the code is one of OpenAI's grader errors."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
+        self.message = message

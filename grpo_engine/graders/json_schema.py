@@ -1,0 +1,168 @@
+"""JSON Schema (draft 2020-12) with a bound on work, for schemas from users and instances from models.
+
+Boundary: references stay inside the schema; keywords whose cost cannot be bounded are refused when the
+schema is written; `pattern` runs in RE2; `format` is an annotation, as the standard has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+from jsonschema import Draft202012Validator, FormatChecker, SchemaError, ValidationError
+from jsonschema.validators import extend
+
+from grpo_engine.graders.pattern import compiled, matches
+
+MAX_SCHEMA_CHARACTERS = 32_768
+MAX_WORK = 20_000
+"""Keyword evaluations, and 64 characters of error text count as one."""
+_KNOWN_DRAFTS = ("2020-12", "2019-09", "draft-07")
+_REFUSED = (
+    "patternProperties",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$dynamicAnchor",
+    "$recursiveRef",
+    "$recursiveAnchor",
+    "$anchor",
+)
+_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS = ("properties", "$defs", "definitions", "dependentSchemas")
+_work_left: ContextVar[list[int]] = ContextVar("work_left")
+
+
+class TooMuchWorkError(Exception):
+    """The instance takes more than MAX_WORK to check."""
+
+
+def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema itself. Raises ValueError where it is wrong or not supported."""
+    try:
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
+        text.encode("utf-8")
+        if len(text) > MAX_SCHEMA_CHARACTERS:
+            raise ValueError(f"a schema has at most {MAX_SCHEMA_CHARACTERS} characters")
+        Draft202012Validator.check_schema(schema, format_checker=FormatChecker(()))
+        _check_draft(schema)
+        for place, subschema in _subschemas(schema):
+            _check_keywords(place, subschema, schema)
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+    except SchemaError as error:
+        raise ValueError(f"{error.json_path.replace('$', 'schema', 1)}: {error.message[:200]}") from None
+    return schema
+
+
+def conforms(instance: Any, schema: dict[str, Any]) -> bool:
+    """Whether the instance fits a checked schema. Raises TooMuchWorkError."""
+    token = _work_left.set([MAX_WORK])
+    try:
+        return bool(_validator(json.dumps(schema)).is_valid(instance))
+    except RecursionError:
+        raise TooMuchWorkError("nested too deeply") from None
+    finally:
+        _work_left.reset(token)
+
+
+@lru_cache(maxsize=64)
+def _validator(text: str) -> Draft202012Validator:
+    schema = json.loads(text)
+    # A `$schema` would make jsonschema fall back to its own, unbounded class.
+    return _Bounded({key: value for key, value in schema.items() if key not in ("$schema", "$id")})
+
+
+def _spend(amount: int) -> None:
+    left = _work_left.get()
+    left[0] -= amount
+    if left[0] < 0:
+        raise TooMuchWorkError(f"checking takes more than {MAX_WORK} steps")
+
+
+def _bounded(keyword: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+    def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+        _spend(1)
+        for error in keyword(validator, value, instance, schema) or ():
+            _spend(len(error.message) // 64)
+            yield error
+
+    return check
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not matches(pattern, instance, full=False):
+        yield ValidationError("does not match the pattern")
+
+
+def _unique_items(validator: Any, unique: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if unique and isinstance(instance, list):
+        _spend(len(instance) ** 2 // 64)
+        yield from Draft202012Validator.VALIDATORS["uniqueItems"](validator, unique, instance, schema) or ()
+
+
+_Bounded = extend(
+    Draft202012Validator,
+    {
+        name: _bounded(keyword)
+        for name, keyword in {
+            **Draft202012Validator.VALIDATORS,
+            "pattern": _pattern,
+            "uniqueItems": _unique_items,
+        }.items()
+    },
+)
+
+
+def _check_draft(schema: dict[str, Any]) -> None:
+    draft = schema.get("$schema")
+    if draft is not None and not any(known in draft for known in _KNOWN_DRAFTS):
+        raise ValueError(f"schema.$schema: write {', '.join(_KNOWN_DRAFTS)}, or leave it out")
+
+
+def _subschemas(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every subschema that is an object, with its place."""
+    waiting: list[tuple[str, Any]] = [("schema", root)]
+    while waiting:
+        place, schema = waiting.pop()
+        if not isinstance(schema, dict):
+            continue
+        yield place, schema
+        waiting += [(f"{place}.{key}", schema[key]) for key in _ONE if key in schema]
+        waiting += [
+            (f"{place}.{key}[{i}]", each) for key in _LISTS for i, each in enumerate(schema.get(key, ()))
+        ]
+        waiting += [(f"{place}.{key}.{k}", each) for key in _MAPS for k, each in schema.get(key, {}).items()]
+
+
+def _check_keywords(place: str, schema: dict[str, Any], root: dict[str, Any]) -> None:
+    refused = [*_REFUSED, *(() if schema is root else ("$schema", "$id"))]
+    if found := [key for key in refused if key in schema]:
+        raise ValueError(f"{place}.{found[0]} is not supported")
+    if "pattern" in schema:
+        try:
+            compiled(schema["pattern"])
+        except ValueError as error:
+            raise ValueError(f"{place}.pattern: {error}") from None
+    if "$ref" in schema and not _resolves(schema["$ref"], root):
+        raise ValueError(f"{place}.$ref: {schema['$ref']!r} must be # or #/… and lead to a schema in here")
+
+
+def _resolves(ref: str, root: dict[str, Any]) -> bool:
+    if ref != "#" and not ref.startswith("#/"):
+        return False
+    target: Any = root
+    for step in unquote(ref[2:]).split("/") if ref != "#" else ():
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and step.isdecimal() and int(step) < len(target):
+            target = target[int(step)]
+        elif isinstance(target, dict) and step in target:
+            target = target[step]
+        else:
+            return False
+    return isinstance(target, dict | bool)

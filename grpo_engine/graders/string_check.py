@@ -1,0 +1,40 @@
+"""`string_check`: equality or containment of two templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from grpo_engine.graders.base import GraderBase, Template
+from grpo_engine.graders.template import render
+from grpo_engine.records import Sample
+
+Operation = Annotated[
+    Literal["eq", "ne", "like", "ilike"],
+    # OpenAI's prose says "neq" where its enumeration says "ne".
+    BeforeValidator(lambda value: "ne" if value == "neq" else value),
+]
+
+
+class StringCheck(GraderBase):
+    """1.0 where the operation holds, else 0.0."""
+
+    type: Literal["string_check"]
+    operation: Operation
+    """eq, ne: equal or not, case-sensitive; like: input contains reference; ilike: whatever the case."""
+    input: Template
+    reference: Template
+
+    def templates(self) -> dict[str, str]:
+        return {"input": self.input, "reference": self.reference}
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        text = render(self.input, sample, item)
+        reference = render(self.reference, sample, item)
+        if self.operation == "like":
+            return float(reference in text)
+        if self.operation == "ilike":
+            return float(reference.casefold() in text.casefold())
+        return float((text == reference) is (self.operation == "eq"))

@@ -1,0 +1,82 @@
+"""The manifest that says whether a checkpoint is whole: written last, verified before any use.
+
+Boundary: the standard library only. The engine writes and verifies with it, the worker verifies with the
+same code what it uploads and what it restores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 2**20
+REQUIRED = ("state.json", "optimizer.safetensors")
+WEIGHTS = ("adapter/", "model/")
+
+
+class DamagedCheckpoint(Exception):
+    """The checkpoint is not what its manifest says, or not this job's."""
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write(folder: Path, facts: Mapping[str, Any]) -> Path:
+    """`manifest.json` over all files that lie in the folder now; `facts` stand beside them."""
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    target = folder / MANIFEST
+    target.write_text(json.dumps({"format": 1, **facts, "files": files}, indent=1, sort_keys=True))
+    return target
+
+
+def verify(folder: Path, job_id: str, config_sha256: str | None = None) -> dict[str, Any]:
+    """The manifest, where every file it names is there and unchanged. Raises DamagedCheckpoint."""
+    manifest = _read(folder)
+    if manifest.get("job_id") != job_id:
+        raise DamagedCheckpoint("its manifest belongs to another job")
+    if config_sha256 is not None and manifest.get("config_sha256") != config_sha256:
+        raise DamagedCheckpoint("its manifest belongs to another configuration")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(name in files for name in REQUIRED):
+        raise DamagedCheckpoint("its manifest does not name all that a checkpoint holds")
+    if not any(str(name).startswith(WEIGHTS) for name in files):
+        raise DamagedCheckpoint("its manifest names no weights")
+    for name, expected in files.items():
+        _verify_file(folder, str(name), expected)
+    return manifest
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise DamagedCheckpoint("it has no manifest")
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpoint("its manifest is not JSON") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != 1:
+        raise DamagedCheckpoint("its manifest has an unknown format")
+    return manifest
+
+
+def _verify_file(folder: Path, name: str, expected: Any) -> None:
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in name:
+        raise DamagedCheckpoint(f"its manifest names {name!r}, outside of it")
+    path = folder / pure
+    if not path.is_file() or path.is_symlink():
+        raise DamagedCheckpoint(f"{name} is missing")
+    if not isinstance(expected, dict) or path.stat().st_size != expected.get("size"):
+        raise DamagedCheckpoint(f"{name} has the wrong size")
+    if sha256_of(path) != expected.get("sha256"):
+        raise DamagedCheckpoint(f"{name} has the wrong sha256")

@@ -1,0 +1,94 @@
+"""Plain records that cross the engine's door: dataset rows, samples, scores, rollouts.
+
+Boundary: no torch, no I/O. A field never changes its meaning; derived facts are properties.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """Frozen, and unknown keys are refused: a typo is an error where it is made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    """The model said it was done (end-of-sequence token or a stop string)."""
+    LENGTH = "length"
+    """It was cut at `max_completion_tokens`: truncated."""
+
+
+class Sample(Record):
+    """One completion as graders see it (`{{sample.…}}` in templates)."""
+
+    output_text: str
+    output_json: Any = None
+    """`output_text` parsed as JSON, None where it does not parse."""
+    output_tools: tuple[dict[str, Any], ...] = ()
+    num_tokens: int = 0
+    """Completion tokens, end-of-sequence included."""
+    finish_reason: FinishReason = FinishReason.STOP
+
+
+class GradeError(Record):
+    """Why a grader could not score a completion. It is never a reward of 0."""
+
+    code: Literal[
+        "formula_parse_error",
+        "sample_parse_error",
+        "truncated_observation_error",
+        "unresponsive_reward_error",
+        "invalid_variable_error",
+        "other_error",
+        "python_grader_server_error",
+        "python_grader_runtime_error",
+        "model_grader_server_error",
+        "model_grader_refusal_error",
+        "model_grader_parse_error",
+    ]
+    message: str
+
+
+class Score(Record):
+    """What a grader says of one completion."""
+
+    reward: float | None
+    """None: unscorable. Left out of its group's mean and spread, with advantage 0."""
+    parts: dict[str, float | None] = {}
+    """Reward of each named part; for a single grader its own name → reward."""
+    errors: dict[str, GradeError] = {}
+    """Part name → why it could not be scored."""
+
+
+class CompletionRecord(Record):
+    """One completion of a group, as stored and shown."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Completion tokens only, end-of-sequence included where sampled."""
+    reward: float | None
+    parts: dict[str, float | None] = {}
+    errors: dict[str, GradeError] = {}
+    advantage: float
+    """0 for a group without signal and for an unscorable completion."""
+    finish_reason: FinishReason
+    policy_version: int
+
+
+class GroupRecord(Record):
+    """One prompt of a step with its G completions."""
+
+    row: int
+    """Index of the prompt's row in the dataset, from 0."""
+    prompt: str
+    completions: tuple[CompletionRecord, ...]
+    has_signal: bool
+    """False where all scored rewards are equal: nothing to learn from."""

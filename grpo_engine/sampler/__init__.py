@@ -1,0 +1,1 @@
+"""Samplers: prompts and a policy in, groups of completions with their log-probabilities out."""

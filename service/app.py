@@ -1,0 +1,88 @@
+"""The application: routers, state, lifespan. Started as `uvicorn service.app:create_app --factory`.
+
+Boundary: wiring only. It migrates nothing: on another schema than this code's it stays unready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+from fastapi import Depends, FastAPI
+
+from service import contract, docs, handlers, health, logs
+from service.bodies import refuse_odd_text
+from service.catalog import Catalog
+from service.db import connect
+from service.files import endpoints as files
+from service.graders import endpoints as graders
+from service.jobs import endpoints as jobs
+from service.jobs.wakeups import Wakeups, refuse_eviction
+from service.middleware import HeadLikeGet, RequestContext
+from service.models_catalog import endpoints as models
+from service.settings import Settings
+from service.storage import open_storage
+
+MAX_BODY_BYTES = 2**20
+FORM_BYTES = 2**16
+"""What a multipart form adds to the file in it."""
+
+
+class Service(FastAPI):
+    """FastAPI with the whole contract at `/openapi.json`."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = contract.completed(super().openapi())
+        return self.openapi_schema
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service; without settings those of the environment."""
+    settings = settings or Settings()
+    app = Service(
+        title="GRPO service",
+        version=version("grpo-service"),
+        description="GRPO fine-tuning of language models as jobs, in OpenAI's fine-tuning API. "
+        "HEAD is answered wherever GET is.",
+        lifespan=_lifespan,
+        dependencies=[Depends(refuse_odd_text)],
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.settings = settings
+    # The last one is the outermost.
+    app.add_middleware(HeadLikeGet)
+    app.add_middleware(RequestContext)
+    handlers.install(app)
+    docs.install(app)
+    _include_routers(app, settings)
+    return app
+
+
+def _include_routers(app: FastAPI, settings: Settings) -> None:
+    # The limits are the routers', not the application's: the latter would answer outside of our middleware.
+    app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
+    for router in (jobs.router, models.router, graders.router, health.router):
+        app.include_router(router, max_body_size=MAX_BODY_BYTES)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    # Not earlier: a server that is handed the application sets up its own logging after making it.
+    logs.configure(settings.log_level)
+    refuse_eviction(settings)
+    app.state.database = connect(settings)
+    app.state.storage = open_storage(settings.storage_location)
+    app.state.catalog = Catalog(settings)
+    app.state.wakeups = Wakeups(settings)
+    structlog.get_logger().info("started", mode=settings.mode)
+    yield
+    app.state.wakeups.close()
+    app.state.database.engine.dispose()
+    structlog.get_logger().info("stopped")

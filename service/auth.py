@@ -1,0 +1,146 @@
+"""API keys: `grpo_<public id>_<secret>`, of which only a digest of the secret is stored.
+
+Boundary: makes, revokes and checks keys; the tenant of a request comes from here and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from service import audit
+from service.clock import db_now
+from service.db import Database
+from service.dependencies import DatabaseDep
+from service.errors import Forbidden, Unauthorized
+from service.ids import random_text
+from service.models import ApiKey
+
+SCOPES = frozenset({"read", "write"})
+PUBLIC_ID_LENGTH = 16
+SECRET_LENGTH = 43
+"""Letters and digits: 256 bits."""
+KEY_PATTERN = re.compile(rf"grpo_([0-9A-Za-z]{{{PUBLIC_ID_LENGTH}}})_([0-9A-Za-z]{{{SECRET_LENGTH}}})")
+TENANT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_NAME_LENGTH = 128
+OPERATOR = "cli"
+"""Who makes and revokes keys, in the audit trail: there is no key that may."""
+NOBODY_SHA256 = "0" * 64
+"""Compared against for an unknown key, so that its answer takes as long as a wrong secret's."""
+
+
+@dataclass(frozen=True)
+class Principal:
+    """Who is asking: the key's tenant and what the key may do."""
+
+    tenant: str
+    key_id: str
+    scopes: frozenset[str]
+
+
+def create_key(
+    session: Session,
+    tenant: str,
+    *,
+    name: str = "",
+    scopes: Iterable[str] = ("read", "write"),
+    expires_at: float | None = None,
+) -> str:
+    """A new key of a tenant, returned in full this once. `expires_at` in Unix seconds; None: never.
+
+    Raises ValueError for a tenant, a name or a scope that cannot be.
+    """
+    if not TENANT_PATTERN.fullmatch(tenant):
+        raise ValueError("a tenant has 1 to 64 letters, digits, '.', '_' and '-', and starts with no sign")
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"a key's name has at most {MAX_NAME_LENGTH} printable characters")
+    if unknown := set(scopes) - SCOPES:
+        raise ValueError(f"unknown scopes: {', '.join(sorted(unknown))}")
+    public_id, secret = random_text(PUBLIC_ID_LENGTH), random_text(SECRET_LENGTH)
+    session.add(
+        ApiKey(
+            public_id=public_id,
+            tenant=tenant,
+            secret_sha256=_digest(secret),
+            name=name,
+            scopes=sorted(set(scopes)),
+            expires_at=expires_at,
+        )
+    )
+    session.flush()
+    _record(session, tenant, "key.create", public_id)
+    return f"grpo_{public_id}_{secret}"
+
+
+def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
+    """All keys (of one tenant), oldest first; revoked and expired ones too."""
+    query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.public_id)
+    return list(session.scalars(query if tenant is None else query.where(ApiKey.tenant == tenant)))
+
+
+def revoke_key(session: Session, public_id: str) -> bool:
+    """From this commit on the key opens nothing. False where there is no such unrevoked key."""
+    statement = (
+        update(ApiKey)
+        .where(ApiKey.public_id == public_id, ApiKey.revoked_at.is_(None))
+        .values(revoked_at=db_now())
+        .returning(ApiKey.tenant)
+    )
+    tenant = session.scalar(statement)
+    if tenant is not None:
+        _record(session, tenant, "key.revoke", public_id)
+    return tenant is not None
+
+
+def authenticate(database: Database, authorization: str | None) -> Principal:
+    """The principal of an `Authorization` header. Raises Unauthorized."""
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise _refusal("No API key: send 'Authorization: Bearer <key>'.", "missing_api_key")
+    match = KEY_PATTERN.fullmatch(key.strip())
+    public_id, secret = match.groups() if match else ("", "")
+    with database.reading() as session:
+        row = session.execute(select(ApiKey, db_now()).where(ApiKey.public_id == public_id)).one_or_none()
+    stored = row[0].secret_sha256 if row else NOBODY_SHA256
+    is_right = hmac.compare_digest(stored, _digest(secret))
+    if row is None or not is_right or row[0].revoked_at is not None:
+        raise _refusal("This API key is not valid.", "invalid_api_key")
+    record, now = row
+    if record.expires_at is not None and record.expires_at <= now:
+        raise _refusal("This API key has expired.", "expired_api_key")
+    return Principal(record.tenant, record.public_id, frozenset(record.scopes))
+
+
+def _record(session: Session, tenant: str, action: str, public_id: str) -> None:
+    audit.record(session, Principal(tenant, OPERATOR, frozenset()), action, public_id)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _refusal(message: str, code: str) -> Unauthorized:
+    return Unauthorized(message, code=code, headers={"www-authenticate": "Bearer"})
+
+
+def _requires(scope: str) -> Callable[..., Principal]:
+    def check(request: Request, database: DatabaseDep) -> Principal:
+        principal = authenticate(database, request.headers.get("authorization"))
+        request.state.principal = principal
+        if scope not in principal.scopes:
+            raise Forbidden(f"This API key has no '{scope}' scope.")
+        return principal
+
+    return check
+
+
+Reader = Annotated[Principal, Depends(_requires("read"))]
+Writer = Annotated[Principal, Depends(_requires("write"))]

@@ -1,0 +1,129 @@
+"""The model catalogue: which base models this deployment offers and where their weights lie.
+
+Boundary: names → places, read from folders and one JSON file; no HTTP, no weights, no hub. A job never
+names a path: it names an entry, and the operator decides what the entry means.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from service.settings import Settings
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+
+
+class CatalogError(Exception):
+    """The catalogue file or a name in it cannot be used."""
+
+
+class _Place(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    path: str
+    revision: str | None = None
+    max_context_tokens: int | None = Field(None, ge=1)
+
+
+class CatalogEntry(_Place):
+    """One base model."""
+
+    name: str
+    path: str
+    """A folder with safetensors and a tokenizer, or a hub id."""
+    revision: str | None = None
+    """Commit of the hub repository."""
+    max_context_tokens: int | None = None
+    """The operator's limit of prompt and completion together; None: what the model's config says."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The model's folder where it lies on this machine; None for a hub id."""
+        path = Path(self.path)
+        return path if path.is_dir() else None
+
+    @property
+    def created(self) -> int:
+        """Unix seconds of its config.json; 0 where it is not on this machine."""
+        config = self.folder and self.folder / "config.json"
+        return int(config.stat().st_mtime) if config and config.is_file() else 0
+
+
+_PLACES = TypeAdapter(dict[str, _Place])
+
+
+def is_valid_name(name: str) -> bool:
+    """Letters, digits, `.`, `_`, `-` and `/`, without `..`, empty parts or a slash at the end."""
+    return bool(_NAME.fullmatch(name)) and all(part not in ("", "..") for part in name.split("/"))
+
+
+class Catalog:
+    """Reads the catalogue anew at each call: a model added while the service runs is there at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._file = settings.models or settings.home / "models.json"
+        self._required = settings.models is not None
+        self._folders = settings.models_dir if settings.models is None else None
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._entries())
+
+    def find(self, name: str) -> CatalogEntry | None:
+        """The entry of that name, None where there is none. Raises CatalogError for a broken file."""
+        return self._entries().get(name) if is_valid_name(name) else None
+
+    def add(self, name: str, path_or_hub_id: str, revision: str | None = None) -> CatalogEntry:
+        """Writes an entry to the catalogue file. Raises CatalogError for a bad name or folder."""
+        if not is_valid_name(name):
+            raise CatalogError(f"{name!r} is not a model name: use letters, digits, '.', '_', '-' and '/'")
+        path = Path(path_or_hub_id).expanduser()
+        if path.exists():
+            if not (path / "config.json").is_file():
+                raise CatalogError(f"{path} holds no config.json")
+            path_or_hub_id = str(path.resolve())
+        elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path_or_hub_id):
+            raise CatalogError(f"{path_or_hub_id} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B")
+        places = self._listed() | {name: _Place(path=path_or_hub_id, revision=revision)}
+        self._write(places)
+        return CatalogEntry(name=name, **places[name].model_dump())
+
+    def _write(self, places: dict[str, _Place]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        temporary.write_bytes(_PLACES.dump_json(places, indent=2, exclude_none=True))
+        temporary.replace(self._file)
+
+    def _entries(self) -> dict[str, CatalogEntry]:
+        listed = {
+            name: CatalogEntry(name=name, **place.model_dump()) for name, place in self._listed().items()
+        }
+        return self._found() | listed
+
+    def _listed(self) -> dict[str, _Place]:
+        if not self._required and not self._file.exists():
+            return {}
+        try:
+            places = _PLACES.validate_python(json.loads(self._file.read_text("utf-8")))
+        except (OSError, ValueError, ValidationError) as error:
+            raise CatalogError(f"the model catalogue {self._file} cannot be read: {error}") from error
+        for name in places:
+            if not is_valid_name(name):
+                raise CatalogError(f"the model catalogue {self._file} holds a bad name: {name!r}")
+        return places
+
+    def _found(self) -> dict[str, CatalogEntry]:
+        """Folders of `home/models` that hold a config.json, one level deep or two."""
+        if self._folders is None or not self._folders.is_dir():
+            return {}
+        configs = [*self._folders.glob("*/config.json"), *self._folders.glob("*/*/config.json")]
+        found = {}
+        for folder in (config.parent for config in configs):
+            name = folder.relative_to(self._folders).as_posix()
+            if is_valid_name(name):
+                found[name] = CatalogEntry(name=name, path=str(folder))
+        return found

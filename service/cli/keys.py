@@ -1,0 +1,129 @@
+"""`grpo keys`: the tenants' API keys, straight in the deployment's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.errors import CommandError
+from service.cli.output import JsonFlag, at, print_json, print_table, say
+from service.cli.server import keep_private, settings_here
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from service.models import ApiKey
+
+SECONDS_PER_DAY = 24 * 3600
+MAX_DAYS = 36_500
+
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys (in the database itself).")
+
+
+@contextmanager
+def _transaction() -> Iterator[Session]:
+    # SQLAlchemy is a quarter of a second that the HTTP commands need not wait for
+    from sqlalchemy.exc import DBAPIError
+
+    from service.db import connect
+
+    keep_private()
+    database = connect(settings_here())
+    try:
+        with database.transaction() as session:
+            yield session
+    except DBAPIError as error:
+        raise CommandError(
+            f"the database refused: {error.orig}", hint="`grpo migrate` brings its tables up to date"
+        ) from error
+    finally:
+        database.engine.dispose()
+
+
+@app.command()
+def create(
+    tenant: Annotated[str, typer.Option(help="Whose key it is; tenants see nothing of one another.")],
+    name: Annotated[str, typer.Option(help="What the key is for.")] = "",
+    read_only: Annotated[bool, typer.Option("--read-only", help="May look, may change nothing.")] = False,
+    expires_in: Annotated[
+        int | None,
+        typer.Option(metavar="DAYS", help="Days until it expires; without it, never.", min=1, max=MAX_DAYS),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Create a key and print it: this once, only a digest is stored."""
+    from service.auth import KEY_PATTERN, create_key
+
+    scopes = ("read",) if read_only else ("read", "write")
+    try:
+        with _transaction() as session:
+            expires_at = _expiry(session, expires_in)
+            key = create_key(session, tenant, name=name, scopes=scopes, expires_at=expires_at)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if not as_json:
+        print(key)
+        return
+    match = KEY_PATTERN.fullmatch(key)
+    assert match is not None
+    about = {"tenant": tenant, "name": name, "scopes": scopes, "expires_at": expires_at}
+    print_json({"id": match[1], "key": key, **about})
+
+
+def _expiry(session: Session, days: int | None) -> float | None:
+    """Unix seconds by the clock that will close the key: the database's."""
+    from sqlalchemy import select
+
+    from service.clock import db_now
+
+    return None if days is None else session.scalars(select(db_now())).one() + days * SECONDS_PER_DAY
+
+
+@app.command("list")
+def list_keys(as_json: JsonFlag = False) -> None:
+    """List all keys, without their secrets."""
+    from service.auth import list_keys as stored_keys
+
+    with _transaction() as session:
+        keys = stored_keys(session)
+    if as_json:
+        print_json([_document(key) for key in keys])
+        return
+    print_table(
+        ("id", "tenant", "name", "scopes", "created", "expires", "revoked"),
+        [
+            (
+                *(key.public_id, key.tenant, key.name, ",".join(key.scopes)),
+                *(at(key.created_at), at(key.expires_at), at(key.revoked_at)),
+            )
+            for key in keys
+        ],
+    )
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id (`grpo keys list`), or the key.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Revoke a key at once."""
+    from service.auth import KEY_PATTERN, revoke_key
+
+    match = KEY_PATTERN.fullmatch(key_id)
+    public_id = match[1] if match else key_id
+    with _transaction() as session:
+        revoked = revoke_key(session, public_id)
+    if not revoked:
+        raise CommandError(f"there is no unrevoked key {public_id}", hint="`grpo keys list` shows all")
+    if as_json:
+        print_json({"id": public_id, "revoked": True})
+    else:
+        say(f"Key {public_id} opens nothing any more.")
+
+
+def _document(key: ApiKey) -> dict[str, object]:
+    names = ("tenant", "name", "scopes", "created_at", "expires_at", "revoked_at")
+    return {"id": key.public_id, **{name: getattr(key, name) for name in names}}

@@ -1,0 +1,84 @@
+"""The `grpo` command: its options, its sub-commands, and how errors end it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from typer import TyperException
+
+from service.cli import download, files, jobs, keys, models, server, up, watch
+from service.cli.client import DEFAULT_URL
+from service.cli.errors import CommandError
+from service.cli.options import Connection
+from service.cli.output import json_line, plain
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="GRPO fine-tuning of language models as jobs.\n\n"
+    "`grpo up` starts the service on this machine; the other commands find its key in $GRPO_HOME/api_key.",
+)
+
+SERVICE, WORK, SETUP = "The service", "Jobs", "Datasets, models, keys"
+
+
+@app.callback()
+def connection(
+    context: typer.Context,
+    url: Annotated[str, typer.Option(envvar="GRPO_URL", help="Where the service is.")] = DEFAULT_URL,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="GRPO_API_KEY", help="Key; without it, the one in $GRPO_HOME/api_key."),
+    ] = None,
+) -> None:
+    context.obj = Connection(url, api_key)
+
+
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    SERVICE: {"up": up.up, "serve": server.serve, "worker": server.worker, "migrate": server.migrate},
+    WORK: {
+        "submit": jobs.submit,
+        "list": jobs.list_jobs,
+        "status": jobs.status,
+        "watch": watch.watch,
+        "events": jobs.events,
+        "cancel": jobs.cancel,
+        "pause": jobs.pause,
+        "resume": jobs.resume,
+        "download": download.download,
+    },
+}
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+for name, group in {"files": files.app, "models": models.app, "keys": keys.app}.items():
+    app.add_typer(group, name=name, rich_help_panel=SETUP)
+
+
+def run() -> None:
+    """Entry point. An error is one line on standard error, JSON with `--json`, and exit code 1.
+
+    A wrong option or argument ends with 2.
+    """
+    as_json = "--json" in sys.argv[1:]
+    try:
+        # typer would draw a box around a wrong option, which no program reads
+        code = app(standalone_mode=not as_json)
+        sys.exit(code if isinstance(code, int) else 0)
+    except CommandError as error:
+        print(json_line(error.document()) if as_json else f"Error: {plain(error.line())}", file=sys.stderr)
+        sys.exit(1)
+    except TyperException as error:
+        wrong = CommandError(error.format_message(), code="usage", hint="--help lists what there is")
+        print(json_line(wrong.document()), file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # `grpo events … | head`: nobody reads on; keep the interpreter from flushing into the closed pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

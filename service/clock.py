@@ -1,0 +1,28 @@
+"""The database's clock as Unix seconds. Only it decides leases; a worker's clock may be an hour off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Double
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
+
+
+class db_now(GenericFunction[float]):
+    """Wall-clock seconds at this statement, not at the transaction's start."""
+
+    type = Double()
+    inherit_cache = True
+    name = "db_now"
+
+
+@compiles(db_now, "postgresql")
+def _postgresql(element: db_now, compiler: Any, **kwargs: Any) -> str:
+    return "extract(epoch from clock_timestamp())::double precision"
+
+
+@compiles(db_now, "sqlite")
+def _sqlite(element: db_now, compiler: Any, **kwargs: Any) -> str:
+    # unixepoch('subsec') is NULL before SQLite 3.42, and a NULL lease never expires.
+    return "((julianday('now') - 2440587.5) * 86400.0)"

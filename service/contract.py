@@ -1,0 +1,175 @@
+"""The OpenAPI document as the service really answers: errors in our shape, the key, media types, sentences.
+
+Boundary: completes what FastAPI derives from the endpoints' signatures; it decides nothing about answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.errors import (
+    Forbidden,
+    InsufficientStorage,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    RangeNotSatisfiable,
+    ServiceError,
+    TooManyRequests,
+    Unauthorized,
+    Unavailable,
+    Unprocessable,
+)
+
+Document = dict[str, Any]
+
+JOBS = "/v1/fine_tuning/jobs"
+JOB = f"{JOBS}/{{job_id}}"
+GRADERS = "/v1/fine_tuning/alpha/graders"
+SCHEME = "ApiKey"
+SUMMARIES = {
+    "post /v1/files": "Upload a dataset",
+    "get /v1/files": "List files",
+    "get /v1/files/{file_id}": "Retrieve a file's description",
+    "delete /v1/files/{file_id}": "Delete a file",
+    "get /v1/files/{file_id}/content": "Download a file's bytes",
+    f"post {JOBS}": "Create a job",
+    f"get {JOBS}": "List jobs",
+    f"post {JOBS}/validate": "Check a job without creating it",
+    f"get {JOB}": "Retrieve a job",
+    f"post {JOB}/cancel": "Cancel a job",
+    f"post {JOB}/pause": "Pause a job",
+    f"post {JOB}/resume": "Resume a paused job",
+    f"get {JOB}/events": "List a job's events",
+    f"get {JOB}/checkpoints": "List a job's checkpoints",
+    f"get {JOB}/metrics": "List a job's metrics",
+    f"get {JOB}/metrics.csv": "Download a job's metrics",
+    f"get {JOB}/rollouts": "List a job's rollouts",
+    f"get {JOB}/rollouts.jsonl": "Download a job's rollouts",
+    f"get {JOB}/stream": "Follow a job live",
+    f"get {JOB}/adapter": "Download a job's adapter",
+    f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
+    "get /v1/fine_tuning/checkpoints/{checkpoint_id}/content": "Download a checkpoint",
+    "get /v1/models": "List models",
+    "get /v1/models/{model}": "Retrieve a model",
+    "delete /v1/models/{model}": "Delete a fine-tuned model",
+    f"post {GRADERS}/validate": "Check a grader",
+    f"post {GRADERS}/run": "Run a grader on a completion",
+    "get /livez": "Is the process alive",
+    "get /readyz": "Is the service ready",
+    "get /metrics": "Prometheus metrics",
+}
+DESCRIPTIONS = {
+    f"get {JOB}": "The job as it is now: status, phase, progress, evaluation, artifacts, and why it failed.",
+    "get /v1/models/{model}": "A base model of the catalogue or one of your fine-tuned models, by its name.",
+}
+DOWNLOADS = {
+    "/v1/files/{file_id}/content": "application/octet-stream",
+    f"{JOB}/adapter": "application/gzip",
+    f"{JOB}/checkpoints/{{checkpoint_id}}/content": "application/gzip",
+    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": "application/gzip",
+}
+"""With entity tags and ranges."""
+TEXTS = {
+    f"{JOB}/metrics.csv": "text/csv",
+    f"{JOB}/rollouts.jsonl": "application/jsonl",
+    f"{JOB}/stream": "text/event-stream",
+    "/metrics": "text/plain",
+}
+ERROR_SCHEMA: Document = {
+    "title": "Error",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field that is wrong."},
+                "code": {"type": "string", "description": "Stable, for programs."},
+            },
+        }
+    },
+}
+REASONS: dict[type[ServiceError], str] = {
+    InvalidRequest: "The request is wrong; `param` names the field.",
+    Unauthorized: "No key, or one that is not valid (any more).",
+    Forbidden: "The key lacks the scope.",
+    NotFound: "It does not exist, or belongs to somebody else.",
+    PayloadTooLarge: "The body is too large.",
+    RangeNotSatisfiable: "The range lies outside of the object.",
+    Unprocessable: "The Idempotency-Key was used with another body.",
+    TooManyRequests: "The limit of unfinished jobs is reached; `Retry-After` says when to ask again.",
+    Unavailable: "The database or the storage does not answer; try again.",
+    InsufficientStorage: "There is no space left; nothing was stored.",
+}
+_GENERATED = ("HTTPValidationError", "ValidationError")
+
+
+def completed(document: Document) -> Document:
+    """FastAPI's document, changed in place."""
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in _GENERATED:
+        schemas.pop(name, None)
+    schemas["Error"] = ERROR_SCHEMA
+    scheme = {"type": "http", "scheme": "bearer", "description": "A key of `grpo keys create`."}
+    components["securitySchemes"] = {SCHEME: scheme}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            _complete(f"{method} {path}", path, operation)
+    return document
+
+
+def _complete(name: str, path: str, operation: Document) -> None:
+    operation["summary"] = SUMMARIES.get(name, operation["summary"])
+    if name in DESCRIPTIONS:
+        operation["description"] = DESCRIPTIONS[name]
+    responses = operation["responses"]
+    responses.pop("422", None)
+    if path in DOWNLOADS:
+        _describe_download(responses, DOWNLOADS[path])
+    if path in TEXTS:
+        responses["200"]["content"] = {TEXTS[path]: {"schema": {"type": "string"}}}
+    if path.endswith("/stream"):
+        responses["204"] = {"description": "The job has ended and `Last-Event-ID` was its last event."}
+    if path == "/readyz":
+        responses["503"] = {**responses["200"], "description": "Not ready; `checks` says why."}
+    if path.startswith("/v1/"):
+        operation["security"] = [{SCHEME: []}]
+        for error in _errors(name, operation):
+            responses[str(error.status)] = _refusal(error)
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
+    """What this operation may answer instead."""
+    found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, Unavailable]
+    if "{" in name:
+        found.append(NotFound)
+    if "requestBody" in operation:
+        found.append(PayloadTooLarge)
+    if name == f"post {JOBS}":
+        found += [Unprocessable, TooManyRequests]
+    if name == "post /v1/files":
+        found.append(InsufficientStorage)
+    return found
+
+
+def _refusal(error: type[ServiceError]) -> Document:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": REASONS[error], "content": content}
+
+
+def _describe_download(responses: Document, media_type: str) -> None:
+    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+    headers = {
+        name: {"description": text, "schema": {"type": "string"}}
+        for name, text in (("ETag", "SHA-256 in quotes."), ("x-checksum-sha256", "Of the whole object."))
+    }
+    responses["200"] = {"description": "All of it.", "content": content, "headers": headers}
+    responses["206"] = {"description": "The range asked for.", "content": content, "headers": headers}
+    responses["304"] = {"description": "`If-None-Match` names what is here."}
+    responses["416"] = _refusal(RangeNotSatisfiable)

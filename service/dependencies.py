@@ -1,0 +1,49 @@
+"""What endpoints take from the application's state, as annotations.
+
+There is no session among them: a service function opens its transaction itself, so that the order
+commit → wake-up → response stands in the code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from service.catalog import Catalog
+from service.db import Database
+from service.jobs.wakeups import Wakeups
+from service.settings import Settings
+from service.storage import Storage
+
+
+def _settings(request: Request) -> Settings:
+    return request.app.state.settings  # type: ignore[no-any-return]
+
+
+def _database(request: Request) -> Database:
+    return request.app.state.database  # type: ignore[no-any-return]
+
+
+def _storage(request: Request) -> Storage:
+    return request.app.state.storage  # type: ignore[no-any-return]
+
+
+def _catalog(request: Request) -> Catalog:
+    return request.app.state.catalog  # type: ignore[no-any-return]
+
+
+def _wakeups(request: Request) -> Wakeups:
+    return request.app.state.wakeups  # type: ignore[no-any-return]
+
+
+def _request_id(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+SettingsDep = Annotated[Settings, Depends(_settings)]
+DatabaseDep = Annotated[Database, Depends(_database)]
+StorageDep = Annotated[Storage, Depends(_storage)]
+CatalogDep = Annotated[Catalog, Depends(_catalog)]
+WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
+RequestId = Annotated[str, Depends(_request_id)]

@@ -1,0 +1,70 @@
+"""Queries about files. A deleted or expired file exists for nobody, whatever the tenant."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sqlalchemy import ColumnElement, and_, or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from service.clock import db_now
+from service.jobs.states import TERMINAL, JobState
+from service.models import Artifact, File, Job
+
+Order = Literal["asc", "desc"]
+UNFINISHED = sorted(state.value for state in JobState if state not in TERMINAL)
+
+
+def exists_now() -> ColumnElement[bool]:
+    """Condition: neither deleted nor expired."""
+    is_unexpired = or_(File.expires_at.is_(None), File.expires_at > db_now())
+    return and_(File.deleted_at.is_(None), is_unexpired)
+
+
+def find(session: Session, tenant: str, file_id: str) -> File | None:
+    """The tenant's file."""
+    return session.scalar(select(File).where(File.id == file_id, File.tenant == tenant, exists_now()))
+
+
+def is_recorded(session: Session, file_id: str) -> bool:
+    """Whether there is a row at all, of anybody."""
+    return session.get(File, file_id) is not None
+
+
+def page(
+    session: Session, tenant: str, *, purpose: str | None, after: File | None, limit: int, order: Order
+) -> list[File]:
+    """Files by creation time, from behind `after` on; one more than `limit` where there is more."""
+    query = select(File).where(File.tenant == tenant, exists_now())
+    if purpose is not None:
+        query = query.where(File.purpose == purpose)
+    position = tuple_(File.created_at, File.id)
+    if after is not None:
+        seen = tuple_(after.created_at, after.id)  # type: ignore[arg-type]
+        query = query.where(position > seen if order == "asc" else position < seen)
+    columns = (File.created_at, File.id)
+    query = query.order_by(*(column.asc() if order == "asc" else column.desc() for column in columns))
+    return list(session.scalars(query.limit(limit + 1)))
+
+
+def find_cursor(session: Session, tenant: str, file_id: str) -> File | None:
+    """A page's last file, which may be deleted since."""
+    return session.scalar(select(File).where(File.id == file_id, File.tenant == tenant))
+
+
+def unfinished_user(session: Session, file: File) -> str | None:
+    """Id of an unfinished job that reads the file: as dataset, or as the weights it goes on from."""
+    models = (
+        select(Job.fine_tuned_model)
+        .join(Artifact, Artifact.job_id == Job.id)
+        .where(Artifact.id == file.id, Artifact.kind != "metrics")
+    )
+    reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, Job.model.in_(models))
+    query = select(Job.id).where(Job.tenant == file.tenant, Job.state.in_(UNFINISHED), reads_it)
+    return session.scalar(query.limit(1))
+
+
+def expired(session: Session, tenant: str, limit: int) -> list[File]:
+    """Expired files whose content is still stored."""
+    query = select(File).where(File.tenant == tenant, File.deleted_at.is_(None), File.expires_at <= db_now())
+    return list(session.scalars(query.order_by(File.expires_at).limit(limit)))

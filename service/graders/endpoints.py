@@ -1,0 +1,23 @@
+"""`/v1/fine_tuning/alpha/graders`: check a grader, try it on a completion."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service.auth import Reader
+from service.graders import service
+from service.graders.schemas import RunRequest, RunResponse, ValidateRequest, ValidateResponse
+
+router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
+
+
+@router.post("/validate")
+def validate(request: ValidateRequest, _principal: Reader) -> ValidateResponse:
+    """The grader as this service reads it; 400 with `param` on the wrong field."""
+    return ValidateResponse(grader=request.grader.model_dump(mode="json"))
+
+
+@router.post("/run")
+def run(request: RunRequest, _principal: Reader) -> RunResponse:
+    """The grader's score of `model_sample`, as training would give it."""
+    return service.run(request)

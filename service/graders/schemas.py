@@ -1,0 +1,81 @@
+"""The grader endpoints' bodies, in OpenAI's shape. Graders are the engine's own classes.
+
+Boundary: shapes only. Added to OpenAI's: `num_tokens` in, `scorable` and `grader_errors` out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grpo_engine.graders import Grader
+from grpo_engine.records import GradeError
+
+
+class Request(BaseModel):
+    """Unknown fields are refused: a typo is an error where it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ValidateRequest(Request):
+    grader: Grader
+
+
+class ValidateResponse(BaseModel):
+    grader: dict[str, Any]
+    """As this service reads it: defaults filled in, `graders` of a multi always by key."""
+
+
+class RunRequest(Request):
+    grader: Grader
+    model_sample: str
+    """The completion's text; `sample.output_json` exists where it is JSON."""
+    item: dict[str, Any] | None = None
+    """A dataset row; `messages` and `tools` are not part of it for graders."""
+    num_tokens: int = Field(0, ge=0)
+    """Length of the completion for `length` in tokens; 0: not known."""
+
+
+class RunErrors(BaseModel):
+    """OpenAI's fourteen, all always there."""
+
+    formula_parse_error: bool = False
+    sample_parse_error: bool = False
+    truncated_observation_error: bool = False
+    unresponsive_reward_error: bool = False
+    invalid_variable_error: bool = False
+    other_error: bool = False
+    python_grader_server_error: bool = False
+    python_grader_server_error_type: str | None = None
+    python_grader_runtime_error: bool = False
+    python_grader_runtime_error_details: str | None = None
+    model_grader_server_error: bool = False
+    model_grader_refusal_error: bool = False
+    model_grader_parse_error: bool = False
+    model_grader_server_error_details: str | None = None
+
+
+class RunMetadata(BaseModel):
+    name: str
+    type: str
+    execution_time: float
+    """Seconds."""
+    scores: dict[str, float | None]
+    token_usage: int | None = None
+    sampled_model_name: str | None = None
+    errors: RunErrors
+
+
+class RunResponse(BaseModel):
+    reward: float
+    """0 where `scorable` is false: OpenAI's clients need a number."""
+    scorable: bool
+    """Whether the grader gave a reward. In training an unscorable completion is left out, never a 0."""
+    metadata: RunMetadata
+    sub_rewards: dict[str, float | None]
+    """Reward by part of a multi; null where a part could not be scored."""
+    grader_errors: dict[str, GradeError]
+    """Part → code and message."""
+    model_grader_token_usage_per_model: dict[str, Any] = {}

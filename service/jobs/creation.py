@@ -1,0 +1,154 @@
+"""Making a job: preflight, one transaction, then the wake-up; and once only, however often it is asked for.
+
+Boundary: decides about creation; queries are `repository.py`'s, the answer's shape is `views.py`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy.orm import Session
+
+from service import audit
+from service.auth import Principal
+from service.errors import InvalidRequest, TooManyRequests, Unprocessable
+from service.ids import new_id
+from service.jobs import history, repository
+from service.jobs.preflight import InvalidJob, Preflight, Report
+from service.jobs.reading import read_jobs
+from service.jobs.schemas import JobCreate, JobRead
+from service.jobs.states import JobState
+from service.jobs.wakeups import Wakeups
+from service.models import IdempotencyKey, Job
+
+RETRY_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Request:
+    """One POST: what is asked for, by whom, and what tells whether it was asked before."""
+
+    principal: Principal
+    body: JobCreate
+    idempotency_key: str | None = None
+    is_retry: bool = False
+    """The client says that it has sent this before (`x-stainless-retry-count` above 0)."""
+    request_id: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Of the canonical body: the order of keys and omitted defaults make no other request."""
+        canonical = json.dumps(self.body.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Created:
+    """The answer, and the headers that tell where it is an earlier one."""
+
+    job: JobRead
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Created:
+    """A queued job, or the one that the same request has made before.
+
+    Raises InvalidJob with every problem found, Unprocessable where the key came with another body, and
+    TooManyRequests at the tenant's limit; then nothing is queued.
+    """
+    with preflight.database.reading() as session:
+        if earlier := _earlier(session, request):
+            return earlier
+    report = preflight.check(request.principal.tenant, request.body)
+    if report.problems.found:
+        raise InvalidJob(report.problems.found)
+    pool = preflight.settings.pool
+    with preflight.database.transaction() as session:
+        repository.lock_tenant(session, request.principal.tenant)
+        created = _earlier(session, request)
+        if created is not None:
+            return created
+        _check_limit(session, request.principal.tenant, preflight.settings.max_queued_jobs)
+        _check_still_there(session, request)
+        created = _insert(session, request, report, pool)
+    wakeups.send(pool)
+    return created
+
+
+def _earlier(session: Session, request: Request) -> Created | None:
+    """The answer to the same request, where it was given before."""
+    tenant, key = request.principal.tenant, request.idempotency_key
+    if key is not None:
+        record = repository.find_idempotency_key(session, tenant, key)
+        if record is not None and record.request_sha256 != request.sha256:
+            raise Unprocessable(
+                "This Idempotency-Key was used with another body: take a new key for a new request.",
+                code="idempotency_key_reuse",
+                headers={"x-should-retry": "false"},
+            )
+        header = "Idempotency-Replayed"
+    else:
+        sha256 = request.sha256
+        record = repository.find_recent_request(session, tenant, sha256) if request.is_retry else None
+        header = "x-deduplicated"
+    job = repository.find_job(session, tenant, record.job_id) if record else None
+    return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
+
+
+def _check_limit(session: Session, tenant: str, max_unfinished: int) -> None:
+    if repository.num_unfinished(session, tenant) >= max_unfinished:
+        raise TooManyRequests(
+            f"There are {max_unfinished} unfinished jobs, the limit here: wait for one or cancel one.",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
+
+
+def _check_still_there(session: Session, request: Request) -> None:
+    """What preflight found may have been deleted while it read the rows."""
+    tenant, body = request.principal.tenant, request.body
+    wanted = {"training_file": body.training_file, "validation_file": body.validation_file}
+    files = repository.files_by_id(session, tenant, wanted.values())
+    for param, file_id in wanted.items():
+        if file_id is not None and file_id not in files:
+            raise InvalidRequest(f"{param}: there is no file {file_id}", param=param, code="file_not_found")
+    if repository.base_model_name(session, tenant, body.model) is None:
+        message = f"model: {body.model!r} is no longer there"
+        raise InvalidRequest(message, param="model", code="model_not_found")
+
+
+def _insert(session: Session, request: Request, report: Report, pool: str) -> Created:
+    job = _job_of(request, report, pool)
+    key = request.idempotency_key or f"auto:{job.id}"
+    record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
+    repository.add(session, job, record)
+    created = history.Entry("message", f"Created fine-tuning job: {job.id}")
+    queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
+    history.append(session, job.id, created, queued)
+    audit.record(session, request.principal, "job.create", job.id, request.request_id)
+    return Created(read_jobs(session, job.tenant, [job])[0])
+
+
+def _job_of(request: Request, report: Report, pool: str) -> Job:
+    body = request.body
+    job = Job(
+        id=new_id("ftjob"),
+        tenant=request.principal.tenant,
+        state=JobState.QUEUED.value,
+        pool=pool,
+        model=body.model,
+        training_file=body.training_file,
+        validation_file=body.validation_file,
+        suffix=body.suffix,
+        seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
+        resources=body.resources.model_dump(),
+        method=report.method.model_dump(mode="json"),
+        total_steps=report.total_steps,
+        warnings=report.warnings,
+    )
+    if body.metadata is not None:
+        job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null
+    return job

@@ -1,0 +1,215 @@
+"""Dataset rows: JSONL → checked rows, every fault located by line and field.
+
+Boundary: pure functions over an iterator of byte lines; no storage, no model, no grader. Rows stream:
+a file of any size needs the memory of one row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MAX_PROBLEMS = 100
+MAX_LINE_BYTES = 8 * 2**20
+MAX_DEPTH = 64
+ROLES = ("developer", "system", "user", "assistant", "tool")
+
+Kind = Literal["reinforcement", "supervised"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a job is refused."""
+
+    param: str
+    """Dotted place such as `training_file[17].messages` (17 is the line, from 1)."""
+    message: str
+    code: str = "invalid_training_file"
+
+
+@dataclass
+class Problems:
+    """The first hundred problems of a request; reading stops when it is full."""
+
+    found: list[Problem] = field(default_factory=list)
+
+    @property
+    def full(self) -> bool:
+        return len(self.found) >= MAX_PROBLEMS
+
+    def add(self, param: str, reason: str, *, code: str | None = None) -> None:
+        """Without a code it is the file's that `param` lies in."""
+        if code is None:
+            code = f"invalid_{'validation' if param.startswith('validation_file') else 'training'}_file"
+        if not self.full:
+            self.found.append(Problem(param, f"{param}: {reason}", code))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One usable row. Exactly one of `messages` and `prompt` is given."""
+
+    line: int
+    """In the file, from 1."""
+    messages: tuple[dict[str, Any], ...] | None
+    prompt: str | None
+    completion: str | None
+    """Only of supervised `prompt` rows."""
+    tools: tuple[dict[str, Any], ...]
+    item: Mapping[str, Any]
+    """What graders see: the row without `messages` and `tools`."""
+
+
+class RowError(Exception):
+    """A row cannot be used: the field inside the row ("" for the whole row) and why."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(reason)
+        self.where = where
+        self.reason = reason
+
+
+def read_rows(
+    lines: Iterable[bytes], *, file: str, kind: Kind, max_rows: int, problems: Problems
+) -> Iterator[Row]:
+    """Usable rows in order; faults go to `problems` under `file[line]`.
+
+    Blank lines are tolerated at the end only. Stops at the first row over `max_rows` and where
+    `problems` is full; a file without a single row is a problem.
+    """
+    num_rows, blank_line = 0, None
+    for number, line in enumerate(lines, start=1):
+        content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not content.strip():
+            blank_line = blank_line or number
+            continue
+        if blank_line is not None:
+            problems.add(f"{file}[{blank_line}]", "is blank: only the file's end may be")
+            blank_line = None
+        num_rows += 1
+        if num_rows > max_rows:
+            problems.add(file, f"has more than {max_rows} rows, the limit here")
+        if problems.full or num_rows > max_rows:
+            return
+        try:
+            yield checked_row(parse_line(content), kind, number)
+        except RowError as fault:
+            problems.add(f"{file}[{number}]{fault.where and '.' + fault.where}", fault.reason)
+    if num_rows == 0:
+        problems.add(file, "holds no rows")
+
+
+def parse_line(line: bytes) -> dict[str, Any]:
+    """One line → JSON object. Raises RowError."""
+    if len(line) > MAX_LINE_BYTES:
+        raise RowError("", f"is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RowError("", f"is not UTF-8 (byte {error.start + 1} of the line)") from error
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise RowError("", f"is nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        raise RowError("", f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RowError("", "is not a JSON object")
+    if fault := _unusable(value, MAX_DEPTH):
+        raise RowError("", fault)
+    return value
+
+
+def checked_row(row: dict[str, Any], kind: Kind, line: int) -> Row:
+    """The row in its fields. Raises RowError for what the training kind cannot use."""
+    if ("messages" in row) == ("prompt" in row):
+        given = "both messages and prompt" if "messages" in row else "neither messages nor prompt"
+        raise RowError("messages", f"the row has {given}: give one of them")
+    tools = [] if row.get("tools") is None else row["tools"]
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowError("tools", "must be a list of objects")
+    item = {name: value for name, value in row.items() if name not in ("messages", "tools")}
+    if "messages" in row:
+        messages = _checked_messages(row["messages"], kind)
+        return Row(line, messages, None, None, tuple(tools), item)
+    completion = _text(row, "completion") if kind == "supervised" else None
+    return Row(line, None, _text(row, "prompt"), completion, tuple(tools), item)
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str) or not value:
+        raise RowError(name, "must be a string that is not empty")
+    return value
+
+
+def _checked_messages(messages: Any, kind: Kind) -> tuple[dict[str, Any], ...]:
+    if not isinstance(messages, list) or not messages:
+        raise RowError("messages", "must be a list of at least one message")
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+    last, wanted = messages[-1], "user" if kind == "reinforcement" else "assistant"
+    if last["role"] != wanted:
+        raise RowError("messages", f"the last message must be the {wanted}'s, not the {last['role']}'s")
+    if kind == "supervised" and len(messages) == 1:
+        raise RowError("messages", "a turn before the assistant's is missing: there is nothing to answer")
+    if kind == "supervised" and not last.get("content"):
+        raise RowError(f"messages[{len(messages) - 1}].content", "is empty: there is nothing to learn")
+    return tuple(messages)
+
+
+def _check_message(message: Any, where: str) -> None:
+    if not isinstance(message, dict):
+        raise RowError(where, "must be an object with role and content")
+    if message.get("role") not in ROLES:
+        raise RowError(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+    content = message.get("content")
+    calls_tools = message["role"] == "assistant" and bool(message.get("tool_calls"))
+    if isinstance(content, str) or (content is None and calls_tools):
+        return
+    if not isinstance(content, list) or not content or not all(_is_text_part(part) for part in content):
+        raise RowError(f"{where}.content", 'must be a string or a list of {"type": "text", "text": …} parts')
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} appears twice")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _unusable(value: Any, levels: int) -> str | None:
+    """Why a value cannot be stored or shown (databases and UTF-8 refuse it), None where it can."""
+    if isinstance(value, str):
+        return _unusable_text(value)
+    if isinstance(value, float):
+        return None if math.isfinite(value) else "holds a number that is too large"
+    if not isinstance(value, list | dict):
+        return None
+    if levels == 0:
+        return f"is nested deeper than {MAX_DEPTH} levels"
+    parts = value if isinstance(value, list) else [*value, *value.values()]
+    return next((fault for part in parts if (fault := _unusable(part, levels - 1))), None)
+
+
+def _unusable_text(text: str) -> str | None:
+    if "\0" in text:
+        return "holds a NUL character"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "holds half of a surrogate pair"
+    return None

@@ -1,0 +1,192 @@
+"""`/v1/fine_tuning/jobs`: HTTP in, HTTP out. What is decided is decided in `service.py` and `creation.py`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from service.auth import Reader, Writer
+from service.dependencies import CatalogDep, DatabaseDep, RequestId, SettingsDep, StorageDep, WakeupsDep
+from service.downloads import file_response
+from service.errors import InvalidRequest
+from service.jobs import adapters, creation, endpoints_series
+from service.jobs.preflight import Preflight
+from service.jobs.schemas import (
+    CheckpointRead,
+    EventRead,
+    JobCreate,
+    JobRead,
+    ProblemRead,
+    RowCounts,
+    ValidationRead,
+)
+from service.jobs.service import Jobs
+from service.pagination import After, Limit, Page, page_of
+
+router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
+router.include_router(endpoints_series.router)
+
+_LABEL = re.compile(r"metadata\[(.+)\]")
+
+
+def _jobs(database: DatabaseDep, wakeups: WakeupsDep) -> Jobs:
+    return Jobs(database, wakeups)
+
+
+def _preflight(
+    database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
+) -> Preflight:
+    return Preflight(database, storage, catalog, settings)
+
+
+JobsDep = Annotated[Jobs, Depends(_jobs)]
+PreflightDep = Annotated[Preflight, Depends(_preflight)]
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
+Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
+
+
+@router.post("/jobs")
+def create_job(
+    body: JobCreate,
+    principal: Writer,
+    preflight: PreflightDep,
+    wakeups: WakeupsDep,
+    request_id: RequestId,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> JobRead:
+    """Check everything, queue the job, answer it; the same request twice makes one job."""
+    is_retry = retry_count.isdecimal() and int(retry_count) > 0
+    request = creation.Request(principal, body, idempotency_key, is_retry, request_id)
+    created = creation.create_job(preflight, wakeups, request)
+    response.headers.update(created.headers)
+    return created.job
+
+
+@router.post("/jobs/validate")
+def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) -> ValidationRead:
+    """All that creating this job would refuse, without creating it."""
+    report = preflight.check(principal.tenant, body)
+    problems = [ProblemRead(param=one.param, message=one.message) for one in report.problems.found]
+    return ValidationRead(
+        valid=not problems,
+        problems=problems,
+        warnings=report.warnings,
+        rows=RowCounts(training=report.num_training_rows, validation=report.num_validation_rows),
+        total_steps=report.total_steps,
+        method=report.method.model_dump(mode="json"),
+    )
+
+
+@router.get("/jobs")
+def list_jobs(
+    request: Request, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
+) -> Page[JobRead]:
+    """Newest first; `metadata[k]=v` narrows to jobs with that pair, `metadata=null` to those without any."""
+    labels = _labels(request)
+    return page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit)
+
+
+def _labels(request: Request) -> dict[str, str] | None:
+    """Deep-object query parameters, which FastAPI does not parse."""
+    given = [pair for pair in request.query_params.multi_items() if pair[0].startswith("metadata")]
+    if given == [("metadata", "null")]:
+        return {}
+    found: dict[str, str] = {}
+    for name, value in given:
+        match = _LABEL.fullmatch(name)
+        if match is None or match[1] in found:
+            message = "metadata: write metadata[key]=value, each key once, or metadata=null"
+            raise InvalidRequest(message, param="metadata")
+        found[match[1]] = value
+    return found or None
+
+
+@router.get("/jobs/{job_id}")
+def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> JobRead:
+    return jobs.read(principal.tenant, job_id)
+
+
+@router.post("/jobs/{job_id}/cancel")
+def cancel_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+    """Ends the job; its last checkpoint and adapter stay downloadable."""
+    return jobs.cancel(principal, job_id, request_id)
+
+
+@router.post("/jobs/{job_id}/pause")
+def pause_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+    """Rests the job after a checkpoint."""
+    return jobs.pause(principal, job_id, request_id)
+
+
+@router.post("/jobs/{job_id}/resume")
+def resume_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+    """Queues a paused job again; it goes on from its last checkpoint."""
+    return jobs.resume(principal, job_id, request_id)
+
+
+@router.get("/jobs/{job_id}/events")
+def list_events(
+    job_id: str, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
+) -> Page[EventRead]:
+    """Newest first."""
+    return page_of(jobs.events(principal.tenant, job_id, after=after, limit=limit), limit)
+
+
+@router.get("/jobs/{job_id}/checkpoints")
+def list_checkpoints(
+    job_id: str, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 10
+) -> Page[CheckpointRead]:
+    """Newest first."""
+    return page_of(jobs.checkpoints(principal.tenant, job_id, after=after, limit=limit), limit)
+
+
+@router.get("/jobs/{job_id}/adapter", response_class=Response)
+def download_adapter(
+    request: Request,
+    job_id: str,
+    principal: Reader,
+    jobs: JobsDep,
+    storage: StorageDep,
+    which: Which = "final",
+    checkpoint: str | None = None,
+    format: Literal["peft"] = "peft",
+) -> Response:
+    """tar.gz in PEFT layout (the whole model for `lora: full`); with ETag, ranges and its sha256."""
+    weights = jobs.weights(principal.tenant, job_id, which=which, checkpoint=checkpoint)
+    return _send(request, storage, weights)
+
+
+@router.get("/jobs/{job_id}/checkpoints/{checkpoint_id}/content", response_class=Response)
+def download_checkpoint(
+    request: Request, job_id: str, checkpoint_id: str, principal: Reader, jobs: JobsDep, storage: StorageDep
+) -> Response:
+    """The adapter as of a checkpoint, tar.gz."""
+    weights = jobs.checkpoint_weights(principal.tenant, checkpoint_id, job_id)
+    return _send(request, storage, weights)
+
+
+@router.get("/checkpoints/{checkpoint_id}/content", response_class=Response)
+def download_any_checkpoint(
+    request: Request, checkpoint_id: str, principal: Reader, jobs: JobsDep, storage: StorageDep
+) -> Response:
+    """The same, without the job's id."""
+    return _send(request, storage, jobs.checkpoint_weights(principal.tenant, checkpoint_id))
+
+
+def _send(request: Request, storage: StorageDep, weights: adapters.Weights) -> Response:
+    response = file_response(
+        request,
+        storage,
+        weights.storage_key,
+        size=weights.num_bytes,
+        sha256=weights.sha256,
+        filename=weights.filename,
+        media_type="application/gzip",
+    )
+    response.headers["x-step"] = str(weights.step)
+    return response

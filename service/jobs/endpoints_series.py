@@ -1,0 +1,174 @@
+"""What a job has said over time: metrics, rollouts and the live stream, under `…/jobs/{id}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from service.auth import Reader
+from service.db import Database
+from service.dependencies import DatabaseDep
+from service.errors import InvalidRequest
+from service.jobs import metrics, rollouts
+from service.jobs.names import rollout_place
+from service.jobs.reading import require_job
+from service.jobs.states import TERMINAL, JobState
+from service.jobs.stream import Feed, stop_on_signals
+from service.jobs.views import event_read
+from service.models import Job, JobEvent
+from service.pagination import After, Limit, Page, page_of
+
+router = APIRouter(prefix="/jobs/{job_id}")
+
+RECONNECT_MS = 2000
+Names = Annotated[list[str] | None, Query(description="Metric names, separated by commas or repeated.")]
+Split = Annotated[Literal["train", "validation"] | None, Query()]
+Step = Annotated[int | None, Query(ge=0)]
+
+
+class MetricPage(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    """`{"step": …, name: value, …}`"""
+    has_more: bool
+
+
+@router.get("/metrics")
+def list_metrics(
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    after_step: Annotated[int, Query(ge=-1)] = -1,
+    names: Names = None,
+    max_points: Annotated[int | None, Query(ge=2, le=10_000)] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> MetricPage:
+    """Flat rows in order of steps; `max_points` thins all of them evenly, first and last kept."""
+    chosen = _split_names(names)
+    with database.reading() as session:
+        require_job(session, principal.tenant, job_id)
+        place = (session, principal.tenant, job_id)
+        if max_points is not None:
+            rows = metrics.thinned_rows(*place, after_step=after_step, names=chosen, max_points=max_points)
+            return MetricPage(data=rows, has_more=False)
+        rows = metrics.metric_rows(*place, after_step=after_step, names=chosen, limit=limit + 1)
+    return MetricPage(data=rows[:limit], has_more=len(rows) > limit)
+
+
+@router.get("/metrics.csv", response_class=Response)
+def download_metrics(job_id: str, principal: Reader, database: DatabaseDep, names: Names = None) -> Response:
+    """All metrics as CSV, `step` first."""
+    with database.reading() as session:
+        require_job(session, principal.tenant, job_id)
+        rows = metrics.metric_rows(session, principal.tenant, job_id, names=_split_names(names))
+    headers = {"Content-Disposition": f'attachment; filename="{job_id}-metrics.csv"'}
+    return Response(metrics.to_csv(rows), media_type="text/csv", headers=headers)
+
+
+@router.get("/rollouts")
+def list_rollouts(
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    step: Step = None,
+    split: Split = None,
+    filter: rollouts.Filter | None = None,
+    after: After = None,
+    limit: Limit = 20,
+) -> Page[rollouts.RolloutRead]:
+    """Groups of completions, newest step first; `best` and `worst` order by mean reward, in one page."""
+    place = rollout_place(after) if after is not None else None
+    if after is not None and (place is None or filter in ("best", "worst")):
+        raise InvalidRequest(f"after: {after!r} is not a place in this list", param="after")
+    with database.reading() as session:
+        require_job(session, principal.tenant, job_id)
+        groups = rollouts.rollout_page(
+            session, principal.tenant, job_id, limit=limit, step=step, split=split, wanted=filter, after=place
+        )
+    page = page_of(groups, limit)
+    return page.model_copy(update={"has_more": False}) if filter in ("best", "worst") else page
+
+
+@router.get("/rollouts.jsonl", response_class=Response)
+def export_rollouts(
+    job_id: str, principal: Reader, database: DatabaseDep, step: Step = None, split: Split = None
+) -> Response:
+    """All groups, one a line, in order of steps, token ids included."""
+    with database.reading() as session:
+        require_job(session, principal.tenant, job_id)
+    lines = rollouts.exported_lines(database, principal.tenant, job_id, step=step, split=split)
+    headers = {"Content-Disposition": f'attachment; filename="{job_id}-rollouts.jsonl"'}
+    return StreamingResponse(lines, media_type="application/jsonl", headers=headers)
+
+
+@router.get("/stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+async def stream_job(
+    request: Request,
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    after: Annotated[int | None, Query(ge=0)] = None,
+    since: Annotated[Literal["start", "now"], Query(alias="from")] = "start",
+    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0)] = None,
+) -> Response:
+    """Server-sent events `metrics`, `event` and `status`; `id:` is the event's number.
+
+    Starts after `Last-Event-ID` (or `after`), else with the whole history, or with `from=now` at its end.
+    Ends with the terminal status; asked again after that end it answers 204, so that browsers stop. A key
+    that is revoked or expires ends it too.
+    """
+    job = await run_in_threadpool(_require, database, principal.tenant, job_id)
+    is_over = JobState(job.state) in TERMINAL
+    if last_event_id is not None and is_over and last_event_id >= job.event_sequence:
+        return Response(status_code=204)
+    start = last_event_id if last_event_id is not None else after
+    if start is None:
+        start = job.event_sequence if since == "now" else 0
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return EventSourceResponse(
+        _framed(_feed(request, database), job_id, start, principal.key_id), headers=headers
+    )
+
+
+def _require(database: Database, tenant: str, job_id: str) -> Job:
+    with database.reading() as session:
+        return require_job(session, tenant, job_id)
+
+
+def _feed(request: Request, database: Database) -> Feed:
+    """The process's one feed, made with the first stream."""
+    state = request.app.state
+    if not hasattr(state, "feed"):
+        state.feed = Feed(database)
+        stop_on_signals(state.feed)
+    feed: Feed = state.feed
+    return feed
+
+
+async def _framed(feed: Feed, job_id: str, after: int, key_id: str) -> AsyncIterator[bytes]:
+    yield format_sse_event(retry=RECONNECT_MS)
+    async for row in feed.rows(job_id, after, key_id):
+        yield KEEPALIVE_COMMENT if row is None else _frame(row)
+
+
+def _frame(row: JobEvent) -> bytes:
+    kind = row.type if row.type in ("metrics", "status") else "event"
+    data = event_read(row).model_dump(mode="json") if kind == "event" else row.data
+    text = json.dumps(data, ensure_ascii=False)
+    return format_sse_event(data_str=text, event=kind, id=str(row.sequence))
+
+
+def _split_names(names: list[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    chosen = [name for part in names for name in part.split(",") if name]
+    if not chosen:
+        raise InvalidRequest("names: is empty; leave it out for all metrics", param="names")
+    return chosen

@@ -1,0 +1,112 @@
+"""What is wrong with a method whatever the rows: response format, adapter targets, formulas without a value.
+
+Boundary: pure; problems and warnings go to the caller's report. Ranges of single fields are the engine's
+configuration's business, rows are `preflight.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from grpo_engine.config import Lora, Reinforcement, Supervised, hyperparameters_of
+from grpo_engine.graders import formula as formulas
+from grpo_engine.graders.json_schema import check_schema
+from grpo_engine.graders.multi import Multi
+from service.jobs.dataset import Problems
+
+Warn = Callable[[str, str], None]
+"""Takes `code` and `message`."""
+NOT_ENFORCED = (
+    "response_format does not constrain what the model writes: a completion that is no such JSON is graded "
+    "as it is, and templates read it as sample.output_json."
+)
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Text(_Format):
+    type: Literal["text"]
+
+
+class _JsonObject(_Format):
+    type: Literal["json_object"]
+
+
+class _NamedSchema(_Format):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = Field(None, max_length=4096)
+    strict: bool | None = None
+    json_schema: Annotated[dict[str, Any], AfterValidator(check_schema)] = Field(alias="schema")
+
+
+class _JsonSchema(_Format):
+    type: Literal["json_schema"]
+    json_schema: _NamedSchema
+
+
+_response_format: TypeAdapter[Any] = TypeAdapter(
+    Annotated[_Text | _JsonObject | _JsonSchema, Field(discriminator="type")]
+)
+
+
+def check_method(method: Reinforcement | Supervised, problems: Problems, warn: Warn) -> None:
+    """All of these checks."""
+    lora = hyperparameters_of(method).lora
+    if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
+        where = f"method.{method.type}.hyperparameters.lora.target_modules"
+        problems.add(where, 'name at least one module, or write "all-linear"', code="invalid_value")
+    if isinstance(method, Reinforcement):
+        _check_response_format(method.reinforcement.response_format, problems, warn)
+        _check_formula(method, problems)
+
+
+def _check_response_format(given: dict[str, Any] | None, problems: Problems, warn: Warn) -> None:
+    if given is None:
+        return
+    where = "method.reinforcement.response_format"
+    try:
+        found = _response_format.validate_python(given)
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
+        place = ".".join(str(part) for part in error["loc"][1:])
+        reason = error["msg"].removeprefix("Value error, ")
+        problems.add(where, f"{place}: {reason}" if place else reason, code="invalid_value")
+        return
+    if not isinstance(found, _Text):
+        warn("response_format_not_enforced", NOT_ENFORCED)
+
+
+def _check_formula(method: Reinforcement, problems: Problems) -> None:
+    grader = method.reinforcement.grader
+    reason = never_a_number(grader.calculate_output) if isinstance(grader, Multi) else None
+    if reason is not None:
+        where = "method.reinforcement.grader.calculate_output"
+        problems.add(where, f"can never give a number: {reason}", code="invalid_value")
+
+
+def never_a_number(text: str) -> str | None:
+    """Why a formula has no value whatever its variables are, as in `a + 1/0`; None where it may have one.
+
+    Every part of a formula is always computed, so one constant part without a value is enough.
+    """
+    stack: list[float | None] = []
+    """None: depends on a variable."""
+    for step in formulas.parse(text).code:
+        if not isinstance(step, formulas.Call):
+            stack.append(None if isinstance(step, str) else step)
+            continue
+        operands = stack[-step.arity :]
+        constants = [value for value in operands if value is not None]
+        value: float | None = None
+        if len(constants) == len(operands):
+            try:
+                value = formulas.evaluate(formulas.Formula((*constants, step), frozenset()), {})
+            except formulas.EvaluationError as error:
+                return str(error)
+        stack[-step.arity :] = [value]
+    return None

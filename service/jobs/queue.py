@@ -1,0 +1,268 @@
+"""Who holds a job: claim, renew, release, finish, sweep, and what a user may ask for.
+
+Each transition is one conditional UPDATE that names the state it comes from and, on the worker's side, the
+fence; 0 rows means somebody else was first. Only the database's clock decides. The row is locked before
+it moves, so that the choice of the next state and the UPDATE see the same row: `FOR UPDATE` on PostgreSQL,
+`BEGIN IMMEDIATE` on SQLite. Every state change appends a `status` entry in the same transaction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, func, select, update
+from sqlalchemy.orm import Session, aliased
+
+from service.clock import db_now
+from service.jobs import history
+from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
+from service.models import Job
+
+MAX_BACKOFF_SECONDS = 300.0
+HELD_STATES = [state.value for state in HELD]
+QUIET = {"synchronize_session": False}
+
+Held = Row[str, str, int, int]
+"""id, state, fence, failures of a locked row."""
+
+
+class WrongState(Exception):
+    """The job's state does not allow what was asked."""
+
+    def __init__(self, current: JobState) -> None:
+        super().__init__(f"the job is {current.value}")
+        self.current = current
+
+
+def claim(session: Session, *, pool: str, worker: str, lease_seconds: float) -> Job | None:
+    """Take the best eligible job: running, under a new fence and a lease. None: nothing to do."""
+    candidate = aliased(Job)
+    best = (
+        select(candidate.id)
+        .where(candidate.state == JobState.QUEUED.value, candidate.pool == pool)
+        .where(candidate.not_before <= db_now())
+        .order_by(candidate.priority.desc(), candidate.created_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    job = session.scalars(
+        update(Job)
+        .where(Job.id == best, Job.state == JobState.QUEUED.value)
+        .values(
+            state=JobState.RUNNING.value,
+            phase="preparing",
+            fence=Job.fence + 1,
+            attempt=Job.attempt + 1,
+            lease_owner=worker,
+            lease_expires_at=db_now() + lease_seconds,
+            started_at=func.coalesce(Job.started_at, db_now()),
+        )
+        .returning(Job)
+        .execution_options(**QUIET, populate_existing=True)
+    ).one_or_none()
+    if job is not None:
+        message = f"Attempt {job.attempt} started on {worker}."
+        history.append(session, job.id, _status(JobState.RUNNING, message, job.fence))
+    return job
+
+
+def renew(session: Session, job_id: str, fence: int, *, lease_seconds: float) -> JobState | None:
+    """Extend the lease; answers the state (cancelling, pausing). None: lost.
+
+    Progress needs no heartbeat: `recording` writes it with the events, under the same fence and sooner.
+    """
+    state = session.execute(
+        update(Job)
+        .where(*holds(job_id, fence))
+        .values(lease_expires_at=db_now() + lease_seconds)
+        .returning(Job.state)
+        .execution_options(**QUIET)
+    ).scalar_one_or_none()
+    return None if state is None else JobState(state)
+
+
+def release(
+    session: Session,
+    job_id: str,
+    fence: int,
+    *,
+    spend_failure: bool,
+    backoff_seconds: float,
+    reason: str,
+    max_failures: int = 3,
+    evidence: tuple[str, ...] = (),
+) -> bool:
+    """Give the job back: queued again, or what was asked meanwhile (cancelled, paused).
+
+    A spent failure doubles the backoff each time and, as the `max_failures`-th in a row without a new
+    checkpoint, ends the job as `poisoned`. False: the fence is stale.
+    """
+    held = lock(session, *holds(job_id, fence))
+    if held is None:
+        return False
+    budget = max_failures if spend_failure else None
+    end_attempt(session, held, reason, budget, backoff_seconds, fence, evidence)
+    return True
+
+
+def finish(
+    session: Session,
+    job_id: str,
+    fence: int,
+    state: JobState,
+    *,
+    failure: dict[str, Any] | None = None,
+    fine_tuned_model: str | None = None,
+    trained_tokens: int | None = None,
+) -> bool:
+    """The attempt's end: succeeded, failed, cancelled or paused. False: the fence is stale.
+
+    Where a cancel was asked for, only success is stronger than it.
+    """
+    held = lock(session, *holds(job_id, fence))
+    if held is None:
+        return False
+    target = state
+    if held.state == JobState.CANCELLING.value and state is not JobState.SUCCEEDED:
+        target, failure = JobState.CANCELLED, None
+    message = failure["message"] if failure else ENDINGS[target]
+    results: dict[str, Any] = {"fine_tuned_model": fine_tuned_model, "trained_tokens": trained_tokens}
+    given = {name: value for name, value in results.items() if value is not None}
+    return _move(session, held, target, message, failure=failure, **given)
+
+
+def request_cancel(session: Session, tenant: str, job_id: str) -> JobState | None:
+    """Ask for the end: at once where nobody runs it, else `cancelling`. None: the tenant has no such job."""
+    targets = {
+        JobState.QUEUED: JobState.CANCELLED,
+        JobState.PAUSED: JobState.CANCELLED,
+        JobState.RUNNING: JobState.CANCELLING,
+        JobState.PAUSING: JobState.CANCELLING,
+    }
+    already = {JobState.CANCELLING, JobState.CANCELLED}
+    return _request(session, tenant, job_id, targets, already, "Cancel requested.")
+
+
+def request_pause(session: Session, tenant: str, job_id: str) -> JobState | None:
+    """Ask for a rest after a checkpoint. None: the tenant has no such job."""
+    targets = {JobState.QUEUED: JobState.PAUSED, JobState.RUNNING: JobState.PAUSING}
+    already = {JobState.PAUSING, JobState.PAUSED}
+    return _request(session, tenant, job_id, targets, already, "Pause requested.")
+
+
+def request_resume(session: Session, tenant: str, job_id: str) -> JobState | None:
+    """Queue a paused job again. None: the tenant has no such job."""
+    targets = {JobState.PAUSED: JobState.QUEUED}
+    return _request(session, tenant, job_id, targets, set(), "Resume requested.")
+
+
+ENDINGS = {
+    JobState.SUCCEEDED: "The job has successfully completed.",
+    JobState.FAILED: "The job failed.",
+    JobState.CANCELLED: "The job was cancelled.",
+    JobState.PAUSED: "The job is paused.",
+}
+
+
+def holds(job_id: str, fence: int) -> tuple[ColumnElement[bool], ...]:
+    """Conditions under which the claim with this fence may still write."""
+    return (Job.id == job_id, Job.fence == fence, Job.state.in_(HELD_STATES))
+
+
+def locked(*conditions: ColumnElement[bool]) -> Select[str, str, int, int]:
+    """Rows a transition chooses from."""
+    return select(Job.id, Job.state, Job.fence, Job.failures).where(*conditions)
+
+
+def lock(session: Session, *conditions: ColumnElement[bool]) -> Held | None:
+    """The one row that meets the conditions, locked until the transaction ends."""
+    return session.execute(locked(*conditions).with_for_update()).one_or_none()
+
+
+def end_attempt(
+    session: Session,
+    held: Held,
+    reason: str,
+    max_failures: int | None,
+    backoff_seconds: float,
+    next_fence: int,
+    evidence: tuple[str, ...] = (),
+) -> JobState:
+    """Where an attempt without a result leads; `max_failures` None: it costs nothing. Answers the state."""
+    asked = {JobState.CANCELLING: JobState.CANCELLED, JobState.PAUSING: JobState.PAUSED}
+    target = asked.get(JobState(held.state), JobState.QUEUED)
+    values: dict[str, Any] = {"fence": next_fence}
+    level = "info"
+    if target is JobState.QUEUED and max_failures is not None:
+        level = "warn"
+        values["failures"] = held.failures + 1
+        if held.failures + 1 >= max_failures:
+            target, level = JobState.FAILED, "error"
+            values["failure"] = poisoned(reason, max_failures, evidence)
+    if target is JobState.QUEUED:
+        pause = min(MAX_BACKOFF_SECONDS, backoff_seconds * 2.0**held.failures)
+        values["not_before"] = db_now() + pause
+    _move(session, held, target, reason, level, **values)
+    return target
+
+
+def poisoned(reason: str, attempts: int, evidence: tuple[str, ...]) -> dict[str, Any]:
+    """The failure of a job that ends its engine again and again."""
+    return {
+        "code": "poisoned",
+        "message": f"{attempts} attempts in a row ended without a new checkpoint. The last: {reason}",
+        "hint": "Look at the evidence; a smaller job or a lower checkpoint_interval may get further.",
+        "evidence": list(evidence),
+    }
+
+
+def _status(state: JobState, message: str, fence: int, level: str = "info") -> history.Entry:
+    phase = "preparing" if state is JobState.RUNNING else state.value
+    return history.status(state, message, phase=phase, fence=fence, level=level)
+
+
+def _move(
+    session: Session, held: Held, target: JobState, message: str, level: str = "info", **values: Any
+) -> bool:
+    """The transition itself. Raises WrongState where the table does not know it."""
+    if target not in TRANSITIONS[JobState(held.state)]:
+        raise WrongState(JobState(held.state))
+    if target not in HELD:
+        values |= {"lease_owner": None, "lease_expires_at": None}
+    if target in TERMINAL:
+        values["finished_at"] = db_now()
+    moved = session.execute(
+        update(Job)
+        .where(Job.id == held.id, Job.state == held.state, Job.fence == held.fence)
+        .values(state=target.value, phase=target.value, **values)
+        .returning(Job.fence)
+        .execution_options(**QUIET)
+    ).scalar_one_or_none()
+    if moved is None:
+        return False
+    level = "error" if target is JobState.FAILED else level
+    history.append(session, held.id, _status(target, message, moved, level))
+    return True
+
+
+def _request(
+    session: Session,
+    tenant: str,
+    job_id: str,
+    targets: dict[JobState, JobState],
+    already: set[JobState],
+    message: str,
+) -> JobState | None:
+    held = lock(session, Job.id == job_id, Job.tenant == tenant)
+    if held is None:
+        return None
+    current = JobState(held.state)
+    if current in already:
+        return current
+    if current not in targets:
+        raise WrongState(current)
+    target = targets[current]
+    values: dict[str, Any] = {"not_before": 0.0, "last_woken_at": 0.0} if target is JobState.QUEUED else {}
+    _move(session, held, target, ENDINGS.get(target, message), **values)
+    return target

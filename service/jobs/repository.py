@@ -1,0 +1,273 @@
+"""Queries about jobs. Each takes the tenant: a foreign id finds nothing.
+
+Boundary: SELECTs and INSERTs inside the caller's transaction. State changes are `queue.py`'s, history is
+`history.py`'s; metrics and rollouts have their own modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, and_, func, or_, select, text, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+
+from service.clock import db_now
+from service.files.repository import exists_now
+from service.jobs import names
+from service.jobs.names import MODEL_PREFIX
+from service.jobs.states import TERMINAL, JobState
+from service.models import ApiKey, Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent
+
+DEDUPLICATION_SECONDS = 600
+MAX_LINEAGE = 100
+_ENDED = [state.value for state in TERMINAL]
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """What a fine-tuned model's name stands for: a job's result, or one of its checkpoints."""
+
+    job: Job
+    kind: Literal["adapter", "model"]
+    """`model`: whole weights."""
+    storage_key: str
+    """Of the tar.gz."""
+    sha256: str
+    created_at: float
+    """Unix seconds."""
+
+
+def lock_tenant(session: Session, tenant: str) -> None:
+    """Lets one transaction at a time create jobs of a tenant. SQLite's BEGIN IMMEDIATE does it already."""
+    if session.get_bind().dialect.name == "postgresql":
+        number = int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:8], signed=True)
+        session.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+
+
+def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
+    return session.scalar(select(Job).where(Job.id == job_id, Job.tenant == tenant))
+
+
+def find_by_model(session: Session, tenant: str, fine_tuned_model: str) -> Job | None:
+    """The job that made a fine-tuned model."""
+    return session.scalar(select(Job).where(Job.fine_tuned_model == fine_tuned_model, Job.tenant == tenant))
+
+
+def fine_tuned(session: Session, tenant: str) -> list[Job]:
+    """The tenant's jobs that made a model, newest first."""
+    query = select(Job).where(Job.tenant == tenant, Job.fine_tuned_model.is_not(None))
+    return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
+
+
+def resolve_model(session: Session, tenant: str, name: str) -> ModelWeights | None:
+    """The tenant's weights of a fine-tuned model's name, or of a checkpoint's; None where there are none."""
+    point = names.checkpoint_of(name)
+    if point is not None:
+        return _checkpoint_weights(session, tenant, *point)
+    job = find_by_model(session, tenant, name)
+    pairs = [] if job is None else artifacts_of(session, tenant, [job.id])
+    for artifact, file in pairs:
+        if job is not None and artifact.kind != "metrics":
+            kind: Literal["adapter", "model"] = "model" if artifact.kind == "model" else "adapter"
+            created_at = job.finished_at or job.created_at
+            return ModelWeights(job, kind, file.storage_key, file.sha256, created_at)
+    return None
+
+
+def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: int) -> ModelWeights | None:
+    """A job that has not succeeded has no model's name; its checkpoints carry the one it would have had."""
+    job = find_by_model(session, tenant, fine_tuned) or find_job(session, tenant, names.job_of(fine_tuned))
+    if job is None or names.model_of(job) != fine_tuned:
+        return None
+    found = select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.step == step)
+    point = session.scalar(found)
+    if point is None:
+        return None
+    settings = job.method[job.method["type"]]
+    kind: Literal["adapter", "model"] = (
+        "model" if settings["hyperparameters"]["lora"] == "full" else "adapter"
+    )
+    return ModelWeights(job, kind, point.adapter_key, point.adapter_sha256, point.created_at)
+
+
+def base_model_name(session: Session, tenant: str, model: str) -> str | None:
+    """The catalogue name a model comes from; None where an ancestor or its weights are not there."""
+    for _ in range(MAX_LINEAGE):
+        if not model.startswith(MODEL_PREFIX):
+            return model
+        parent = resolve_model(session, tenant, model)
+        if parent is None:
+            return None
+        model = parent.job.model
+    return None
+
+
+def descendants(session: Session, tenant: str, model: str) -> list[str]:
+    """Ids of unfinished jobs that start from a model or from one of its checkpoints."""
+    of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
+    starts_there = or_(Job.model == model, of_checkpoint)
+    query = select(Job.id).where(Job.tenant == tenant, starts_there, Job.state.not_in(_ENDED))
+    return list(session.scalars(query))
+
+
+def page_of_jobs(
+    session: Session, tenant: str, *, after: Job | None, limit: int, labels: Mapping[str, str] | None
+) -> list[Job]:
+    """Newest first, `limit` + 1 of them. `labels` empty: those without metadata; None: all."""
+    query = select(Job).where(Job.tenant == tenant)
+    if after is not None:
+        query = query.where(tuple_(Job.created_at, Job.id) < (after.created_at, after.id))
+    if labels is not None and not labels:
+        query = query.where(Job.labels.is_(None))
+    for name, value in (labels or {}).items():
+        query = query.where(_has_label(session, name, value))
+    return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)))
+
+
+def _has_label(session: Session, name: str, value: str) -> ColumnElement[bool]:
+    if session.get_bind().dialect.name == "postgresql":
+        return Job.labels[name].as_string() == value
+    # SQLite's JSON paths can quote neither every key nor find an escaped one.
+    pair = func.json_each(Job.labels).table_valued("key", "value")
+    return select(pair.c.key).where(pair.c.key == name, pair.c.value == value).exists()
+
+
+def num_unfinished(session: Session, tenant: str) -> int:
+    query = select(func.count()).select_from(Job).where(Job.tenant == tenant, Job.state.not_in(_ENDED))
+    return session.scalar(query) or 0
+
+
+def queue_positions(session: Session, tenant: str, jobs: Iterable[Job]) -> dict[str, int]:
+    """Id → place in its pool's queue, from 1, in the order in which workers claim."""
+    ids = [job.id for job in jobs if job.state == JobState.QUEUED.value]
+    if not ids:
+        return {}
+    ahead = aliased(Job)
+    is_before = or_(
+        ahead.priority > Job.priority,
+        and_(ahead.priority == Job.priority, ahead.created_at < Job.created_at),
+    )
+    num_ahead = (
+        select(func.count())
+        .select_from(ahead)
+        .where(ahead.state == JobState.QUEUED.value, ahead.pool == Job.pool, is_before)
+        .scalar_subquery()
+    )
+    rows = session.execute(select(Job.id, num_ahead).where(Job.id.in_(ids), Job.tenant == tenant))
+    return {job_id: num + 1 for job_id, num in rows}
+
+
+def now(session: Session) -> float:
+    """The database's clock, Unix seconds."""
+    return float(session.scalar(select(db_now())) or 0.0)
+
+
+def artifacts_of(session: Session, tenant: str, job_ids: Sequence[str]) -> list[tuple[Artifact, File]]:
+    """Result files that still exist, of all these jobs."""
+    query = (
+        select(Artifact, File)
+        .join(File, File.id == Artifact.id)
+        .where(Artifact.job_id.in_(job_ids), File.tenant == tenant, File.deleted_at.is_(None))
+    )
+    return [(artifact, file) for artifact, file in session.execute(query)]
+
+
+def is_result(session: Session, file_id: str) -> bool:
+    """Whether a file is what a job has made."""
+    return session.get(Artifact, file_id) is not None
+
+
+def files_by_id(session: Session, tenant: str, ids: Iterable[str | None]) -> dict[str, File]:
+    """Existing files of the tenant."""
+    wanted = [file_id for file_id in ids if file_id is not None]
+    query = select(File).where(File.id.in_(wanted), File.tenant == tenant, exists_now())
+    return {file.id: file for file in session.scalars(query)}
+
+
+def find_idempotency_key(session: Session, tenant: str, key: str) -> IdempotencyKey | None:
+    query = select(IdempotencyKey).where(IdempotencyKey.tenant == tenant, IdempotencyKey.key == key)
+    return session.scalar(query)
+
+
+def find_recent_request(session: Session, tenant: str, request_sha256: str) -> IdempotencyKey | None:
+    """The newest POST with this body in the last ten minutes."""
+    query = (
+        select(IdempotencyKey)
+        .where(IdempotencyKey.request_sha256 == request_sha256, IdempotencyKey.tenant == tenant)
+        .where(IdempotencyKey.created_at > db_now() - DEDUPLICATION_SECONDS)
+    )
+    return session.scalar(query.order_by(IdempotencyKey.created_at.desc()).limit(1))
+
+
+def events_before(
+    session: Session, tenant: str, job_id: str, *, before: int | None, limit: int
+) -> list[JobEvent]:
+    """Newest first, `limit` + 1 of them, older than the sequence `before`."""
+    query = select(JobEvent).where(_belongs(JobEvent.job_id, tenant, job_id))
+    if before is not None:
+        query = query.where(JobEvent.sequence < before)
+    return list(session.scalars(query.order_by(JobEvent.sequence.desc()).limit(limit + 1)))
+
+
+def events_after(session: Session, job_id: str, after: int, limit: int) -> list[JobEvent]:
+    """Oldest first, for a stream whose reader was checked when it was opened."""
+    query = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.sequence > after)
+    return list(session.scalars(query.order_by(JobEvent.sequence).limit(limit)))
+
+
+def stream_heads(session: Session, job_ids: Sequence[str]) -> dict[str, tuple[int, JobState]]:
+    """Id → newest event number and state, for streams whose readers were checked."""
+    rows = session.execute(select(Job.id, Job.event_sequence, Job.state).where(Job.id.in_(job_ids)))
+    return {job_id: (sequence, JobState(state)) for job_id, sequence, state in rows}
+
+
+def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
+    """Those API keys that are neither revoked nor expired, for streams that were opened with them."""
+    is_unexpired = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now())
+    query = select(ApiKey.public_id).where(ApiKey.public_id.in_(public_ids), ApiKey.revoked_at.is_(None))
+    return set(session.scalars(query.where(is_unexpired)))
+
+
+def checkpoints_of(
+    session: Session, tenant: str, job_id: str, *, before_step: int | None = None, limit: int | None = None
+) -> list[Checkpoint]:
+    """Newest first."""
+    query = select(Checkpoint).where(_belongs(Checkpoint.job_id, tenant, job_id))
+    if before_step is not None:
+        query = query.where(Checkpoint.step < before_step)
+    return list(session.scalars(query.order_by(Checkpoint.step.desc()).limit(limit)))
+
+
+def find_checkpoint(session: Session, tenant: str, checkpoint_id: str) -> Checkpoint | None:
+    query = select(Checkpoint).join(Job, Job.id == Checkpoint.job_id)
+    return session.scalar(query.where(Checkpoint.id == checkpoint_id, Job.tenant == tenant))
+
+
+def forget_model(session: Session, tenant: str, job: Job) -> list[str]:
+    """Clears a fine-tuned model's name, its artifacts and its checkpoints; answers their storage keys."""
+    pairs = artifacts_of(session, tenant, [job.id])
+    weights = [(artifact, file) for artifact, file in pairs if artifact.kind != "metrics"]
+    checkpoints = checkpoints_of(session, tenant, job.id)
+    session.execute(update(Job).where(Job.id == job.id, Job.tenant == tenant).values(fine_tuned_model=None))
+    for artifact, file in weights:
+        file.deleted_at = now(session)
+        session.delete(artifact)
+    for checkpoint in checkpoints:
+        session.delete(checkpoint)
+    keys = [file.storage_key for _, file in weights]
+    keys += [key for point in checkpoints for key in (point.state_key, point.adapter_key) if key]
+    return keys
+
+
+def add(session: Session, *rows: Any) -> None:
+    """Stores new rows at once, so that later statements of the transaction see them."""
+    session.add_all(rows)
+    session.flush()
+
+
+def _belongs(column: InstrumentedAttribute[str], tenant: str, job_id: str) -> ColumnElement[bool]:
+    owned = select(Job.id).where(Job.id == job_id, Job.tenant == tenant).exists()
+    return and_(column == job_id, owned)

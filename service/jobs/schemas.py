@@ -1,0 +1,179 @@
+"""What a job request may say and what its answer always has (OpenAI's `fine_tuning.job` and our additions).
+
+Boundary: shapes only. The method is the engine's own configuration class, so what passes here runs there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from grpo_engine.config import Method
+from service.jobs.openai_terms import from_openai_terms
+
+Label = Annotated[str, StringConstraints(max_length=512)]
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
+class Request(BaseModel):
+    """Unknown fields are refused: a typo is an error where it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Resources(Request):
+    gpus: int = Field(1, ge=1, le=1024)
+
+
+class JobCreate(Request):
+    """Body of `POST /v1/fine_tuning/jobs`."""
+
+    model: str = Field(min_length=1, max_length=256)
+    """A name of the catalogue, or the `ft:…` name of an earlier job."""
+    training_file: FileId
+    validation_file: FileId | None = None
+    suffix: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    seed: int | None = Field(None, ge=0, lt=2**31)
+    metadata: dict[LabelName, Label] | None = Field(None, max_length=16)
+    resources: Resources = Resources()
+    method: Method
+    hyperparameters: dict[str, Any] | None = None
+    """Deprecated by OpenAI: where no method is given they are the supervised method's, else unused."""
+    integrations: list[Any] | None = Field(None, max_length=0)
+    """None yet."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_our_terms(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("method") is not None:
+            return from_openai_terms(data)
+        given = {"hyperparameters": data.get("hyperparameters") or {}}
+        rest = {name: value for name, value in data.items() if name != "hyperparameters"}
+        return {**rest, "method": {"type": "supervised", "supervised": given}}
+
+
+class ErrorRead(BaseModel):
+    code: str
+    message: str
+    param: str | None = None
+
+
+class FailureRead(BaseModel):
+    code: str
+    message: str
+    hint: str = ""
+    evidence: list[Any] = []
+
+
+class QueueRead(BaseModel):
+    position: int | None = None
+    """1: the next one; None where the job does not wait."""
+    reason: str | None = None
+
+
+class ProgressRead(BaseModel):
+    step: int
+    total_steps: int
+    seconds_remaining: float | None = None
+    """At the mean rate so far; None where nothing is known."""
+
+
+class EvalRead(BaseModel):
+    baseline: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None
+    last: dict[str, Any] | None = None
+
+
+class ArtifactRead(BaseModel):
+    """A result file: `GET /v1/files/{id}/content` fetches it."""
+
+    object: Literal["fine_tuning.job.artifact"] = "fine_tuning.job.artifact"
+    id: str
+    kind: str
+    step: int
+    bytes: int
+    sha256: str
+    filename: str
+
+
+class JobRead(BaseModel):
+    """OpenAI's `fine_tuning.job`; the fields after `method` are ours and always there."""
+
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    id: str
+    created_at: int
+    finished_at: int | None
+    estimated_finish: int | None
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str
+    status: str
+    training_file: str
+    validation_file: str | None
+    result_files: list[str]
+    trained_tokens: int | None
+    error: ErrorRead | None
+    hyperparameters: dict[str, Any]
+    seed: int
+    suffix: str | None
+    metadata: dict[str, str] | None
+    integrations: list[Any] = []
+    method: dict[str, Any]
+    queue: QueueRead
+    progress: ProgressRead
+    phase: str
+    attempt: int
+    warnings: list[Any]
+    eval: EvalRead
+    artifacts: list[ArtifactRead]
+    failure: FailureRead | None
+    resources: dict[str, Any]
+    started_at: int | None
+
+
+class EventRead(BaseModel):
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    id: str
+    created_at: int
+    level: str
+    type: Literal["message", "metrics"]
+    message: str
+    data: dict[str, Any]
+
+
+class CheckpointRead(BaseModel):
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    id: str
+    created_at: int
+    fine_tuning_job_id: str
+    fine_tuned_model_checkpoint: str
+    step_number: int
+    metrics: dict[str, Any]
+    bytes: int
+    sha256: str
+
+
+class ProblemRead(BaseModel):
+    param: str
+    message: str
+
+
+class RowCounts(BaseModel):
+    training: int
+    validation: int
+
+
+class ValidationRead(BaseModel):
+    """Answer of `POST /v1/fine_tuning/jobs/validate`."""
+
+    object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
+    valid: bool
+    problems: list[ProblemRead]
+    warnings: list[dict[str, str]]
+    rows: RowCounts
+    total_steps: int
+    method: dict[str, Any]

@@ -1,0 +1,59 @@
+"""The job's states and the one transition table.
+
+    POST ─► queued ──claim──► running ──finish──► succeeded | failed
+              ▲  ▲               │ │ └─cancel──► cancelling ──► cancelled
+              │  │               │ └──pause──► pausing ──► paused ──resume──► queued
+              │  └─ release (drain) ┘
+              └──── lease expired, engine died (backoff); too often without a checkpoint → failed
+
+Terminal states never change. A write names the states it comes from; 0 rows means somebody else was first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    """Cancel was asked for; the engine is writing its last checkpoint. Shown as running."""
+    PAUSING = "pausing"
+    """Pause was asked for; the engine is writing a checkpoint. Shown as running."""
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.PAUSED, JobState.FAILED}),
+    JobState.RUNNING: frozenset(
+        {
+            JobState.QUEUED,
+            JobState.CANCELLING,
+            JobState.PAUSING,
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+        }
+    ),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED}),
+    JobState.PAUSING: frozenset(
+        {JobState.PAUSED, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED, JobState.QUEUED}
+    ),
+    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
+HELD = frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.PAUSING})
+"""States in which a worker holds a lease."""
+
+PUBLIC = {state: state for state in JobState} | {
+    JobState.CANCELLING: JobState.RUNNING,
+    JobState.PAUSING: JobState.RUNNING,
+}
+"""What the API shows."""

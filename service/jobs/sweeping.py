@@ -1,0 +1,58 @@
+"""What nobody holds any more, and what nobody was told about. Any number of processes may sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session, aliased
+
+from service.clock import db_now
+from service.jobs.queue import HELD_STATES, QUIET, end_attempt, locked
+from service.jobs.states import JobState
+from service.models import Job
+
+BATCH = 100
+REWAKE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A job whose lease had expired, and where it went."""
+
+    job_id: str
+    state: JobState
+
+
+def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[Swept]:
+    """Expired leases → queued with backoff, or cancelled, paused, failed; each under a new fence."""
+    expired = locked(Job.state.in_(HELD_STATES), Job.lease_expires_at < db_now())
+    rows = session.execute(
+        expired.order_by(Job.lease_expires_at).limit(BATCH).with_for_update(skip_locked=True)
+    ).all()
+    reason = "The worker was lost: its lease expired."
+    return [
+        Swept(row.id, end_attempt(session, row, reason, max_failures, backoff_seconds, row.fence + 1))
+        for row in rows
+    ]
+
+
+def due_pools(session: Session) -> list[str]:
+    """Pools to wake, one per waiting job whose last wake-up is old; marks them as woken now."""
+    waiting = aliased(Job)
+    due = (
+        select(waiting.id)
+        .where(waiting.state == JobState.QUEUED.value, waiting.not_before <= db_now())
+        .where(waiting.last_woken_at < db_now() - REWAKE_SECONDS)
+        .order_by(waiting.last_woken_at)
+        .limit(BATCH)
+        .with_for_update(skip_locked=True)
+    )
+    woken = (
+        update(Job)
+        .where(Job.id.in_(due), Job.state == JobState.QUEUED.value)
+        .values(last_woken_at=db_now())
+        .returning(Job.pool)
+        .execution_options(**QUIET)
+    )
+    return list(session.execute(woken).scalars())

@@ -1,0 +1,133 @@
+"""What every request goes through: its id, its log line, safe headers, HEAD, and an answer even to a bug.
+
+Boundary: plain ASGI, so that streams pass untouched. It is the one place that catches unknown exceptions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import PayloadTooLarge, ServiceError
+from service.ids import new_id
+
+log = structlog.get_logger()
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestContext:
+    """Gives each HTTP request an id, answers unknown exceptions neutrally and logs one line."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req", "_")
+        scope.setdefault("state", {})["request_id"] = request_id
+        exchange = _Exchange(scope, send, request_id)
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self._run(exchange, scope, receive)
+
+    async def _run(self, exchange: _Exchange, scope: Scope, receive: Receive) -> None:
+        started = time.monotonic()
+        try:
+            await self.app(scope, receive, exchange.send)
+        except Exception:
+            log.exception("unexpected error", method=scope["method"], path=scope["path"])
+            if exchange.status:
+                raise
+            await exchange.answer(_unexpected(exchange.request_id))
+        finally:
+            _log_access(scope, exchange.status, time.monotonic() - started)
+
+
+class HeadLikeGet:
+    """Answers HEAD with the status and headers of GET; what GET would have sent is not even read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                await send({"type": "http.response.body", "body": b""})
+                raise _HeadSent
+
+        try:
+            await self.app({**scope, "method": "GET"}, receive, send_head)
+        except _HeadSent:
+            return
+
+
+class _HeadSent(Exception):
+    """Unwinds the response, so that no stream is drained for nobody."""
+
+
+class _Exchange:
+    """One request's way out: adds headers and puts the body limit's plain text into the error shape."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self.request_id = request_id
+        self.status = 0
+        self._send = send
+        self._is_replaced = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            if message["status"] == 413 and headers.get("content-type", "").startswith("text/plain"):
+                self._is_replaced = True
+                await self.answer(PayloadTooLarge("The request body is too large."))
+                return
+            self.status = message["status"]
+            headers["x-request-id"] = self.request_id
+            headers["x-content-type-options"] = "nosniff"
+        if not self._is_replaced:
+            await self._send(message)
+
+    async def answer(self, error: ServiceError) -> None:
+        """Send a whole response."""
+        body = json.dumps(error.body()).encode()
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": self.request_id,
+            "x-content-type-options": "nosniff",
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.status = error.status
+        await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _unexpected(request_id: str) -> ServiceError:
+    return ServiceError(f"Something went wrong on our side. Tell the operator this request id: {request_id}.")
+
+
+def _log_access(scope: Scope, status: int, seconds: float) -> None:
+    principal: Any = scope["state"].get("principal")
+    log.info(
+        "request",
+        method=scope["method"],
+        path=scope["path"],
+        status=status,
+        seconds=round(seconds, 4),
+        tenant=getattr(principal, "tenant", None),
+        key_id=getattr(principal, "key_id", None),
+    )

@@ -1,0 +1,45 @@
+"""`/v1/models`. Names hold slashes and colons, so the id is the whole rest of the path."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+
+from service.auth import Reader, Writer
+from service.dependencies import CatalogDep, DatabaseDep, RequestId, StorageDep
+from service.models_catalog.schemas import ModelDeleted, ModelRead
+from service.models_catalog.service import Models
+
+router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+def _models(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Models:
+    return Models(database, storage, catalog)
+
+
+ModelsDep = Annotated[Models, Depends(_models)]
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelRead]
+    has_more: Literal[False] = False
+
+
+@router.get("")
+def list_models(principal: Reader, models: ModelsDep) -> ModelList:
+    """Base models, then your fine-tuned ones."""
+    return ModelList(data=models.list(principal.tenant))
+
+
+@router.get("/{model:path}")
+def retrieve_model(model: str, principal: Reader, models: ModelsDep) -> ModelRead:
+    return models.read(principal.tenant, model)
+
+
+@router.delete("/{model:path}")
+def delete_model(model: str, principal: Writer, models: ModelsDep, request_id: RequestId) -> ModelDeleted:
+    """Deletes your fine-tuned model and its weights."""
+    return models.delete(principal, model, request_id)

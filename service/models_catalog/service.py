@@ -1,0 +1,81 @@
+"""Models of the catalogue and the tenant's fine-tuned ones: list, read, delete.
+
+Boundary: a catalogue model is the operator's and is never deleted here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service import audit
+from service.auth import Principal
+from service.catalog import Catalog, CatalogEntry
+from service.db import Database
+from service.errors import Forbidden, InvalidRequest, NotFound
+from service.jobs import repository
+from service.models import Job
+from service.models_catalog.schemas import ModelDeleted, ModelRead
+from service.storage import Storage
+
+CATALOGUE = "catalogue"
+
+
+@dataclass(frozen=True)
+class Models:
+    database: Database
+    storage: Storage
+    catalog: Catalog
+
+    def list(self, tenant: str) -> list[ModelRead]:
+        """Catalogue first, by name; then the tenant's own, newest first."""
+        entries = (self.catalog.find(name) for name in self.catalog.names())
+        base = [_of_entry(entry) for entry in entries if entry is not None]
+        with self.database.reading() as session:
+            return base + [_of_job(job) for job in repository.fine_tuned(session, tenant)]
+
+    def read(self, tenant: str, name: str) -> ModelRead:
+        if entry := self.catalog.find(name):
+            return _of_entry(entry)
+        with self.database.reading() as session:
+            if job := repository.find_by_model(session, tenant, name):
+                return _of_job(job)
+            point = repository.resolve_model(session, tenant, name)
+        if point is None:
+            raise _unknown(name)
+        return ModelRead(id=name, created=int(point.created_at), owned_by=tenant)
+
+    def delete(self, principal: Principal, name: str, request_id: str) -> ModelDeleted:
+        """Deletes a fine-tuned model: its name and every weight of its job. Its metrics stay.
+
+        Raises Forbidden for a catalogue model, InvalidRequest while an unfinished job starts from it.
+        """
+        if self.catalog.find(name):
+            raise Forbidden(
+                f"{name} belongs to the catalogue; only its operator removes it.", code="not_owner"
+            )
+        with self.database.transaction() as session:
+            repository.lock_tenant(session, principal.tenant)
+            job = repository.find_by_model(session, principal.tenant, name)
+            if job is None:
+                raise _unknown(name)
+            if users := repository.descendants(session, principal.tenant, name):
+                raise InvalidRequest(f"{name} is in use by {', '.join(users[:5])}.", code="model_in_use")
+            keys = repository.forget_model(session, principal.tenant, job)
+            audit.record(session, principal, "model.delete", job.id, request_id)
+        for key in keys:
+            self.storage.delete(key)
+        return ModelDeleted(id=name)
+
+
+def _of_entry(entry: CatalogEntry) -> ModelRead:
+    return ModelRead(id=entry.name, created=entry.created, owned_by=CATALOGUE)
+
+
+def _of_job(job: Job) -> ModelRead:
+    return ModelRead(
+        id=str(job.fine_tuned_model), created=int(job.finished_at or job.created_at), owned_by=job.tenant
+    )
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"There is no model {name}.", param="model", code="model_not_found")

@@ -1,0 +1,92 @@
+"""Where and how this deployment runs. Read from the environment once, at the edge (`GRPO_…`).
+
+Job parameters do not live here: they are the job's own (`grpo_engine.config`).
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="GRPO_", frozen=True, extra="ignore")
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".grpo")
+    """Embedded mode's one folder: database, artifacts, models, runs, the first key."""
+    mode: Literal["embedded", "production"] = "embedded"
+    """Production refuses SQLite and an evicting Redis."""
+    database_url: SecretStr | None = None
+    """SQLAlchemy URL; none: SQLite in `home`."""
+    broker_url: SecretStr | None = None
+    """Redis; none: workers poll."""
+    storage_url: str | None = None
+    """`file:///path` or `s3://bucket/prefix`; none: a folder in `home`."""
+    models: Path | None = None
+    """Catalogue file (JSON: name → {path, revision}); none: each folder of `home/models` is a model."""
+    engine_python: Path = Path(sys.executable)
+    """Interpreter of the engine; another environment where vLLM pins its own."""
+    engine_module: str = "grpo_engine"
+    """What the worker starts with `-m`; tests start their own."""
+    pool: str = "default"
+
+    lease_seconds: float = Field(120, gt=0)
+    heartbeat_seconds: float = Field(15, gt=0)
+    self_fence_seconds: float = Field(90, gt=0)
+    """Without a successful renewal for so long the worker stops its engine itself."""
+    sweep_seconds: float = Field(10, gt=0)
+    poll_seconds: float = Field(1.0, gt=0)
+    stall_seconds: float = Field(1800, gt=0)
+    """An engine without any event for so long has hung."""
+    stop_grace_seconds: float = Field(120, gt=0)
+    """From SIGTERM to SIGKILL, time for a checkpoint."""
+    retry_backoff_seconds: float = Field(5, ge=0)
+    max_attempts_without_checkpoint: int = Field(3, ge=1)
+    max_upload_bytes: int = Field(512 * 2**20, ge=1)
+    max_rows: int = Field(50_000, ge=1)
+    max_queued_jobs: int = Field(100, ge=1)
+    """Queued and running jobs of one tenant."""
+    log_level: str = "INFO"
+
+    @model_validator(mode="after")
+    def _production_is_real(self) -> Self:
+        if self.mode == "production" and self.sqlalchemy_url.startswith("sqlite"):
+            raise ValueError("production needs PostgreSQL: set GRPO_DATABASE_URL")
+        if self.mode == "production" and self.broker_url is None:
+            raise ValueError("production needs Redis: set GRPO_BROKER_URL")
+        if self.self_fence_seconds >= self.lease_seconds:
+            raise ValueError("GRPO_SELF_FENCE_SECONDS must be shorter than GRPO_LEASE_SECONDS")
+        return self
+
+    @cached_property
+    def sqlalchemy_url(self) -> str:
+        """URL with the psycopg driver named; SQLite in `home` where none is given."""
+        if self.database_url is None:
+            return f"sqlite:///{self.home / 'grpo.db'}"
+        url = self.database_url.get_secret_value()
+        for prefix in ("postgres://", "postgresql://"):
+            if url.startswith(prefix):
+                return "postgresql+psycopg://" + url.removeprefix(prefix)
+        return url
+
+    @cached_property
+    def storage_location(self) -> str:
+        return self.storage_url or f"file://{self.home / 'artifacts'}"
+
+    @property
+    def models_dir(self) -> Path:
+        return self.home / "models"
+
+    @property
+    def runs_dir(self) -> Path:
+        """Scratch of the engines that run here: `runs/<job>/<fence>`."""
+        return self.home / "runs"
+
+    @property
+    def key_file(self) -> Path:
+        return self.home / "api_key"

@@ -1,0 +1,177 @@
+"""How long a row is for a model: its tokenizer and chat template, without transformers.
+
+Boundary: reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and `config.json` of one
+folder; no weights. Templates render like transformers' `apply_chat_template`, in Jinja's sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+class ModelTextError(Exception):
+    """The folder's tokenizer, template or configuration cannot be read."""
+
+
+class RenderError(Exception):
+    """The chat template refuses a conversation; the message says why."""
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """What turns rows into tokens for one model."""
+
+    tokenizer: Tokenizer
+    template: Template | None
+    special_tokens: Mapping[str, str]
+    context_tokens: int | None
+    """Positions the model has, prompt and completion together; None where its config does not say."""
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, for_completion: bool
+    ) -> str:
+        """The conversation as text; with the assistant's opening where a completion is to follow.
+
+        Raises RenderError where the model has no template or its template refuses the conversation.
+        """
+        if self.template is None:
+            raise RenderError("the model has no chat template")
+        try:
+            return self.template.render(
+                messages=[{**message, "content": joined(message)} for message in messages],
+                tools=tools or None,
+                documents=None,
+                add_generation_prompt=for_completion,
+                **self.special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise RenderError(f"the model's chat template refuses it: {error}") from error
+
+    def lengths(self, texts: Sequence[str], *, rendered: bool) -> list[int]:
+        """Tokens of each text; special tokens are added only to what no template has rendered."""
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=not rendered)
+        return [len(encoding.ids) for encoding in encodings]
+
+    def target_lengths(self, texts: Sequence[str]) -> list[int]:
+        """Tokens to learn of each text: up to its first end-of-sequence, which is added where it has none."""
+        end = self.tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        lists = [encoding.ids for encoding in encodings]
+        return [ids.index(end) + 1 if end in ids else len(ids) + 1 for ids in lists]
+
+
+def load_model_text(folder: Path) -> ModelText:
+    """Tokenizer, template and limits of a model folder, cached until a file of it changes.
+
+    Raises ModelTextError where a file is missing or broken.
+    """
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
+    files = [folder / name for name in names]
+    stamp = tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
+    return _load(folder, stamp)
+
+
+@lru_cache(maxsize=8)
+def _load(folder: Path, _stamp: tuple[int, ...]) -> ModelText:
+    tokenizer_file = folder / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise ModelTextError(f"{folder.name} holds no tokenizer.json")
+    settings = _read_json(folder / "tokenizer_config.json")
+    source = _template_source(folder, settings)
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_file.read_text("utf-8"))
+        template = _environment().from_string(source) if source else None
+    except (TemplateError, OSError, ValueError) as error:
+        raise ModelTextError(f"the template of {folder.name} cannot be read: {error}") from error
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelTextError(f"the tokenizer of {folder.name} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    special = {name: text for name in _SPECIAL if (text := _token_text(settings.get(name)))}
+    return ModelText(tokenizer, template, special, _context(_read_json(folder / "config.json")))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        data = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelTextError(f"{file.name} cannot be read: {error}") from error
+    return data if isinstance(data, dict) else {}
+
+
+def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _token_text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _context(config: Mapping[str, Any]) -> int | None:
+    for part in (config, config.get("text_config") or {}):
+        for name in _CONTEXT:
+            if isinstance(part.get(name), int):
+                return int(part[name])
+    return None
+
+
+def joined(message: Mapping[str, Any]) -> Any:
+    """The message's content with its text parts joined: templates of text models know only strings."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; for a length it is transparent."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Without Jinja's HTML escapes, as transformers does."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)

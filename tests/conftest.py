@@ -1,0 +1,100 @@
+"""Fixtures every test folder shares: real servers, and each database test on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.db import Database, connect
+from service.migrate import upgrade
+from service.settings import Settings
+from tests.servers import Postgres, Redis
+
+_numbers = itertools.count(1)
+
+
+def settings_for(home: Path, database_url: str | None = None, **more: object) -> Settings:
+    """Settings with what is given and defaults for the rest."""
+    return Settings.model_validate({"home": home, "database_url": database_url, **more})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment() -> Iterator[None]:
+    """No `GRPO_…` variable of this machine reaches a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("GRPO_")]:
+            patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """One PostgreSQL for all tests; each test has its own database in it."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Redis]:
+    """One Redis for all tests; a test that stops it starts it again."""
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name of a migrated database that others are copied from."""
+    name = "grpo_template"
+    postgres_server.execute(f"CREATE DATABASE {name}")
+    upgrade(settings_for(tmp_path_factory.mktemp("template"), postgres_server.url_of(name)))
+    return name
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file that others are copied from."""
+    settings = settings_for(tmp_path_factory.mktemp("template"))
+    upgrade(settings)
+    return settings.home / "grpo.db"
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A fresh migrated SQLite database: `tmp_path/home/grpo.db`, as `Settings(home=tmp_path/home)` has it."""
+    target = tmp_path / "home" / "grpo.db"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(sqlite_template.read_bytes())
+    return f"sqlite:///{target}"
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Postgres, postgres_template: str) -> Iterator[str]:
+    """A fresh migrated PostgreSQL database, dropped at the end."""
+    name = f"grpo_{next(_numbers)}"
+    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_template}")
+    yield postgres_server.url_of(name)
+    postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The same test on both databases."""
+    fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    return str(request.getfixturevalue(fixture))
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    return settings_for(tmp_path / "home", database_url)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    """A migrated database, empty."""
+    database = connect(settings)
+    yield database
+    database.engine.dispose()

@@ -1,0 +1,124 @@
+"""The production deployment as processes: the commands of `docker/compose.yaml` on this machine.
+
+Real PostgreSQL and Redis from `tests.servers`; nothing shared with the embedded mode but the code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from service.cli.client import Client
+from service.cli.supervisor import dies_with_this_process
+from tests.servers import Postgres, Redis, free_port, wait_until
+from tests.service.embedded import ROOT, environment, run_grpo
+
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+END_SECONDS = 60
+
+
+@dataclass
+class Production:
+    """The deployment's settings and its running processes by their name in compose."""
+
+    home: Path
+    port: int
+    environment: dict[str, str] = field(repr=False)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, name: str) -> None:
+        """The service's command from compose, on this machine's port and interpreter."""
+        here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8000": f"--port={self.port}"}
+        program, *arguments = (here.get(word, word) for word in SERVICES[name]["command"])
+        with self.log(name).open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [str(Path(sys.executable).with_name(program)), *arguments],
+                env=self.environment,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=dies_with_this_process(signal.SIGKILL),
+            )
+
+    def log(self, name: str) -> Path:
+        return self.home / f"{name}.log"
+
+    def stop(self, name: str) -> int:
+        """SIGTERM, as `docker stop`; the exit code."""
+        process = self.running.pop(name)
+        process.terminate()
+        try:
+            return process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+
+    def stop_all(self) -> None:
+        for name in list(self.running):
+            self.stop(name)
+
+    def ready(self) -> dict[str, Any] | None:
+        """What `/readyz` says once it says 200."""
+        try:
+            response = httpx.get(f"{self.url}/readyz", timeout=2)
+        except httpx.TransportError:
+            return None
+        return dict(response.json()) if response.status_code == 200 else None
+
+    def client(self) -> Client:
+        """A client with a new key of tenant `acme`."""
+        created = run_grpo("keys", "create", "--tenant", "acme", environment=self.environment)
+        assert created.returncode == 0, created.stderr
+        return Client(self.url, created.stdout.strip())
+
+
+@contextmanager
+def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more: str) -> Iterator[Production]:
+    """A migrated deployment whose API, worker and maintenance run; all of them end with it."""
+    home.mkdir(parents=True)
+    catalogue = home / "catalogue.json"
+    catalogue.write_text(json.dumps({"tiny": {"path": str(model)}}))
+    env = environment(
+        home,
+        GRPO_MODE="production",
+        GRPO_DATABASE_URL=postgres_url,
+        GRPO_BROKER_URL=redis.url,
+        GRPO_STORAGE_URL=f"file://{home / 'store'}",
+        GRPO_MODELS=str(catalogue),
+        **more,
+    )
+    migrated = run_grpo(*SERVICES["migrate"]["command"][1:], environment=env)
+    assert migrated.returncode == 0, migrated.stderr
+    deployment = Production(home, free_port(), env)
+    with ExitStack() as stack:
+        stack.callback(deployment.stop_all)
+        for name in ("api", "worker", "maintenance"):
+            deployment.start(name)
+        wait_until(deployment.ready, 60, what="the API is ready")
+        yield deployment
+
+
+@contextmanager
+def empty_database(server: Postgres, name: str) -> Iterator[str]:
+    """A database without tables; its URL."""
+    server.execute(f"CREATE DATABASE {name}")
+    yield server.url_of(name)
+    server.execute(f"DROP DATABASE {name} WITH (FORCE)")

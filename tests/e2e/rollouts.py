@@ -1,0 +1,19 @@
+"""The service's own greedy completions of held-out rows, as its rollout export has them."""
+
+from __future__ import annotations
+
+import json
+
+from service.cli.client import JOBS, Client
+
+
+def evaluations(client: Client, job_id: str) -> dict[int, list[list[int]]]:
+    """Step → token ids of the service's own greedy completions, in the order of the held-out rows."""
+    path = f"{JOBS}/{job_id}/rollouts.jsonl"
+    with client.streaming(path, headers={}, split="validation") as response:
+        groups = [json.loads(line) for line in response.iter_lines()]
+    found: dict[int, list[list[int]]] = {group["step"]: [] for group in groups}
+    for group in sorted(groups, key=lambda group: group["row"]):
+        (completion,) = group["completions"]
+        found[group["step"]].append(completion["token_ids"])
+    return found

@@ -1,0 +1,134 @@
+"""The main job on the embedded default: supervised, then GRPO, then an adapter that PEFT loads.
+
+`grpo up`, the real engine, a tiny random model; everything over HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from examples.arithmetic import make_rows, supervised_rows, write_jsonl
+from examples.decoding import accuracy, answers, greedy_tokens
+from examples.tiny_model import make_model
+from service.cli.client import JOBS, Client
+from service.cli.download import fetch_adapter, unpack
+from service.cli.watch import watch_job
+from tests.e2e.rollouts import evaluations
+from tests.service.embedded import grpo_job, grpo_up
+
+pytestmark = pytest.mark.slow
+
+MAX_TOKENS = 6
+TRAIN, HELD_OUT = make_rows(256, 24, left=range(10), right=range(10), seed=2)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Both jobs as they ended, and what they left, unpacked."""
+
+    supervised: dict[str, Any]
+    reinforced: dict[str, Any]
+    model: Path
+    adapter: Path
+    evaluations: dict[int, list[list[int]]]
+    rewards: list[float]
+
+
+def supervised_job(training_file: str) -> dict[str, Any]:
+    hyperparameters = {"n_steps": 120, "batch_size": 32, "learning_rate": 3e-3, "lora": "full"}
+    method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    return {"model": "tiny", "training_file": training_file, "seed": 3, "method": method}
+
+
+def reinforcement_job(training_file: str, validation_file: str, model: str) -> dict[str, Any]:
+    body = grpo_job(training_file, steps=6, model=model) | {"validation_file": validation_file}
+    body["method"]["reinforcement"]["hyperparameters"] |= {
+        "prompts_per_step": 8,
+        "group_size": 8,
+        "beta": 0.02,
+        "learning_rate": 2e-3,
+        "max_completion_tokens": MAX_TOKENS,
+        "eval_interval": 6,
+        "lora": {"rank": 8, "alpha": 16},
+    }
+    return body
+
+
+def succeed(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    job = watch_job(client, client.create(JOBS, body)["id"])
+    assert job["status"] == "succeeded", job["failure"]
+    return job
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("embedded")
+    make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
+    files = {
+        "supervised": write_jsonl(folder / "supervised.jsonl", supervised_rows(TRAIN)),
+        "train": write_jsonl(folder / "train.jsonl", TRAIN),
+        "held_out": write_jsonl(folder / "held_out.jsonl", HELD_OUT),
+    }
+    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine") as up:
+        key = Path(up.ready["key_file"]).read_text().strip()
+        with Client(up.url, key) as client:
+            ids = {name: client.upload(path)["id"] for name, path in files.items()}
+            supervised = succeed(client, supervised_job(ids["supervised"]))
+            body = reinforcement_job(ids["train"], ids["held_out"], supervised["fine_tuned_model"])
+            reinforced = succeed(client, body)
+            yield Trained(
+                supervised,
+                reinforced,
+                unpack(fetch_adapter(client, supervised["id"], folder / "downloads")[0]),
+                unpack(fetch_adapter(client, reinforced["id"], folder / "downloads")[0]),
+                evaluations(client, reinforced["id"]),
+                [
+                    row["reward"]
+                    for row in client.get(f"{JOBS}/{reinforced['id']}/metrics", after_step=0)["data"]
+                ],
+            )
+
+
+def test_the_second_job_starts_from_the_first_ones_name(trained: Trained) -> None:
+    name = trained.supervised["fine_tuned_model"]
+    assert name.startswith("ft:tiny:default:")
+    assert trained.reinforced["model"] == name
+    assert [artifact["kind"] for artifact in trained.supervised["artifacts"]].count("model") == 1
+    assert [artifact["kind"] for artifact in trained.reinforced["artifacts"]].count("adapter") == 1
+
+
+def test_every_step_left_its_metrics_and_both_evaluations_are_there(trained: Trained) -> None:
+    assert len(trained.rewards) == 6
+    assert all(0 <= reward <= 1 for reward in trained.rewards)
+    assert sorted(trained.evaluations) == [0, 6]
+    assert trained.reinforced["eval"]["baseline"]["step"] == 0
+    assert trained.reinforced["eval"]["last"]["step"] == 6
+
+
+def test_the_downloaded_model_decodes_as_the_service_did_before_the_first_step(trained: Trained) -> None:
+    found = greedy_tokens(trained.model, HELD_OUT, max_tokens=MAX_TOKENS)
+    assert found == trained.evaluations[0]
+    assert len({tuple(tokens) for tokens in found}) > 5
+
+
+def test_the_downloaded_adapter_decodes_as_the_service_did_after_the_last_step(trained: Trained) -> None:
+    found = greedy_tokens(trained.model, HELD_OUT, adapter=trained.adapter, max_tokens=MAX_TOKENS)
+    assert found == trained.evaluations[6]
+
+
+def test_the_reported_reward_is_the_adapter_s_accuracy(trained: Trained) -> None:
+    texts = answers(trained.model, HELD_OUT, adapter=trained.adapter, max_tokens=MAX_TOKENS)
+    assert trained.reinforced["eval"]["last"]["reward"] == pytest.approx(accuracy(texts, HELD_OUT))
+
+
+def test_the_adapter_changed_something(trained: Trained) -> None:
+    tensors = load_file(trained.adapter / "adapter_model.safetensors")
+    assert tensors
+    changed = [name for name, tensor in tensors.items() if "lora_B" in name and tensor.abs().max() > 0]
+    assert len(changed) == sum("lora_B" in name for name in tensors)

@@ -1,0 +1,108 @@
+"""SIGKILL of the engine, the worker and the API while a job trains: it succeeds once, with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from examples.arithmetic import make_rows, write_jsonl
+from examples.tiny_model import make_model
+from service.cli.client import JOBS, Client
+from tests.servers import wait_until
+from tests.service.embedded import Up, grpo_job, grpo_up, processes_of
+
+pytestmark = pytest.mark.slow
+
+STEPS = 24
+CLOCKS = ("timing/", "perf/", "memory/", "step_time")
+
+
+def pids_of(home: Path, *words: str) -> list[int]:
+    """Processes of this home whose command holds all the words; an engine knows it only by its folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        here = int(folder.name) in processes_of(home) or any(str(home) in part for part in command)
+        if here and all(word in command for word in words):
+            found.append(int(folder.name))
+    return found
+
+
+def kill(home: Path, *words: str) -> None:
+    """SIGKILL the one process, once it is there."""
+    wait_until(lambda: len(pids_of(home, *words)) == 1, seconds=60)
+    os.kill(pids_of(home, *words)[0], signal.SIGKILL)
+
+
+def run(
+    folder: Path, disturb: Callable[[Up, Client, str], None]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A GRPO job through `grpo up`; what it answers at its end and its metrics without the clocks."""
+    make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
+    rows = write_jsonl(folder / "train.jsonl", make_rows(64, 1, left=range(10), right=range(10), seed=2)[0])
+    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", GRPO_RETRY_BACKOFF_SECONDS="0.2") as up:
+        key = Path(up.ready["key_file"]).read_text().strip()
+        with Client(up.url, key) as client:
+            body = grpo_job(client.upload(rows)["id"], steps=STEPS)
+            body["method"]["reinforcement"]["grader"] = {
+                "type": "format",
+                "pattern": "[0-9]",
+                "match": "search",
+            }
+            body["method"]["reinforcement"]["hyperparameters"] |= {
+                "checkpoint_interval": 3,
+                "learning_rate": 1e-3,
+            }
+            job_id = client.create(JOBS, body)["id"]
+            disturb(up, client, job_id)
+            wait_until(lambda: up.job(job_id)["status"] in ("succeeded", "failed"), seconds=240)
+            metrics = client.get(f"{JOBS}/{job_id}/metrics")["data"]
+            job = up.job(job_id)
+        assert pids_of(up.home, "grpo_engine") == []
+    assert processes_of(folder / "home") == []
+    return job, [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in metrics]
+
+
+def adapter_sha256(job: dict[str, Any]) -> str:
+    (found,) = [artifact["sha256"] for artifact in job["artifacts"] if artifact["kind"] == "adapter"]
+    return str(found)
+
+
+def is_ready(up: Up) -> bool:
+    try:
+        return httpx.get(f"{up.url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def kill_everything_once(up: Up, client: Client, job_id: str) -> None:
+    def at_step(step: int) -> None:
+        wait_until(lambda: up.job(job_id)["progress"]["step"] >= step, seconds=120)
+
+    at_step(4)
+    kill(up.home, "grpo_engine")
+    at_step(10)
+    kill(up.home, "-m", "worker")
+    kill(up.home, "service.app:create_app")
+    wait_until(lambda: is_ready(up), seconds=60)
+    at_step(16)
+    kill(up.home, "grpo_engine")
+
+
+def test_a_job_whose_engine_worker_and_api_are_killed_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    whole, expected = run(tmp_path / "whole", lambda up, client, job_id: None)
+    killed, found = run(tmp_path / "killed", kill_everything_once)
+    assert (whole["status"], whole["attempt"]) == ("succeeded", 1)
+    assert (killed["status"], killed["attempt"]) == ("succeeded", 4)
+    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
+    assert found == expected
+    assert adapter_sha256(killed) == adapter_sha256(whole)

@@ -1,0 +1,130 @@
+"""A small job through the production path: uvicorn, PostgreSQL, Redis and a real Celery worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.arithmetic import make_rows, write_jsonl
+from examples.decoding import greedy_tokens
+from examples.tiny_model import make_model
+from service.cli.client import JOBS, Client
+from service.cli.download import fetch_adapter, unpack
+from service.cli.watch import watch_job
+from tests.e2e.production import SERVICES, Production, empty_database, production
+from tests.e2e.rollouts import evaluations
+from tests.servers import Postgres, Redis, wait_until
+from tests.service.embedded import grpo_job, processes_of, write_rows
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=1)
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, postgres_server: Postgres, redis_server: Redis
+) -> Iterator[Production]:
+    """With the fake engine."""
+    home = tmp_path_factory.mktemp("production") / "home"
+    with (
+        empty_database(postgres_server, "production_fake") as url,
+        production(home, model, url, redis_server) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def client(deployment: Production) -> Iterator[Client]:
+    with deployment.client() as client:
+        yield client
+
+
+def submit(client: Client, rows: Path, **more: Any) -> str:
+    return str(client.create(JOBS, grpo_job(client.upload(rows)["id"], **more))["id"])
+
+
+def test_the_deployment_is_ready_with_database_and_broker(deployment: Production) -> None:
+    assert deployment.ready() == {"status": "ready", "checks": {"database": "ok", "broker": "ok"}}
+
+
+def test_the_worker_touches_the_file_that_its_health_check_reads(deployment: Production) -> None:
+    alive = deployment.home / "worker.alive"
+    wait_until(alive.exists, 30)
+    assert "worker.alive" in SERVICES["worker"]["healthcheck"]["test"][-1]
+
+
+def test_a_job_goes_through_celery_and_its_adapter_comes_back_whole(client: Client, tmp_path: Path) -> None:
+    job = watch_job(client, submit(client, write_rows(tmp_path / "rows.jsonl")))
+    assert (job["status"], job["attempt"], job["progress"]["step"]) == ("succeeded", 1, 10)
+    rows = client.get(f"{JOBS}/{job['id']}/metrics", after_step=0)["data"]
+    assert [row["step"] for row in rows] == list(range(1, 11))
+    archive, sha256 = fetch_adapter(client, job["id"], tmp_path)
+    (adapter,) = (each for each in job["artifacts"] if each["kind"] == "adapter")
+    assert adapter["sha256"] == sha256
+    assert adapter["bytes"] == archive.stat().st_size
+    assert (unpack(archive) / "adapter_config.json").is_file()
+
+
+def test_a_stopped_celery_worker_gives_its_job_back_and_the_next_one_ends_it(
+    deployment: Production, client: Client, tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
+    job_id = submit(client, rows, steps=60)
+    wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 5, 30)
+    assert deployment.stop("worker") == 0
+    job = client.get(f"{JOBS}/{job_id}")
+    assert job["status"] == "queued"
+    assert job["progress"]["step"] > 5
+    deployment.start("worker")
+    job = watch_job(client, job_id)
+    assert (job["status"], job["attempt"]) == ("succeeded", 2)
+    found = client.get(f"{JOBS}/{job_id}/metrics", after_step=0)["data"]
+    assert [row["step"] for row in found] == list(range(1, 61))
+
+
+def test_after_the_end_no_process_of_the_deployment_is_left(
+    tmp_path: Path, model: Path, postgres_server: Postgres, redis_server: Redis
+) -> None:
+    with (
+        empty_database(postgres_server, "production_end") as url,
+        production(tmp_path / "home", model, url, redis_server) as deployment,
+        deployment.client() as client,
+    ):
+        rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
+        job_id = submit(client, rows, steps=600)
+        wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 0, 30)
+    assert processes_of(tmp_path / "home") == []
+
+
+@pytest.mark.slow
+def test_the_real_engine_trains_through_production_and_its_adapter_decodes_as_its_evaluation(
+    tmp_path: Path, model: Path, postgres_server: Postgres, redis_server: Redis
+) -> None:
+    train, held_out = make_rows(64, 8, left=range(10), right=range(10), seed=4)
+    with (
+        empty_database(postgres_server, "production_real") as url,
+        production(
+            tmp_path / "home", model, url, redis_server, GRPO_ENGINE_MODULE="grpo_engine"
+        ) as deployment,
+        deployment.client() as client,
+    ):
+        body = grpo_job(client.upload(write_jsonl(tmp_path / "train.jsonl", train))["id"], steps=10)
+        body["validation_file"] = client.upload(write_jsonl(tmp_path / "held_out.jsonl", held_out))["id"]
+        reinforcement = body["method"]["reinforcement"]
+        reinforcement["hyperparameters"] |= {"max_completion_tokens": 5, "learning_rate": 0.02}
+        # a random model never answers right, but the lengths of its answers differ within a group
+        length = {"type": "length", "mode": "linear", "unit": "characters", "target": 0, "maximum": 6}
+        reinforcement["grader"] = {"type": "multi", "graders": {"l": length}, "calculate_output": "0 - l"}
+        job = watch_job(client, client.create(JOBS, body)["id"])
+        assert job["status"] == "succeeded", job["failure"]
+        adapter = unpack(fetch_adapter(client, job["id"], tmp_path)[0])
+        evaluated = evaluations(client, job["id"])
+    assert sorted(evaluated) == list(range(11))
+    assert greedy_tokens(model, held_out, max_tokens=5) == evaluated[0]
+    assert greedy_tokens(model, held_out, adapter=adapter, max_tokens=5) == evaluated[10]
+    assert evaluated[10] != evaluated[0]

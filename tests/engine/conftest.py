@@ -1,0 +1,118 @@
+"""Tiny real models in folders, and a trainer on one of them in two lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from examples.tiny_model import make_model
+from grpo_engine.build import build_trainer
+from grpo_engine.config import Lora, ModelSource, RunConfig, SupervisedHyperparameters
+from grpo_engine.loop import TrainingLoop
+from grpo_engine.policy import Policy, load_policy
+
+FAMILIES = ("qwen3", "llama", "gpt2")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Tests share two cores with servers; one thread is as fast on tiny models and waits for nobody."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(family: str = "qwen3") -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            make_model(made[family], family=family, hidden=64, layers=2, seed=3)  # type: ignore[arg-type]
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture
+def make_policy(model_folder: Callable[[str], Path]) -> Callable[..., Policy]:
+    """A policy whose adapter already does something (its B matrices are not zero)."""
+
+    def make(family: str = "qwen3", lora: Any = None, adapter: str | None = None) -> Policy:
+        source = ModelSource(name=family, path=str(model_folder(family)), adapter=adapter)
+        hyperparameters = SupervisedHyperparameters(lora=lora or Lora(rank=4))  # type: ignore[call-arg]
+        policy = load_policy(source, hyperparameters, torch.device("cpu"), torch.float32, seed=5)
+        generator = torch.Generator().manual_seed(11)
+        for name, parameter in policy.trainable.items():
+            if "lora_B" in name:
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+        return policy
+
+    return make
+
+
+def sum_rows(count: int) -> list[dict[str, Any]]:
+    """`{"messages": [user "3+4="], "answer": "7"}`, in a fixed order."""
+    pairs = [(index % 10, (index * 7) % 10) for index in range(count)]
+    return [{"messages": [{"role": "user", "content": f"{a}+{b}="}], "answer": str(a + b)} for a, b in pairs]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+DIGITS = {"type": "format", "pattern": r"[0-9]", "match": "search"}
+"""A reward that a random model earns sometimes: there is a digit in the completion."""
+
+
+@pytest.fixture
+def make_config(tmp_path: Path, model_folder: Callable[[str], Path]) -> Callable[..., RunConfig]:
+    """A reinforcement job of a few cheap steps; keyword arguments are hyperparameters."""
+
+    def make(*, family: str = "qwen3", grader: Any = None, **hyperparameters: Any) -> RunConfig:
+        settings = {
+            "n_steps": 3,
+            "prompts_per_step": 4,
+            "group_size": 4,
+            "max_completion_tokens": 8,
+            "learning_rate": 1e-3,
+            "lora": {"rank": 4, "alpha": 8},
+            **hyperparameters,
+        }
+        method = {"grader": grader or DIGITS, "hyperparameters": settings}
+        return RunConfig.model_validate(
+            {
+                "job_id": "ftjob-test",
+                "seed": 7,
+                "model": {"name": family, "path": str(model_folder(family))},
+                "training_file": str(write_rows(tmp_path / "train.jsonl", sum_rows(12))),
+                "method": {"type": "reinforcement", "reinforcement": method},
+            }
+        )
+
+    return make
+
+
+def trained(config: RunConfig, run_dir: Path) -> TrainingLoop:
+    """The trainer after its last step."""
+    trainer = build_trainer(config, run_dir)
+    list(trainer.run(lambda: False))
+    return trainer
+
+
+def parameters_of(trainer: TrainingLoop) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trainer.policy.trainable.items()}
+
+
+def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def cut(config: RunConfig, **runtime: Any) -> RunConfig:
+    """The same job, run in other pieces."""
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update=runtime)})

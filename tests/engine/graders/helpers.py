@@ -1,0 +1,65 @@
+"""What the grader tests share: graders and samples from plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from grpo_engine.graders import Grader, grade, make_sample
+from grpo_engine.records import FinishReason, Score
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Grader)
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "string_check": {
+        "type": "string_check",
+        "operation": "eq",
+        "input": "{{sample.output_text}}",
+        "reference": "{{item.answer}}",
+    },
+    "numeric": {
+        "type": "numeric",
+        "reference": "{{item.answer}}",
+        "tag": "answer",
+        "absolute_tolerance": 0.1,
+    },
+    "tags": {"type": "format", "tags": ["think", "answer"], "strict": True},
+    "pattern": {"type": "format", "pattern": r"\d+", "match": "search"},
+    "json_schema": {"type": "format", "json_schema": {"type": "object", "required": ["x"]}},
+    "linear": {"type": "length", "mode": "linear", "target": 10, "maximum": 20},
+    "soft_overlong": {"type": "length", "mode": "soft_overlong", "maximum": 20, "buffer": 5},
+    "multi": {
+        "type": "multi",
+        "graders": {
+            "right": {"type": "numeric", "reference": "{{item.answer}}"},
+            "shape": {"type": "format", "tags": ["answer"]},
+        },
+        "calculate_output": "0.8*right + 0.2*shape",
+        "invalid_grade": -1.0,
+    },
+}
+
+
+def read(**data: Any) -> Any:
+    return ADAPTER.validate_python(data)
+
+
+def score(
+    grader: dict[str, Any], text: str, item: dict[str, Any] | None = None, num_tokens: int = 0
+) -> Score:
+    sample = make_sample(text, num_tokens=num_tokens, finish_reason=FinishReason.STOP)
+    return grade(ADAPTER.validate_python(grader), sample, item or {})
+
+
+def reward(grader: dict[str, Any], text: str, item: dict[str, Any] | None = None) -> float | None:
+    return score(grader, text, item).reward
+
+
+def refusal(**data: Any) -> tuple[tuple[int | str, ...], str]:
+    """Place and message of the first problem of a wrong grader."""
+    with pytest.raises(ValidationError) as caught:
+        read(**data)
+    error = caught.value.errors()[0]
+    return error["loc"], error["msg"]

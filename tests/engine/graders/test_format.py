@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.graders.helpers import refusal, reward, score
+
+
+def tags(text: str, *names: str, strict: bool = False) -> float | None:
+    return reward({"type": "format", "tags": list(names), "strict": strict}, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "loose", "strict"),
+    [
+        ("<think>a</think><answer>b</answer>", 1.0, 1.0),
+        (" <think>a</think>\n\n<answer>b</answer>\n", 1.0, 1.0),
+        ("<think></think><answer></answer>", 1.0, 1.0),
+        ("so <think>a</think> hm <answer>b</answer> end", 1.0, 0.0),
+        ("<think>a</think><answer>b</answer>.", 1.0, 0.0),
+        ("<answer>b</answer><think>a</think>", 0.0, 0.0),
+        ("<think>a</think><answer>b", 0.0, 0.0),
+        ("<think>a<answer>b</answer></think>", 0.0, 0.0),
+        ("<think>a<answer></think>b</answer>", 0.0, 0.0),
+        ("</think>a<think><answer>b</answer>", 0.0, 0.0),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", 0.0, 0.0),
+        ("<think>a</think></think><answer>b</answer>", 0.0, 0.0),
+        ("<Think>a</Think><answer>b</answer>", 0.0, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_tags_stand_once_each_closed_and_in_order(text: str, loose: float, strict: float) -> None:
+    assert tags(text, "think", "answer") == loose
+    assert tags(text, "think", "answer", strict=True) == strict
+
+
+@pytest.mark.parametrize(
+    ("pattern", "match", "text", "expected"),
+    [
+        (r"\d+", "full", "123", 1.0),
+        (r"\d+", "full", "a123", 0.0),
+        (r"\d+", "search", "a123b", 1.0),
+        (r"a.b", "full", "a\nb", 0.0),
+        (r"(?s)a.b", "full", "a\nb", 1.0),
+        (r"(?i)(yes|no)", "full", "YES", 1.0),
+        (r"ü+", "full", "üü", 1.0),
+        (r"", "full", "", 1.0),
+        (r"^b$", "search", "a\nb", 0.0),
+        (r"(?m)^b$", "search", "a\nb", 1.0),
+    ],
+)
+def test_a_pattern_matches_all_or_some_of_the_text(
+    pattern: str, match: str, text: str, expected: float
+) -> None:
+    assert reward({"type": "format", "pattern": pattern, "match": match}, text) == expected
+
+
+def test_a_pattern_that_stalls_backtracking_engines_takes_linear_time() -> None:
+    started = time.process_time()
+    assert reward({"type": "format", "pattern": r"(x+x+)+y"}, "x" * 50_000) == 0.0
+    assert time.process_time() - started < 1.0
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z]"},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "uniqueItems": True},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+    "$defs": {"tag": {"enum": ["a", "b"]}},
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "Ada"}', 1.0),
+        (' {"name": "Ada", "tags": ["a", "b"]}\n', 1.0),
+        ('{"name": "ada"}', 0.0),
+        ('{"name": "Ada", "tags": ["c"]}', 0.0),
+        ('{"name": "Ada", "tags": ["a", "a"]}', 0.0),
+        ('{"name": "Ada", "age": 1}', 0.0),
+        ('{"tags": []}', 0.0),
+        ('```json\n{"name": "Ada"}\n```', 0.0),
+        ('{"name": NaN}', 0.0),
+        ("not json", 0.0),
+        ("[" * 100_000, 0.0),
+    ],
+)
+def test_the_output_conforms_to_a_json_schema_or_not(text: str, expected: float) -> None:
+    assert reward({"type": "format", "json_schema": PERSON}, text) == expected
+
+
+def test_a_format_may_look_at_another_text_than_the_output() -> None:
+    grader = {"type": "format", "input": "{{sample.output_json.id}}", "pattern": r"[a-f0-9]{4}"}
+    assert reward(grader, '{"id": "00ff"}') == 1.0
+    assert score(grader, "00ff").errors["format"].code == "sample_parse_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "complaint"),
+    [
+        ({}, (), "give one of tags, pattern and json_schema, not none"),
+        ({"tags": ["a"], "pattern": "b"}, (), "not tags and pattern"),
+        ({"tags": ["a", "a"]}, (), "tags must differ"),
+        ({"tags": []}, ("tags",), "at least 1 item"),
+        ({"tags": ["a b"]}, ("tags", 0), "pattern"),
+        ({"pattern": "a", "strict": True}, (), "strict needs tags"),
+        ({"tags": ["a"], "match": "search"}, (), "match needs pattern"),
+        ({"pattern": "(a"}, ("pattern",), "not an RE2 pattern: missing )"),
+        ({"pattern": r"(a)\1"}, ("pattern",), "not an RE2 pattern: invalid escape sequence"),
+        ({"pattern": "(?=a)"}, ("pattern",), "not an RE2 pattern"),
+        ({"pattern": "((a{100}){100}){10}"}, ("pattern",), "not an RE2 pattern"),
+        ({"pattern": r"(?s).*(a|b)(.|\n){900}c"}, ("pattern",), "pattern too large"),
+        ({"pattern": "a" * 5000}, ("pattern",), "at most 4096 characters"),
+    ],
+)
+def test_a_wrong_format_is_refused_with_its_reason(
+    fields: dict[str, Any], place: tuple[Any, ...], complaint: str
+) -> None:
+    found, message = refusal(type="format", **fields)
+    assert found == ("format", *place)
+    assert complaint in message
+
+
+@pytest.mark.parametrize(
+    ("schema", "complaint"),
+    [
+        ({"type": "objekt"}, "schema.type: 'objekt' is not valid"),
+        ({"properties": {"a": {"type": 3}}}, "schema.properties.a.type"),
+        (
+            {"$ref": "https://example.com/s.json"},
+            "schema.$ref: 'https://example.com/s.json' must be # or #/…",
+        ),
+        ({"items": {"$ref": "#/$defs/gone"}}, "schema.items.$ref: '#/$defs/gone' must be"),
+        ({"$ref": "file:///etc/passwd"}, "must be # or #/…"),
+        (
+            {"anyOf": [{"patternProperties": {"(x+x+)+y": {}}}]},
+            "schema.anyOf[0].patternProperties is not supported",
+        ),
+        ({"not": {"$id": "https://example.com"}}, "schema.not.$id is not supported"),
+        ({"items": {"$schema": "http://json-schema.org/draft-07/schema#"}}, "schema.items.$schema is not"),
+        ({"$schema": "https://example.com/mine"}, "schema.$schema: write 2020-12"),
+        ({"pattern": "(?=a)"}, "schema.pattern: not an RE2 pattern"),
+        ({"maximum": float("nan")}, "not JSON compliant"),
+        ({"description": "x" * 40_000}, "at most 32768 characters"),
+        ({"const": "\ud800"}, "surrogates not allowed"),
+    ],
+)
+def test_a_wrong_schema_is_refused_with_its_place(schema: dict[str, Any], complaint: str) -> None:
+    place, message = refusal(type="format", json_schema=schema)
+    assert place == ("format", "json_schema")
+    assert complaint in message
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"not": schema}
+    return schema
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    assert "nested too deeply" in refusal(type="format", json_schema=nested(2000))[1]
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Each level checks the next one twice: 2^levels steps."""
+    steps = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": {**steps, f"d{levels}": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "instance"),
+    [
+        (doubling(40), {}),
+        ({"$ref": "#"}, {}),
+        ({"items": {"anyOf": [*[{"type": "string"}] * 100, {}]}}, list(range(5000))),
+        ({"uniqueItems": True}, [{"a": n} for n in range(5000)]),
+    ],
+)
+def test_a_schema_that_takes_too_much_work_is_unscorable(schema: dict[str, Any], instance: Any) -> None:
+    found = score({"type": "format", "json_schema": schema}, json.dumps(instance))
+    assert found.reward is None
+    assert found.errors["format"].code == "other_error"
+
+
+def test_a_text_too_long_to_check_is_unscorable() -> None:
+    found = score({"type": "format", "pattern": "a*"}, "a" * 500_001)
+    assert found.reward is None
+    assert "longer than 500000 characters" in found.errors["format"].message
+
+
+@given(st.text() | st.text(alphabet='<>/think answer{}"[]:,1'))
+def test_no_text_makes_a_format_fail(text: str) -> None:
+    assert tags(text, "think", strict=True) in (0.0, 1.0)
+    assert reward({"type": "format", "pattern": "(?s)<think>.*</think>"}, text) in (0.0, 1.0)
+    assert reward({"type": "format", "json_schema": PERSON}, text) in (0.0, 1.0)

@@ -1,0 +1,139 @@
+"""Checkpoints: complete or invisible, verified before use, the next older where the newest is damaged."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo_engine import checkpoint, manifest
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig
+from grpo_engine.errors import DiskFullError
+from grpo_engine.events import Started, Warned
+from grpo_engine.policy import Policy
+from tests.engine.conftest import trained
+
+
+@pytest.fixture
+def finished(make_config: Callable[..., RunConfig], tmp_path: Path) -> tuple[RunConfig, Path]:
+    """A run of three steps with a checkpoint at each."""
+    config = make_config(checkpoint_interval=1)
+    trained(config, tmp_path / "run")
+    return config, tmp_path / "run" / "checkpoints"
+
+
+def flip_a_byte(folder: Path) -> None:
+    path = folder / "adapter" / "adapter_model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (folder / manifest.MANIFEST).unlink()
+
+
+def point_outside(folder: Path) -> None:
+    content = json.loads((folder / manifest.MANIFEST).read_text())
+    content["files"]["../../secret"] = {"size": 0, "sha256": ""}
+    (folder / manifest.MANIFEST).write_text(json.dumps(content))
+
+
+def name_no_files(folder: Path) -> None:
+    content = json.loads((folder / manifest.MANIFEST).read_text())
+    (folder / manifest.MANIFEST).write_text(json.dumps({**content, "files": {}}))
+
+
+def come_from_the_future(folder: Path) -> None:
+    content = json.loads((folder / manifest.MANIFEST).read_text())
+    (folder / manifest.MANIFEST).write_text(json.dumps({**content, "format": 99}))
+
+
+def test_the_newest_is_used_and_the_oldest_are_gone(finished: tuple[RunConfig, Path]) -> None:
+    config, folder = finished
+    found, skipped = checkpoint.newest_valid(folder, config)
+    assert found == folder / "step-00000003"
+    assert skipped == []
+    assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:08d}" for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (flip_a_byte, "has the wrong sha256"),
+        (truncate, "has the wrong size"),
+        (lose_the_manifest, "it has no manifest"),
+        (point_outside, "outside of it"),
+        (name_no_files, "does not name all that a checkpoint holds"),
+        (come_from_the_future, "has an unknown format"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one_and_said_so(
+    finished: tuple[RunConfig, Path], damage: Callable[[Path], None], reason: str
+) -> None:
+    config, folder = finished
+    damage(folder / "step-00000003")
+    events = list(build_trainer(config, folder.parent).run(lambda: False))
+    warned = [event.message for event in events if isinstance(event, Warned)]
+    assert len(warned) == 1
+    assert "step-00000003 was skipped" in warned[0]
+    assert reason in warned[0]
+    assert [event.resumed_from_step for event in events if isinstance(event, Started)] == [2]
+
+
+def test_no_flipped_bit_of_a_manifest_crashes_or_passes_as_another_manifest(
+    finished: tuple[RunConfig, Path],
+) -> None:
+    config, folder = finished
+    path = folder / "step-00000003" / manifest.MANIFEST
+    whole = path.read_bytes()
+    files = json.loads(whole)["files"]
+    for position in range(0, len(whole), 3):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        try:
+            found = manifest.verify(path.parent, config.job_id, checkpoint.config_digest(config))
+        except manifest.DamagedCheckpoint:
+            continue
+        assert found["files"] == files
+
+
+def test_another_jobs_checkpoint_never_loads(finished: tuple[RunConfig, Path]) -> None:
+    config, folder = finished
+    found, skipped = checkpoint.newest_valid(folder, config.model_copy(update={"job_id": "ftjob-other"}))
+    assert found is None
+    assert all("belongs to another job" in sentence for sentence in skipped)
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint_and_leaves_nothing_half_written(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(checkpoint_interval=1)
+    trainer = build_trainer(config, tmp_path)
+    list(trainer.run(lambda: trainer.state.step == 1))
+
+    def full(self: Policy, folder: Path) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Policy, "save", full)
+    with pytest.raises(DiskFullError, match="checkpoint of step 2"):
+        list(build_trainer(config, tmp_path).run(lambda: False))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert checkpoint.newest_valid(tmp_path / "checkpoints", config)[0] is not None
+
+
+def test_equal_runs_write_equal_bytes(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        trained(make_config(n_steps=2), tmp_path / name)
+    for file in ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "state.json"):
+        left = tmp_path / "a" / "checkpoints" / "step-00000002" / file
+        right = tmp_path / "b" / "checkpoints" / "step-00000002" / file
+        assert left.read_bytes() == right.read_bytes()

@@ -1,0 +1,116 @@
+"""The configuration: ranges, other systems' names, recipes, and that expanding twice changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grpo_engine.config import ReinforcementHyperparameters, RunConfig, SupervisedHyperparameters
+
+
+def parse(**fields: Any) -> ReinforcementHyperparameters:
+    return ReinforcementHyperparameters.model_validate(fields)
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    found = parse()
+    assert (found.group_size, found.beta, found.epsilon_low, found.epsilon_high) == (8, 0.04, 0.2, 0.2)
+    assert (found.temperature, found.learning_rate, found.max_grad_norm) == (1.0, 1e-5, 1.0)
+    assert (found.loss_type, found.advantage, found.advantage_ddof) == ("grpo", "group_std", 1)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "value"),
+    [
+        ("num_generations", "group_size", 4),
+        ("kl_beta", "beta", 0.5),
+        ("max_completion_length", "max_completion_tokens", 9),
+        ("num_prompts_per_step", "prompts_per_step", 3),
+    ],
+)
+def test_other_systems_names_are_answered_with_ours(alias: str, name: str, value: Any) -> None:
+    assert getattr(parse(**{alias: value}), name) == value
+
+
+def test_an_alias_that_contradicts_our_name_is_refused() -> None:
+    with pytest.raises(ValidationError, match="num_generations is another name of group_size"):
+        parse(num_generations=4, group_size=8)
+
+
+def test_epsilon_sets_both_bounds_and_lora_r_the_rank() -> None:
+    found = parse(epsilon=0.1, lora_r=4, lora_alpha=8)
+    assert (found.epsilon_low, found.epsilon_high) == (0.1, 0.1)
+    assert found.lora is not None
+    assert found.lora != "full"
+    assert (found.lora.rank, found.lora.alpha) == (4, 8)
+
+
+def test_a_recipe_fills_in_only_what_the_job_does_not_say() -> None:
+    assert (parse(recipe="dapo").epsilon_high, parse(recipe="dapo").loss_type) == (0.28, "dapo")
+    assert parse(recipe="dapo", epsilon_high=0.5).epsilon_high == 0.5
+    assert (parse(recipe="dr_grpo").advantage, parse(recipe="dr_grpo").beta) == ("mean_only", 0.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"recipe": "dapo", "learning_rate_multiplier": 2, "compute_multiplier": 2},
+        {"epsilon": 0.3, "batch_size": 16, "lora": "full"},
+        {"n_epochs": 3, "lora_rank": 8},
+    ],
+)
+def test_expanding_an_expanded_configuration_changes_nothing(fields: dict[str, Any]) -> None:
+    once = parse(**fields)
+    assert ReinforcementHyperparameters.model_validate(once.model_dump()) == once
+
+
+def test_openais_multipliers_scale_our_defaults() -> None:
+    found = parse(learning_rate_multiplier=2, compute_multiplier=2, batch_size=16)
+    assert (found.learning_rate, found.group_size, found.prompts_per_step) == (2e-5, 16, 16)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"group_size": 1},
+        {"beta": -0.1},
+        {"temperature": 0},
+        {"epsilon_low": 1.0},
+        {"learning_rate": 0},
+        {"learning_rate": float("nan")},
+        {"unknown": 1},
+        {"group_size": "eight"},
+        {"lora": {"rank": 0}},
+        {"batch_size": 4, "prompts_per_step": 8},
+        {"n_epochs": 2, "n_steps": 10},
+        {"learning_rate": 1e-3, "learning_rate_multiplier": 2},
+    ],
+)
+def test_what_cannot_be_run_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        parse(**fields)
+
+
+def test_full_fine_tuning_has_a_ten_times_lower_default_learning_rate() -> None:
+    assert parse(lora="full").learning_rate == pytest.approx(parse().learning_rate / 10)
+
+
+def test_the_number_of_steps_follows_from_epochs_and_rows() -> None:
+    assert parse(n_epochs=3, prompts_per_step=8).total_steps(20) == 8
+    assert parse(n_steps=5).total_steps(1_000_000) == 5
+    assert SupervisedHyperparameters.model_validate({"batch_size": 32}).total_steps(33) == 2
+
+
+def test_a_run_configuration_survives_json() -> None:
+    config = RunConfig.model_validate(
+        {
+            "job_id": "ftjob-1",
+            "model": {"name": "m", "path": "p"},
+            "training_file": "t",
+            "method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}},
+        }
+    )
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config

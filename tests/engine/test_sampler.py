@@ -1,0 +1,145 @@
+"""The torch sampler: same tokens whatever is computed together, and their true log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.policy import Policy
+from grpo_engine.records import FinishReason
+from grpo_engine.sampler.base import Sampling, uniforms
+from grpo_engine.sampler.decoding import CacheDecoder, PlainDecoder, SharedDecoder
+from grpo_engine.sampler.torch_sampler import TorchSampler, choose
+from grpo_engine.types import Group, Prompt
+from tests.engine.conftest import FAMILIES
+
+PROMPTS = [
+    Prompt(row, str(row), tuple(6 + (row * 5 + i) % 60 for i in range(length)), {})
+    for row, length in enumerate((3, 9, 1, 5))
+]
+SAMPLING = Sampling(max_tokens=12, temperature=1.0, seed=3, step=2)
+
+
+def tokens(groups: list[Group]) -> list[list[tuple[int, ...]]]:
+    return [[completion.token_ids for completion in group.completions] for group in groups]
+
+
+def test_chunks_of_prompts_change_nothing(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    together = TorchSampler(policy, sample_budget=64).generate(PROMPTS, 6, SAMPLING)
+    apart = TorchSampler(policy, sample_budget=6).generate(PROMPTS, 6, SAMPLING)
+    assert tokens(together) == tokens(apart)
+    assert len({ids for group in tokens(together) for ids in group}) > 12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_ways_to_decode_give_the_same_tokens(make_policy: Callable[..., Policy], family: str) -> None:
+    policy = make_policy(family)
+    found = []
+    for decoder in (
+        SharedDecoder(policy.model),
+        CacheDecoder(policy.model, policy.pad_token_id),
+        PlainDecoder(policy.model, policy.pad_token_id),
+    ):
+        sampler = TorchSampler(policy, 64)
+        sampler._decoder = lambda decoder=decoder: decoder  # type: ignore[misc]
+        found.append(tokens(sampler.generate(PROMPTS, 4, SAMPLING)))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fastest_decoder_that_fits_is_chosen(make_policy: Callable[..., Policy], family: str) -> None:
+    policy = make_policy(family)
+    assert isinstance(TorchSampler(policy, 64)._decoder(), SharedDecoder)
+    policy.shares_prompts = False
+    assert isinstance(TorchSampler(policy, 64)._decoder(), CacheDecoder)
+
+
+def test_a_decoder_whose_logits_are_not_the_models_own_is_not_chosen(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = make_policy()
+    monkeypatch.setattr(SharedDecoder, "step", lambda self, tokens: torch.zeros(len(tokens), 99))
+    monkeypatch.setattr(CacheDecoder, "keep", lambda self, rows: None)
+    assert isinstance(TorchSampler(policy, 64)._decoder(), PlainDecoder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_log_probabilities_are_those_of_the_trained_policy(
+    make_policy: Callable[..., Policy], family: str
+) -> None:
+    policy = make_policy(family)
+    for group in TorchSampler(policy, 64).generate(PROMPTS, 4, SAMPLING):
+        sequences = tuple(TrainingSequence(c.token_ids, c.logprobs, 1.0, 1.0) for c in group.completions)
+        batch = next(pack([TrainingGroup(group.prompt.token_ids, sequences)], 1000, torch.device("cpu")))
+        with torch.no_grad():
+            logprobs, _ = policy.logprobs(batch, SAMPLING.temperature)
+        assert float((logprobs - batch.sampled_logprobs_N).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_decoding_gives_the_tokens_of_transformers_generate(
+    make_policy: Callable[..., Policy], family: str
+) -> None:
+    policy = make_policy(family)
+    groups = TorchSampler(policy, 64).generate(PROMPTS, 1, Sampling(max_tokens=10, temperature=0.0))
+    for group in groups:
+        prompt = torch.tensor([group.prompt.token_ids])
+        generated = policy.model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=10
+        )
+        assert tuple(generated[0, prompt.shape[1] :].tolist()) == group.completions[0].token_ids
+
+
+def test_sampling_leaves_the_weights_bit_for_bit_as_they_were(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    TorchSampler(policy, 64).generate(PROMPTS, 2, SAMPLING)
+    assert all(torch.equal(before[name], p) for name, p in policy.model.named_parameters())
+    assert all(p.requires_grad == ("lora_" in name) for name, p in policy.model.named_parameters())
+
+
+def test_completions_carry_the_policy_version_and_why_they_ended(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    sampler = TorchSampler(policy, 64)
+    sampler.load_policy(9)
+    completions = [c for g in sampler.generate(PROMPTS, 32, SAMPLING) for c in g.completions]
+    assert {c.policy_version for c in completions} == {9}
+    stopped = [c for c in completions if c.finish_reason is FinishReason.STOP]
+    cut = [c for c in completions if c.finish_reason is FinishReason.LENGTH]
+    assert stopped
+    assert cut
+    assert all(c.token_ids[-1] in policy.stop_set and len(c.logprobs) == len(c.token_ids) for c in stopped)
+    assert all(len(c.token_ids) == 12 and c.token_ids[-1] not in policy.stop_set for c in cut)
+    assert all("<|end|>" not in c.text for c in stopped)
+
+
+def test_random_numbers_depend_on_every_part_of_their_name() -> None:
+    base = uniforms(1, 2, 3, 4, 5)
+    assert np.array_equal(base, uniforms(1, 2, 3, 4, 5))
+    assert np.array_equal(base[:3], uniforms(1, 2, 3, 4, 3))
+    others = [
+        uniforms(0, 2, 3, 4, 5),
+        uniforms(1, 0, 3, 4, 5),
+        uniforms(1, 2, 0, 4, 5),
+        uniforms(1, 2, 3, 0, 5),
+    ]
+    assert all(not np.array_equal(base, other) for other in others)
+
+
+def test_tokens_are_drawn_with_their_probabilities() -> None:
+    probabilities = torch.tensor([0.1, 0.0, 0.6, 0.3])
+    uniform = torch.linspace(0, 1, 10_001)[:-1]
+    drawn, logprob = choose(probabilities.log().expand(10_000, -1), uniform, 1.0)
+    assert torch.bincount(drawn, minlength=4).tolist() == pytest.approx([1000, 0, 6000, 3000], abs=2)
+    assert torch.allclose(logprob, probabilities.log()[drawn])
+
+
+def test_a_low_temperature_sharpens_the_reported_log_probability() -> None:
+    logits = torch.tensor([[1.0, 0.0]])
+    _, logprob = choose(logits, torch.tensor([0.0]), 0.5)
+    assert logprob.item() == pytest.approx(float((logits / 0.5).log_softmax(-1)[0, 0]))

@@ -1,0 +1,236 @@
+"""The step: invariance to how it is cut, exact skips, no wasted passes, a reward that rises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_engine import scoring
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig
+from grpo_engine.errors import GraderError, NonFiniteError, NoSignalError
+from grpo_engine.events import (
+    BaseEvent,
+    CheckpointSaved,
+    Finished,
+    RolloutsRecorded,
+    StepFinished,
+    StepSkipped,
+)
+from grpo_engine.policy import Policy
+from tests.engine.conftest import (
+    FAMILIES,
+    cut,
+    largest_difference,
+    parameters_of,
+    trained,
+)
+
+NOTHING = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "☃"}
+CUTS = [{"token_budget": 10_000}, {"token_budget": 60}, {"token_budget": 16}, {"sample_budget": 4}]
+
+
+def steps(events: list[BaseEvent]) -> list[dict[str, float]]:
+    return [event.metrics for event in events if isinstance(event, StepFinished)]
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_three_steps_do_not_depend_on_how_they_are_cut(
+    make_config: Callable[..., RunConfig], tmp_path: Path, loss_type: str
+) -> None:
+    config = make_config(loss_type=loss_type, beta=0.1, learning_rate=3e-4)
+    found = [
+        parameters_of(trained(cut(config, **runtime), tmp_path / str(index)))
+        for index, runtime in enumerate(CUTS)
+    ]
+    start = parameters_of(build_trainer(config, tmp_path / "start"))
+    assert largest_difference(start, found[0]) > 3e-4
+    assert max(largest_difference(found[0], other) for other in found[1:]) < 1e-6
+
+
+def test_three_steps_do_not_depend_on_sharing_the_prompt(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config(beta=0.1)
+    shared = trained(config, tmp_path / "shared")
+    plain = build_trainer(config, tmp_path / "plain")
+    plain.policy.shares_prompts = False
+    list(plain.run(lambda: False))
+    assert largest_difference(parameters_of(shared), parameters_of(plain)) < 1e-6
+
+
+def test_a_step_without_signal_moves_nothing_and_says_so(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    trainer = build_trainer(make_config(grader=NOTHING, beta=0.1), tmp_path)
+    before = parameters_of(trainer)
+    events = list(trainer.step(1))
+    assert largest_difference(before, parameters_of(trainer)) == 0.0
+    skipped = [event for event in events if isinstance(event, StepSkipped)]
+    assert [event.reason for event in skipped] == ["no_signal"]
+    assert skipped[0].metrics["frac_reward_zero_std"] == 1.0
+    assert trainer.state.policy_version == 0
+
+
+def test_many_steps_without_signal_fail_the_job_and_say_why(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    trainer = build_trainer(make_config(grader=NOTHING, n_steps=9, max_skipped_steps=3), tmp_path)
+    with pytest.raises(NoSignalError, match="3 steps in a row without signal, up to step 3") as caught:
+        list(trainer.run(lambda: False))
+    assert "mean reward of step 3: 0.000" in caught.value.evidence
+
+
+def test_a_group_without_signal_leaves_the_others_update_as_it_was(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    events = list(build_trainer(make_config(prompts_per_step=8), tmp_path).step(1))
+    (rollouts,) = [event for event in events if isinstance(event, RolloutsRecorded)]
+    dead = [group for group in rollouts.groups if not group.has_signal]
+    alive = [group for group in rollouts.groups if group.has_signal]
+    assert dead
+    assert alive
+    assert all(c.advantage == 0.0 for group in dead for c in group.completions)
+    assert all(any(c.advantage != 0 for c in group.completions) for group in alive)
+
+
+def test_a_large_steps_rollouts_take_several_events(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "EVENT_TOKENS", 40)
+    events = list(build_trainer(make_config(prompts_per_step=5), tmp_path).step(1))
+    found = [event for event in events if isinstance(event, RolloutsRecorded)]
+    assert len(found) > 2
+    assert [event.first for event in found] == [
+        sum(len(e.groups) for e in found[:n]) for n in range(len(found))
+    ]
+    assert sum(len(event.groups) for event in found) == 5
+
+
+def test_without_beta_the_reference_is_never_run(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    run = Policy.reference_logprobs
+    monkeypatch.setattr(
+        Policy, "reference_logprobs", lambda self, *args: passes.append(1) or run(self, *args)
+    )
+    without = list(build_trainer(make_config(beta=0.0), tmp_path / "a").step(1))
+    assert passes == []
+    with_beta = list(build_trainer(make_config(beta=0.1), tmp_path / "b").step(1))
+    assert len(passes) == 1
+    assert "kl" not in steps(without)[0]
+    assert steps(with_beta)[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_first_update_moves_the_policy_away_from_its_reference(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    metrics = steps(list(build_trainer(make_config(beta=0.1), tmp_path).run(lambda: False)))
+    assert [m["kl"] > 1e-6 for m in metrics] == [False, True, True]
+    assert all(m["sampling/sampling_logp_difference/max"] < 1e-4 for m in metrics)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lora", [{"rank": 4, "alpha": 8}, "full"])
+def test_every_family_trains_with_an_adapter_and_in_full(
+    make_config: Callable[..., RunConfig], tmp_path: Path, family: str, lora: Any
+) -> None:
+    config = make_config(family=family, lora=lora, n_steps=2, beta=0.05)
+    trainer = build_trainer(config, tmp_path)
+    before = parameters_of(trainer)
+    events = list(trainer.run(lambda: False))
+    assert largest_difference(before, parameters_of(trainer)) > 1e-4
+    assert [type(event) for event in events][-2:] == [CheckpointSaved, Finished]
+    kind = "model" if lora == "full" else "adapter"
+    assert (tmp_path / "checkpoints" / "step-00000002" / kind).is_dir()
+
+
+@pytest.mark.slow
+def test_the_reward_rises(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = make_config(
+        n_steps=25, group_size=8, prompts_per_step=8, learning_rate=3e-3, lora="full", beta=0.0
+    )
+    rewards = [m["reward"] for m in steps(list(build_trainer(config, tmp_path).run(lambda: False)))]
+    assert sum(rewards[:5]) / 5 < 0.75
+    assert sum(rewards[-5:]) / 5 > 0.95
+
+
+def test_a_grader_that_fails_on_most_completions_fails_the_job_with_evidence(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    broken = {
+        "type": "string_check",
+        "operation": "eq",
+        "input": "{{sample.output_json.answer}}",
+        "reference": "1",
+    }
+    with pytest.raises(GraderError, match="16 of 16 completions could not be scored") as caught:
+        list(build_trainer(make_config(grader=broken), tmp_path).step(1))
+    assert "string_check: sample_parse_error" in caught.value.evidence[0]
+
+
+def test_a_non_finite_gradient_is_refused_before_anything_moves(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    trainer = build_trainer(make_config(), tmp_path)
+    name, parameter = next(iter(trainer.policy.trainable.items()))
+    parameter.register_hook(lambda gradient: gradient * float("nan"))
+    before = parameters_of(trainer)
+    with pytest.raises(NonFiniteError, match="step 1: the gradient is not finite") as caught:
+        list(trainer.step(1))
+    assert largest_difference(before, parameters_of(trainer)) == 0.0
+    assert f"gradient of {name}" in caught.value.evidence
+
+
+def test_adapter_dropout_is_active_only_in_the_training_pass(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    lora = {"rank": 4, "alpha": 8, "dropout": 0.5}
+    first = trained(make_config(lora=lora, n_steps=2), tmp_path / "a")
+    again = trained(make_config(lora=lora, n_steps=2), tmp_path / "b")
+    without = trained(make_config(lora={"rank": 4, "alpha": 8}, n_steps=2), tmp_path / "c")
+    assert largest_difference(parameters_of(first), parameters_of(again)) == 0.0
+    assert largest_difference(parameters_of(first), parameters_of(without)) > 1e-5
+    assert not any(
+        module.training for module in first.policy.model.modules() if "Dropout" in type(module).__name__
+    )
+
+
+def test_all_metrics_are_finite_numbers_under_their_known_names(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    (metrics,) = steps(list(build_trainer(make_config(beta=0.1), tmp_path).step(1)))
+    expected = {
+        "reward",
+        "reward_std",
+        "rewards/format/mean",
+        "rewards/format/error_rate",
+        "frac_reward_zero_std",
+        "kl",
+        "entropy",
+        "clip_ratio/region_mean",
+        "completions/mean_length",
+        "completions/clipped_ratio",
+        "sampling/importance_sampling_ratio/mean",
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "num_tokens",
+        "step_time",
+        "timing/sample_seconds",
+        "timing/score_seconds",
+        "timing/train_seconds",
+        "perf/sampled_tokens_per_second",
+        "perf/trained_tokens_per_second",
+        "memory/peak_bytes",
+        "policy_version",
+        "pass_at_1",
+        "pass_at_group",
+    }
+    assert expected <= set(metrics)
+    assert torch.tensor(list(metrics.values())).isfinite().all()

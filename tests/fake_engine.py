@@ -1,0 +1,180 @@
+"""An engine without a model: speaks the same door in ten milliseconds a step, and fails on request.
+
+`python -m tests.fake_engine --config c.json --run-dir d`. Its weights are a digest over (seed, steps), so a
+resumed run can be compared with an uninterrupted one byte for byte. Row 0 of the training file tells its
+faults: `{"faults": {"<fence, or *>": {fault: value}}}`, where the fence is the run directory's name:
+`die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_engine import manifest
+from grpo_engine.config import RunConfig, hyperparameters_of
+from grpo_engine.events import (
+    MAX_LINE_BYTES,
+    CheckpointSaved,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    PhaseChanged,
+    RolloutsRecorded,
+    Started,
+    StepFinished,
+    Stopped,
+)
+from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
+
+
+class FakeEngine:
+    """One run, from the newest checkpoint in its run directory to its end."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self.config, self.run_dir = config, run_dir
+        rows = Path(config.training_file).read_text().splitlines()
+        faults = json.loads(rows[0]).get("faults", {})
+        self.faults: dict[str, Any] = faults.get("*", {}) | faults.get(run_dir.name, {})
+        self.hyperparameters = hyperparameters_of(config.method)
+        self.num_rows = len(rows)
+        self.total_steps = self.hyperparameters.total_steps(self.num_rows)
+        self.sequence = config.first_sequence
+        self.step, self.digest = 0, hashlib.sha256(str(config.seed).encode()).hexdigest()
+        self.stopping = False
+        self.events = (run_dir / "events.jsonl").open("ab")
+
+    def run(self) -> int:
+        """Exit code."""
+        if not self.faults.get("ignore_sigterm"):
+            signal.signal(signal.SIGTERM, self._stop)
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("fake engine starts", flush=True)
+        self._resume()
+        self._start()
+        while self.step < self.total_steps and not self.stopping:
+            if not self._train_step():
+                return 1
+        self._save()
+        return self._end()
+
+    def _stop(self, *_signal: object) -> None:
+        self.stopping = True
+
+    def _emit(self, event: Event) -> None:
+        event = event.model_copy(update={"sequence": self.sequence, "at": time.time()})
+        self.events.write(event.model_dump_json().encode() + b"\n")
+        self.events.flush()
+        self.sequence += 1
+
+    def _resume(self) -> None:
+        found = sorted((self.run_dir / "checkpoints").glob("step-*/state.json"))
+        if found:
+            state = json.loads(found[-1].read_text())
+            self.step, self.digest = state["step"], state["digest"]
+
+    def _start(self) -> None:
+        started = Started(
+            total_steps=self.total_steps,
+            resumed_from_step=self.step,
+            device="cpu",
+            dtype="float32",
+            sampler="fake",
+            num_parameters=2,
+            num_trainable_parameters=1,
+            num_rows=self.num_rows,
+            versions={"fake": "1"},
+        )
+        self._emit(started)
+        if self.step == 0:
+            self._emit(Evaluated(step=0, metrics={"reward": 0.1, "num_rows": 8}))
+        self._emit(PhaseChanged(phase="training", step=self.step))
+
+    def _train_step(self) -> bool:
+        time.sleep(self.faults.get("step_seconds", 0.01))
+        self.step += 1
+        self.digest = hashlib.sha256(f"{self.digest} {self.step}".encode()).hexdigest()
+        if self.step == self.faults.get("fail_at"):
+            self._emit(Failed(code="non_finite", message="the loss is NaN", hint="lower it", evidence=("x",)))
+            return False
+        if self.step > self.config.published_step:
+            self._report()
+        self._misbehave()
+        if self.step % self.hyperparameters.checkpoint_interval == 0:
+            self._save()
+        return True
+
+    def _report(self) -> None:
+        reward = int(self.digest[:4], 16) / 0xFFFF
+        completion = CompletionRecord(
+            text=f"\x00{reward}",
+            token_ids=(1, 2),
+            reward=reward,
+            advantage=0.0,
+            finish_reason=FinishReason.STOP,
+            policy_version=self.step - 1,
+        )
+        group = GroupRecord(row=0, prompt="1 + 1", completions=(completion,), has_signal=False)
+        self._emit(RolloutsRecorded(step=self.step, groups=(group,)))
+        self._emit(StepFinished(step=self.step, metrics={"reward": reward, "loss": 1 - reward}))
+
+    def _misbehave(self) -> None:
+        if self.step == self.faults.get("garbage_at"):
+            self.events.write(b"not json\n" + b"x" * (MAX_LINE_BYTES + 1) + b'\n{"type": "unheard"}\n')
+            self.events.flush()
+        if self.step == self.faults.get("die_at"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        while self.step == self.faults.get("hang_at"):
+            time.sleep(0.05)
+
+    def _save(self) -> None:
+        name = f"checkpoints/step-{self.step:08d}"
+        if self.step == 0 or (self.run_dir / name).exists():
+            return
+        partial = self.run_dir / f".partial-{self.step}"
+        files = {
+            "adapter/adapter_config.json": b'{"peft_type": "LORA"}',
+            "adapter/adapter_model.safetensors": self.digest.encode(),
+            "adapter/README.md": b"fake",
+            "optimizer.safetensors": self.digest[::-1].encode(),
+            "state.json": json.dumps({"step": self.step, "digest": self.digest}).encode(),
+        }
+        for path, content in files.items():
+            (partial / path).parent.mkdir(parents=True, exist_ok=True)
+            (partial / path).write_bytes(content)
+        manifest.write(partial, {"job_id": self.config.job_id, "step": self.step})
+        (self.run_dir / "checkpoints").mkdir(exist_ok=True)
+        partial.rename(self.run_dir / name)
+        if self.step > self.config.published_step or self.step == self.total_steps:
+            self._emit(Evaluated(step=self.step, metrics={"reward": 0.1 + self.step / 100, "num_rows": 8}))
+        self._emit(CheckpointSaved(step=self.step, path=name, metrics={"reward": self.step / 100}))
+
+    def _end(self) -> int:
+        if self.step < self.total_steps:
+            self._emit(Stopped(step=self.step))
+        else:
+            path = f"checkpoints/step-{self.step:08d}/adapter"
+            self._emit(Finished(step=self.step, path=path, num_tokens=2 * self.step))
+        return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True)
+    given = parser.parse_args()
+    config = RunConfig.model_validate_json(given.config.read_text())
+    return FakeEngine(config, given.run_dir).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

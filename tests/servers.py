@@ -1,0 +1,230 @@
+"""Real PostgreSQL and Redis servers for the tests, each in its own temporary folder on a free port.
+
+A server can be stopped, killed and started again on the same port and data. It ends with the test process,
+however that ends. Started as root, PostgreSQL runs under an unprivileged user.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import redis
+
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
+START_SECONDS = 30
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "") -> Any:
+    """The condition's first true value. Raises TimeoutError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {seconds} s still not: {what or condition}")
+        time.sleep(0.01)
+    return value
+
+
+def find_program(name: str) -> str:
+    """A PostgreSQL program from PATH or Debian's folders. Raises FileNotFoundError."""
+    for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version, reverse=True):
+        if (folder / name).exists():
+            return str(folder / name)
+    if found := shutil.which(name):
+        return found
+    raise FileNotFoundError(f"{name} is not installed: `make system` installs it")
+
+
+def _version(folder: Path) -> float:
+    return float(folder.parent.name)
+
+
+class Server(ABC):
+    """One child process with a folder and a port. Use as a context manager."""
+
+    stop_signal = signal.SIGTERM
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"grpo-{type(self).__name__.lower()}-"))
+        self.process: subprocess.Popen[bytes] | None = None
+        self.identity: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "not started"
+        return self.process.pid
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """Program and arguments."""
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Whether it serves."""
+
+    def start(self) -> Self:
+        """Starts (again) on the same port and data; returns when it answers."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            self._spawn()
+            while self.process is not None and self.process.poll() is None:
+                if self.answers():
+                    return self
+                time.sleep(0.02)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.command()[0]} does not start: {self.log()}")
+            time.sleep(0.1)
+
+    def _spawn(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                preexec_fn=self._die_with_parent,
+                **self.identity,
+            )
+
+    def _die_with_parent(self) -> None:
+        LIBC.prctl(PR_SET_PDEATHSIG, self.stop_signal)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-2000:]
+
+    def stop(self) -> None:
+        """Ends it in an orderly way and waits for its end."""
+        self._end(self.stop_signal)
+
+    def kill(self) -> None:
+        """SIGKILL, as a lost machine."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+            self.process.wait(timeout=30)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Postgres(Server):
+    """PostgreSQL for superuser `grpo`, no password, TCP on 127.0.0.1 only.
+
+    Without fsync: what was committed survives SIGKILL, though not a power cut.
+    """
+
+    stop_signal = signal.SIGINT  # "fast": open sessions are ended
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = self.folder / "data"
+        if os.geteuid() == 0:
+            self._drop_root()
+        options = ["-U", "grpo", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        subprocess.run(
+            [find_program("initdb"), "-D", self.data, *options],
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+            **self.identity,
+        )
+
+    def _drop_root(self) -> None:
+        names = {entry.pw_name: entry for entry in pwd.getpwall()}
+        account = names.get("postgres") or names["nobody"]
+        os.chown(self.folder, account.pw_uid, account.pw_gid)
+        self.identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+    def command(self) -> list[str]:
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "fsync": "off",
+            "full_page_writes": "off",
+            "shared_buffers": "32MB",
+            "max_connections": "200",
+        }
+        given = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        return [find_program("postgres"), "-D", str(self.data), "-p", str(self.port), *given]
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql://grpo@127.0.0.1:{self.port}/{database}"
+
+    @property
+    def url(self) -> str:
+        return self.url_of("postgres")
+
+    def answers(self) -> bool:
+        try:
+            self.execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def execute(self, statement: str) -> None:
+        """One statement outside any transaction, on the maintenance database."""
+        with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
+            connection.execute(statement.encode())
+
+
+class Redis(Server):
+    """Redis as a broker should be: it never evicts. Without persistence."""
+
+    def command(self) -> list[str]:
+        program = shutil.which("redis-server") or "redis-server"
+        options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        options |= {"maxmemory": "64mb", "maxmemory-policy": "noeviction", "dir": self.folder}
+        return [program, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, socket_timeout=5, socket_connect_timeout=5)
+
+    def answers(self) -> bool:
+        client = self.client()
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
+
+    def flush(self) -> None:
+        """FLUSHALL: every wake-up is lost."""
+        client = self.client()
+        client.flushall()
+        client.close()

@@ -1,0 +1,78 @@
+"""The service under test: in process for most tests, behind a real uvicorn for OpenAI's own client.
+
+`settings` and `database` come from tests/conftest.py: every test that needs them runs on both databases.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from openai import OpenAI
+
+from service.app import create_app
+from service.auth import create_key
+from service.db import Database
+from service.settings import Settings
+from tests.servers import wait_until
+
+
+@pytest.fixture
+def api_key(database: Database) -> str:
+    with database.transaction() as session:
+        return create_key(session, "tenant-a")
+
+
+@pytest.fixture
+def other_api_key(database: Database) -> str:
+    """A key of another tenant."""
+    with database.transaction() as session:
+        return create_key(session, "tenant-b")
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    return create_app(settings)
+
+
+@pytest.fixture
+def anonymous(app: FastAPI) -> Iterator[TestClient]:
+    """Calls the running application without a key."""
+    with TestClient(app, follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(app: FastAPI, anonymous: TestClient, api_key: str) -> TestClient:
+    """Calls the same application as the first tenant."""
+    return TestClient(app, headers={"authorization": f"Bearer {api_key}"}, follow_redirects=False)
+
+
+@pytest.fixture
+def other_client(app: FastAPI, anonymous: TestClient, other_api_key: str) -> TestClient:
+    """Calls the same application as the second tenant."""
+    return TestClient(app, headers={"authorization": f"Bearer {other_api_key}"}, follow_redirects=False)
+
+
+@pytest.fixture
+def server_url(app: FastAPI) -> Iterator[str]:
+    """The application behind a real uvicorn on a free port."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, name="uvicorn")
+    thread.start()
+    wait_until(lambda: server.started or not thread.is_alive(), what="uvicorn started")
+    assert server.started, "uvicorn did not start"
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def openai_client(server_url: str, api_key: str) -> Iterator[OpenAI]:
+    """OpenAI's unmodified client; a refused request fails at once."""
+    with OpenAI(base_url=f"{server_url}/v1", api_key=api_key, max_retries=0) as client:
+        yield client

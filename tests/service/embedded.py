@@ -1,0 +1,139 @@
+"""`grpo up` as a process of its own in a temporary home, and the `grpo` command against it.
+
+Also what the end-to-end tests start from: a model folder, rows, job bodies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.arithmetic import make_rows, write_jsonl
+from service.cli.client import JOBS, Client
+from service.cli.supervisor import dies_with_this_process
+
+ROOT = Path(__file__).parents[2]
+GRPO = [sys.executable, "-m", "service.cli"]
+START_SECONDS = 60
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """This process's environment without its own GRPO settings; the fake engine trains."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GRPO_HOME": str(home),
+        "GRPO_ENGINE_MODULE": "tests.fake_engine",
+        "GRPO_POLL_SECONDS": "0.1",
+        **more,
+    }
+
+
+@dataclass
+class Up:
+    """A running `grpo up`."""
+
+    process: subprocess.Popen[str]
+    home: Path
+    ready: dict[str, Any]
+    environment: dict[str, str] = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    def grpo(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """The `grpo` command as its user runs it: only GRPO_HOME and GRPO_URL tell it where."""
+        return run_grpo(*arguments, environment={**self.environment, "GRPO_URL": self.url})
+
+    def json(self, *arguments: str | Path) -> Any:
+        """Its one JSON document."""
+        done = self.grpo(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """The job as the API has it, without a process for it."""
+        with Client(self.url, Path(self.ready["key_file"]).read_text().strip()) as client:
+            return client.get(f"{JOBS}/{job_id}")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(START_SECONDS)
+
+
+def run_grpo(*arguments: str | Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [*GRPO, *(str(argument) for argument in arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@contextmanager
+def grpo_up(home: Path, **more: str) -> Iterator[Up]:
+    """Starts `grpo up` on a free port and ends it; its log is shown where it does not start."""
+    home.mkdir(parents=True, exist_ok=True)
+    env = environment(home, **more)
+    with (home / "up.log").open("w") as log:
+        process = subprocess.Popen(
+            [*GRPO, "up", "--port", "0", "--json"],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            preexec_fn=dies_with_this_process(signal.SIGTERM),
+        )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, (home / "up.log").read_text()
+    try:
+        yield Up(process, home, json.loads(line), env)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(START_SECONDS)
+        process.stdout.close()
+
+
+def write_rows(path: Path, *, num_rows: int = 8, faults: dict[str, Any] | None = None) -> Path:
+    """Sums with answers; `faults` are the fake engine's, for every attempt."""
+    rows, _ = make_rows(num_rows, 1, seed=3)
+    if faults:
+        rows[0] = {**rows[0], "faults": {"*": faults}}
+    return write_jsonl(path, rows)
+
+
+def grpo_job(training_file: str, *, steps: int = 10, model: str = "tiny") -> dict[str, Any]:
+    """A small reinforcement job."""
+    hyperparameters = {"group_size": 4, "prompts_per_step": 4, "n_steps": steps, "checkpoint_interval": 5}
+    grader = {"type": "numeric", "reference": "{{item.answer}}"}
+    return {
+        "model": model,
+        "training_file": training_file,
+        "seed": 5,
+        "method": {
+            "type": "reinforcement",
+            "reinforcement": {"grader": grader, "hyperparameters": hyperparameters},
+        },
+    }
+
+
+def processes_of(home: Path) -> list[int]:
+    """Pids of all living processes that were started with this GRPO_HOME: service, engines, commands."""
+    wanted = f"GRPO_HOME={home}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found

@@ -1,0 +1,18 @@
+"""What tests of errors need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+JOBS = "/v1/fine_tuning/jobs"
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def error_of(answer: Any, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["x-request-id"]
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error

@@ -1,0 +1,146 @@
+"""The application as a whole: what it loads, what it offers, what it starts without."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.contract import SUMMARIES
+from service.errors import NotFound
+from tests.conftest import settings_for
+from tests.service.error_samples import error_of
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def test_importing_the_application_loads_no_torch() -> None:
+    script = (
+        "import sys, service.app; print(sorted({'torch', 'transformers', 'vllm', 'peft'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@on_sqlite
+def test_the_contract_lists_every_resource(anonymous: TestClient) -> None:
+    paths = set(anonymous.get("/openapi.json").json()["paths"])
+    assert paths >= {
+        "/v1/files",
+        "/v1/files/{file_id}/content",
+        "/v1/fine_tuning/jobs",
+        "/v1/fine_tuning/jobs/{job_id}/cancel",
+        "/v1/fine_tuning/alpha/graders/run",
+        "/v1/models",
+        "/livez",
+        "/readyz",
+        "/metrics",
+    }
+
+
+@on_sqlite
+def test_every_route_of_v1_asks_for_a_key(anonymous: TestClient) -> None:
+    contract = anonymous.get("/openapi.json").json()["paths"]
+    calls = [(method, path) for path, methods in contract.items() for method in methods if "/v1/" in path]
+    answers = {(method, path): anonymous.request(method, path).status_code for method, path in calls}
+    assert len(calls) > 15
+    assert {call: status for call, status in answers.items() if status != 401} == {}
+
+
+@pytest.fixture(scope="module")
+def contract(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return create_app(settings_for(tmp_path_factory.mktemp("contract"))).openapi()
+
+
+def operations(contract: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    paths = contract["paths"]
+    return {f"{verb} {path}": given for path, verbs in paths.items() for verb, given in verbs.items()}
+
+
+def test_every_operation_has_a_summary_and_a_description(contract: dict[str, Any]) -> None:
+    found = operations(contract)
+    assert [name for name, given in found.items() if not given.get("description")] == []
+    assert set(found) == set(SUMMARIES)
+    assert found["get /v1/files/{file_id}"]["summary"] == "Retrieve a file's description"
+    assert len({given["summary"] for given in found.values()}) == len(found)
+
+
+def test_errors_are_documented_as_they_are_answered(contract: dict[str, Any]) -> None:
+    found = operations(contract)
+    documented = {name: list(given["responses"]) for name, given in found.items()}
+    assert documented["get /v1/files/{file_id}"] == ["200", "400", "401", "403", "404", "503"]
+    assert documented["post /v1/fine_tuning/jobs"] == [
+        *("200", "400", "401", "403", "413", "422", "429", "503"),
+    ]
+    assert documented["post /v1/files"] == ["200", "400", "401", "403", "413", "503", "507"]
+    assert documented["get /livez"] == ["200"]
+    schemas = {
+        response["content"]["application/json"]["schema"]["$ref"]
+        for name, given in found.items()
+        for status, response in given["responses"].items()
+        if status >= "400" and "/v1/" in name
+    }
+    assert schemas == {"#/components/schemas/Error"}
+    assert "ValidationError" not in str(contract)
+
+
+def test_an_error_has_the_documented_schema(contract: dict[str, Any]) -> None:
+    schema = contract["components"]["schemas"]["Error"]
+    jsonschema.validate(NotFound("There is none.", param="file_id").body(), schema)
+    jsonschema.validate(NotFound("There is none.").body(), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"detail": "Not Found"}, schema)
+
+
+def test_what_needs_a_key_says_so(contract: dict[str, Any]) -> None:
+    assert contract["components"]["securitySchemes"]["ApiKey"]["scheme"] == "bearer"
+    open_to_all = [name for name, given in operations(contract).items() if "security" not in given]
+    assert open_to_all == ["get /livez", "get /readyz", "get /metrics"]
+
+
+def test_downloads_and_streams_name_their_media_types(contract: dict[str, Any]) -> None:
+    found = operations(contract)
+    adapter = found["get /v1/fine_tuning/jobs/{job_id}/adapter"]["responses"]
+    stream = found["get /v1/fine_tuning/jobs/{job_id}/stream"]["responses"]
+    assert list(adapter["206"]["content"]) == list(adapter["200"]["content"]) == ["application/gzip"]
+    assert {"206", "304", "416"} <= set(adapter)
+    assert list(stream["200"]["content"]) == ["text/event-stream"]
+    assert "204" in stream
+
+
+@on_sqlite
+def test_the_page_of_the_contract_loads_nothing_from_another_host(anonymous: TestClient) -> None:
+    page = anonymous.get("/docs")
+    assert page.status_code == 200
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(loaded) == 3
+    assert [path for path in loaded if anonymous.get(path).status_code != 200] == []
+    assert [path for path in loaded if not path.startswith("/docs/assets/")] == []
+    assert "://" not in page.text
+
+
+@on_sqlite
+@pytest.mark.parametrize("path", ["/v1/fine_tuning/jobs/", "/v1/files/", "/livez/", "/docs/assets/none"])
+def test_a_path_that_is_nearly_one_is_not_found_in_our_shape(client: TestClient, path: str) -> None:
+    assert error_of(client.get(path), 404)["type"] == "invalid_request_error"
+
+
+def test_it_starts_on_an_empty_folder_and_says_that_it_is_not_ready(tmp_path: Path) -> None:
+    with TestClient(create_app(settings_for(tmp_path / "new"))) as client:
+        assert client.get("/livez").status_code == 200
+        assert client.get("/readyz").status_code == 503
+        assert client.get("/v1/files", headers={"authorization": "Bearer x"}).status_code == 503
+
+
+def test_it_starts_while_the_database_is_away(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, "postgresql://nobody@127.0.0.1:1/none")
+    with TestClient(create_app(settings)) as client:
+        assert client.get("/livez").status_code == 200
+        assert client.get("/readyz").json()["checks"]["database"] == "no answer"

@@ -1,0 +1,71 @@
+"""The model catalogue: folders, the file beside them, the operator's file in production."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.catalog import Catalog, CatalogError, is_valid_name
+from service.settings import Settings
+from tests.service.job_samples import make_model
+
+
+def test_each_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
+    make_model(tmp_path, "tiny")
+    make_model(tmp_path, "Qwen/Qwen3-0.6B")
+    (tmp_path / "models" / "empty").mkdir()
+    catalog = Catalog(Settings(home=tmp_path))
+    assert catalog.names() == ["Qwen/Qwen3-0.6B", "tiny"]
+    entry = catalog.find("Qwen/Qwen3-0.6B")
+    assert entry is not None
+    assert entry.folder == tmp_path / "models" / "Qwen" / "Qwen3-0.6B"
+    assert catalog.find("empty") is None
+
+
+def test_an_added_model_is_there_at_once(tmp_path: Path) -> None:
+    catalog = Catalog(Settings(home=tmp_path))
+    assert catalog.names() == []
+    added = catalog.add("big", "Qwen/Qwen3-0.6B", "abc123")
+    assert added.folder is None
+    found = Catalog(Settings(home=tmp_path)).find("big")
+    assert found == added
+    assert (found.path, found.revision) == ("Qwen/Qwen3-0.6B", "abc123")
+
+
+def test_an_added_folder_must_hold_a_model(tmp_path: Path) -> None:
+    catalog = Catalog(Settings(home=tmp_path))
+    with pytest.raises(CatalogError, match=r"holds no config\.json"):
+        catalog.add("big", str(tmp_path))
+    with pytest.raises(CatalogError, match="neither a folder nor a hub id"):
+        catalog.add("big", str(tmp_path / "absent"))
+
+
+def test_production_reads_the_operators_file_only(tmp_path: Path) -> None:
+    make_model(tmp_path, "tiny")
+    file = tmp_path / "catalogue.json"
+    file.write_text(json.dumps({"base": {"path": "org/name", "revision": "r", "max_context_tokens": 512}}))
+    catalog = Catalog(Settings(home=tmp_path, models=file))
+    assert catalog.names() == ["base"]
+    entry = catalog.find("base")
+    assert entry is not None
+    assert entry.max_context_tokens == 512
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": {"url": "x"}}', '{"../a": {"path": "x"}}'])
+def test_a_broken_catalogue_file_is_told(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "catalogue.json"
+    file.write_text(content)
+    with pytest.raises(CatalogError, match=r"catalogue\.json"):
+        Catalog(Settings(home=tmp_path, models=file)).names()
+
+
+@pytest.mark.parametrize("name", ["a", "Qwen/Qwen3-0.6B", "a_b.c-d"])
+def test_good_names(name: str) -> None:
+    assert is_valid_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", ".a", "a b", "a:b"])
+def test_names_that_could_lead_elsewhere_are_refused(name: str) -> None:
+    assert not is_valid_name(name)

@@ -1,0 +1,157 @@
+"""What the command does on a bad line: streams that break, downloads that are cut, damaged or hostile.
+
+The other side is a small real HTTP server that misbehaves on purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from service.cli.client import Client
+from service.cli.download import fetch_adapter, unpack
+from service.cli.errors import CommandError
+from service.cli.sse import follow, parse
+
+BODY = bytes(range(256)) * 4096
+SHA256 = hashlib.sha256(BODY).hexdigest()
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def server(answer: Answer) -> Iterator[str]:
+    """An HTTP server on a free port whose every GET is `answer`; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_port}"
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, *, length: int, **headers: str) -> None:
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.send_header("Content-Length", str(length))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def test_a_cut_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    ranges: list[str | None] = []
+
+    def cut_twice(handler: BaseHTTPRequestHandler) -> None:
+        given = handler.headers["Range"]
+        ranges.append(given)
+        start = int(given.removeprefix("bytes=").removesuffix("-")) if given else 0
+        end = len(BODY) if len(ranges) > 2 else start + 300_000
+        headers = {"ETag": f'"{SHA256}"', "x_checksum_sha256": SHA256}
+        if start:
+            headers["Content_Range"] = f"bytes {start}-{len(BODY) - 1}/{len(BODY)}"
+        send(handler, 206 if start else 200, BODY[start:end], length=len(BODY) - start, **headers)
+
+    with server(cut_twice) as url, Client(url, "key") as client:
+        path, sha256 = fetch_adapter(client, "ftjob-1", tmp_path)
+    assert ranges == [None, "bytes=300000-", "bytes=600000-"]
+    assert (path.read_bytes(), sha256) == (BODY, SHA256)
+
+
+def test_a_damaged_download_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    def flipped(handler: BaseHTTPRequestHandler) -> None:
+        body = b"\xff" + BODY[1:]
+        send(handler, 200, body, length=len(body), ETag='"x"', x_checksum_sha256=SHA256)
+
+    with server(flipped) as url, Client(url, "key") as client, pytest.raises(CommandError) as error:
+        fetch_adapter(client, "ftjob-1", tmp_path)
+    assert error.value.code == "damaged"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "evil.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        member = tarfile.TarInfo("../escaped")
+        member.size = 2
+        tar.addfile(member, io.BytesIO(b"hi"))
+    with pytest.raises(CommandError, match="cannot be unpacked"):
+        unpack(archive)
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.tar.gz"]
+    assert not (tmp_path.parent / "escaped").exists()
+
+
+def test_a_stream_that_breaks_is_resumed_after_its_last_event() -> None:
+    asked: list[str | None] = []
+
+    def one_event_a_connection(handler: BaseHTTPRequestHandler) -> None:
+        if not handler.path.endswith("/stream"):
+            status = b'{"status": "succeeded"}' if len(asked) == 3 else b'{"status": "running"}'
+            send(handler, 200, status, length=len(status))
+            return
+        asked.append(handler.headers["Last-Event-ID"])
+        body = f'id: {len(asked)}\nevent: metrics\ndata: {{"step": {len(asked)}}}\n\n'.encode()
+        # the second connection promises more than it sends
+        send(handler, 200, body + b"data: {", length=len(body) + (99 if len(asked) == 2 else 7))
+
+    with server(one_event_a_connection) as url, Client(url, "key") as client:
+        events = list(follow(client, "ftjob-1"))
+    assert asked == [None, "1", "2"]
+    assert [(event.id, event.name, event.data) for event in events] == [
+        (str(number), "metrics", {"step": number}) for number in (1, 2, 3)
+    ]
+
+
+def test_a_refused_stream_is_an_error_at_once() -> None:
+    def not_found(handler: BaseHTTPRequestHandler) -> None:
+        body = b'{"error": {"message": "no such job", "code": "job_not_found", "param": null}}'
+        send(handler, 404, body, length=len(body))
+
+    with server(not_found) as url, Client(url, "key") as client, pytest.raises(CommandError) as error:
+        list(follow(client, "ftjob-1"))
+    assert error.value.line() == "no such job [code=job_not_found]"
+
+
+def test_a_busy_service_is_asked_again() -> None:
+    asked: list[str] = []
+
+    def busy_once(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        body = b'{"data": []}'
+        send(handler, 503 if len(asked) == 1 else 200, body, length=len(body), Retry_After="0")
+
+    with server(busy_once) as url, Client(url, "key") as client:
+        assert client.get("/v1/models") == {"data": []}
+    assert asked == ["/v1/models", "/v1/models"]
+
+
+def test_events_are_read_across_any_chunks_and_separators_of_unicode_stay_in_the_data() -> None:
+    raw = ': ping\r\n\r\nid: 7\r\nevent: event\r\ndata: {"a": "x\u2028y",\r\ndata: "b": 1}\r\n\r\ndata: {"z"'
+    content = raw.encode()
+    for width in (1, 2, 3, 1000):
+        chunks = [content[start : start + width] for start in range(0, len(content), width)]
+        (event,) = parse(chunks)
+        assert (event.id, event.name, event.data) == ("7", "event", {"a": "x\u2028y", "b": 1})
+
+
+def test_an_error_is_one_line_with_code_field_and_hint() -> None:
+    error = CommandError("two\nlines", code="invalid_value", param="seed", hint="give a number")
+    assert error.line() == "two lines [code=invalid_value param=seed] Hint: give a number"

@@ -1,0 +1,58 @@
+"""The shape of an adapter that a job goes on from: inherited, and never asked for in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo_engine.config import Lora, Supervised, hyperparameters_of
+from service.jobs.dataset import Problems
+from service.jobs.lineage import with_adapter_shape
+
+PARENT = {"rank": 4, "alpha": 8, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
+SHAPE = Lora(rank=4, alpha=8, dropout=0.1, target_modules=("q_proj", "v_proj"))
+
+
+def method(lora: Any = None) -> Supervised:
+    return Supervised.model_validate(
+        {"type": "supervised", "supervised": {"hyperparameters": {"lora": lora} if lora else {}}}
+    )
+
+
+def shape_of(lora: Any, problems: Problems) -> Any:
+    """Of a job with this `lora` on the parent's adapter."""
+    return hyperparameters_of(with_adapter_shape(method(lora), method(PARENT), problems)).lora
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("rank", 8, "is 8, but the adapter of the model has rank 4"),
+        ("alpha", 16, "is 16.0, but the adapter of the model has alpha 8.0"),
+        ("dropout", 0.0, "is 0.0, but the adapter of the model has dropout 0.1"),
+        ("target_modules", "all-linear", "is all-linear, but the adapter of the model has target_modules"),
+    ],
+)
+def test_another_shape_than_the_inherited_one_is_a_problem_at_its_field(
+    name: str, value: object, reason: str
+) -> None:
+    problems = Problems()
+    shape_of({name: value}, problems)
+    (problem,) = problems.found
+    assert problem.param == f"method.supervised.hyperparameters.lora.{name}"
+    assert problem.code == "invalid_value"
+    assert reason in problem.message
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}, {"alpha": 8}, PARENT])
+def test_what_is_not_said_is_inherited(lora: Any) -> None:
+    problems = Problems()
+    assert shape_of(lora, problems) == SHAPE
+    assert problems.found == []
+
+
+def test_all_weights_after_an_adapter_are_no_contradiction() -> None:
+    problems = Problems()
+    assert shape_of("full", problems) == "full"
+    assert problems.found == []

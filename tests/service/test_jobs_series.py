@@ -1,0 +1,234 @@
+"""Events, checkpoints, metrics and rollouts: order, pages, filters, exports."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from openai.types.fine_tuning import FineTuningJobEvent
+from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
+
+from service.db import Database
+from service.jobs import history
+from service.jobs.history import Entry
+from service.jobs.metrics import thinned
+from service.jobs.states import JobState
+from service.models import Metric, Rollout
+from service.settings import Settings
+from tests.service.job_samples import add_checkpoint, add_job
+
+JOBS = "/v1/fine_tuning/jobs"
+
+
+def get(client: TestClient, path: str, **params: Any) -> dict[str, Any]:
+    answer = client.get(f"{JOBS}/{path}", params=params)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+@pytest.fixture
+def job_id(database: Database) -> str:
+    return add_job(database, JobState.RUNNING)
+
+
+def test_events_are_newest_first_page_by_page(client: TestClient, database: Database, job_id: str) -> None:
+    entries = [Entry("message", f"m{n}") for n in range(4)]
+    with database.transaction() as session:
+        status = history.status(JobState.RUNNING, "started", phase="preparing", fence=1)
+        history.append(session, job_id, *entries, status, Entry("metrics", "step", data={"step": 1}))
+    first = get(client, f"{job_id}/events", limit=4)
+    second = get(client, f"{job_id}/events", limit=4, after=first["last_id"])
+    events = first["data"] + second["data"]
+    assert [event["message"] for event in events] == ["step", "started", "m3", "m2", "m1", "m0"]
+    assert [event["type"] for event in events] == ["metrics"] + ["message"] * 5
+    assert events[0]["data"] == {"step": 1}
+    assert len({event["id"] for event in events}) == 6
+    assert (first["has_more"], second["has_more"]) == (True, False)
+    for event in events:
+        FineTuningJobEvent.model_validate(event)
+
+
+def test_an_events_cursor_of_another_job_is_refused(
+    client: TestClient, database: Database, job_id: str
+) -> None:
+    other = add_job(database, JobState.RUNNING)
+    with database.transaction() as session:
+        history.append(session, other, Entry("message", "m"))
+    cursor = get(client, f"{other}/events")["last_id"]
+    answer = client.get(f"{JOBS}/{job_id}/events", params={"after": cursor})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+
+
+def test_checkpoints_are_newest_first(
+    client: TestClient, settings: Settings, database: Database, job_id: str
+) -> None:
+    ids = [add_checkpoint(settings, database, job_id, step, b"w") for step in (20, 40, 60)]
+    first = get(client, f"{job_id}/checkpoints", limit=2)
+    second = get(client, f"{job_id}/checkpoints", limit=2, after=first["last_id"])
+    found = first["data"] + second["data"]
+    assert [point["id"] for point in found] == ids[::-1]
+    assert [point["step_number"] for point in found] == [60, 40, 20]
+    assert found[0]["metrics"] == {"step": 60, "train_mean_reward": 6.0}
+    short = job_id.removeprefix("ftjob-")
+    assert found[0]["fine_tuned_model_checkpoint"] == f"ft:tiny:tenant-a::{short}:ckpt-step-60"
+    for point in found:
+        FineTuningJobCheckpoint.model_validate(point)
+
+
+@pytest.fixture
+def measured(database: Database, job_id: str) -> str:
+    """A job with ten steps of metrics."""
+    with database.transaction() as session:
+        for step in range(1, 11):
+            values = {"reward": step / 10, "kl": 0.01} | ({"only_once": 1.0} if step == 5 else {})
+            session.add(Metric(job_id=job_id, step=step, values=values))
+    return job_id
+
+
+def test_metrics_are_flat_rows(client: TestClient, measured: str) -> None:
+    page = get(client, f"{measured}/metrics")
+    assert page["object"] == "list"
+    assert page["has_more"] is False
+    assert page["data"][0] == {"step": 1, "reward": 0.1, "kl": 0.01}
+    assert [row["step"] for row in page["data"]] == list(range(1, 11))
+
+
+def test_metrics_go_on_after_a_step(client: TestClient, measured: str) -> None:
+    page = get(client, f"{measured}/metrics", after_step=3, limit=2, names="kl,absent")
+    assert page == {
+        "object": "list",
+        "data": [{"step": 4, "kl": 0.01}, {"step": 5, "kl": 0.01}],
+        "has_more": True,
+    }
+
+
+def test_names_that_are_given_but_empty_are_refused(client: TestClient, measured: str) -> None:
+    for path in ("metrics", "metrics.csv"):
+        answer = client.get(f"{JOBS}/{measured}/{path}", params={"names": ","})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "names")
+
+
+def test_evaluations_are_columns_that_may_be_empty(
+    client: TestClient, database: Database, job_id: str
+) -> None:
+    with database.transaction() as session:
+        for step, values in enumerate([{"eval/reward": 0.1}, {"kl": 0.5}, {"kl": 0.6, "eval/reward": 0.2}]):
+            session.add(Metric(job_id=job_id, step=step, values=values))
+    text = client.get(f"{JOBS}/{job_id}/metrics.csv").text
+    assert text == "step,eval/reward,kl\n0,0.1,\n1,,0.5\n2,0.2,0.6\n"
+
+
+@pytest.mark.parametrize("path", ["events", "checkpoints", "rollouts"])
+def test_an_empty_cursor_is_refused(client: TestClient, job_id: str, path: str) -> None:
+    answer = client.get(f"{JOBS}/{job_id}/{path}", params={"after": ""})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+
+
+def test_metrics_are_thinned_evenly(client: TestClient, measured: str) -> None:
+    page = get(client, f"{measured}/metrics", max_points=4)
+    assert [row["step"] for row in page["data"]] == [1, 4, 7, 10]
+    assert [row["step"] for row in get(client, f"{measured}/metrics", max_points=50)["data"]] == list(
+        range(1, 11)
+    )
+
+
+@pytest.mark.parametrize(("num", "max_points"), [(10_000, 200), (3, 2), (2, 2), (0, 5), (201, 200)])
+def test_thinning_keeps_the_ends(num: int, max_points: int) -> None:
+    kept = thinned(range(num), max_points)
+    assert len(kept) == min(num, max_points)
+    assert kept == sorted(set(kept))
+    assert kept[:1] + kept[-1:] == ([0, num - 1] if num else [])
+
+
+def test_the_csv_has_step_first(client: TestClient, measured: str) -> None:
+    answer = client.get(f"{JOBS}/{measured}/metrics.csv")
+    assert answer.headers["content-type"].startswith("text/csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert answer.text.splitlines()[0] == "step,kl,only_once,reward"
+    assert rows[4] == {"step": "5", "kl": "0.01", "only_once": "1.0", "reward": "0.5"}
+    assert rows[0]["only_once"] == ""
+
+
+def completion(reward: float | None, *, finish: str = "stop", **more: Any) -> dict[str, Any]:
+    given = {"text": "a", "token_ids": [1, 2, 3], "reward": reward, "parts": {"exact": reward}}
+    return given | {"errors": {}, "advantage": 0.0, "finish_reason": finish, "policy_version": 1} | more
+
+
+@pytest.fixture
+def sampled(database: Database, job_id: str) -> str:
+    """A job with three steps of two groups and one of validation."""
+    error = {"exact": {"code": "other_error", "message": "m"}}
+    groups = [
+        ("train", 1, 0, True, [completion(0.0), completion(1.0)]),
+        ("train", 1, 1, False, [completion(0.0), completion(0.0)]),
+        ("train", 2, 0, True, [completion(1.0), completion(0.5, finish="length")]),
+        ("train", 2, 1, False, [completion(1.0), completion(1.0)]),
+        ("train", 3, 0, True, [completion(None, errors=error), completion(0.25)]),
+        ("train", 3, 1, True, [completion(0.0), completion(0.75)]),
+        ("validation", 3, 0, True, [completion(0.5)]),
+    ]
+    with database.transaction() as session:
+        for split, step, position, has_signal, completions in groups:
+            data = {"row": position, "prompt": "p", "completions": completions, "has_signal": has_signal}
+            place = {"split": split, "step": step, "position": position}
+            session.add(Rollout(job_id=job_id, has_signal=has_signal, data=data, **place))
+    return job_id
+
+
+def places(page: dict[str, Any]) -> list[tuple[str, int, int]]:
+    return [(group["split"], group["step"], group["position"]) for group in page["data"]]
+
+
+def test_rollouts_are_newest_first_page_by_page(client: TestClient, sampled: str) -> None:
+    first = get(client, f"{sampled}/rollouts", limit=4)
+    second = get(client, f"{sampled}/rollouts", limit=4, after=first["last_id"])
+    assert places(first) + places(second) == [
+        ("train", 3, 0),
+        ("train", 3, 1),
+        ("validation", 3, 0),
+        ("train", 2, 0),
+        ("train", 2, 1),
+        ("train", 1, 0),
+        ("train", 1, 1),
+    ]
+    assert (first["has_more"], second["has_more"]) == (True, False)
+    shown = first["data"][1]["completions"][1]
+    assert (shown["reward"], shown["num_tokens"], shown["finish_reason"]) == (0.75, 3, "stop")
+    assert "token_ids" not in shown
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"step": 2}, [("train", 2, 0), ("train", 2, 1)]),
+        ({"split": "validation"}, [("validation", 3, 0)]),
+        ({"filter": "no_signal"}, [("train", 2, 1), ("train", 1, 1)]),
+        ({"filter": "truncated"}, [("train", 2, 0)]),
+        ({"filter": "grader_error"}, [("train", 3, 0)]),
+        ({"filter": "best", "limit": 2}, [("train", 2, 1), ("train", 2, 0)]),
+        ({"filter": "worst", "limit": 2}, [("train", 1, 1), ("train", 3, 0)]),
+    ],
+)
+def test_rollouts_are_filtered(
+    client: TestClient, sampled: str, params: dict[str, Any], expected: list[tuple[str, int, int]]
+) -> None:
+    assert places(get(client, f"{sampled}/rollouts", **params)) == expected
+
+
+def test_the_export_has_every_group_with_its_tokens(client: TestClient, sampled: str) -> None:
+    answer = client.get(f"{JOBS}/{sampled}/rollouts.jsonl")
+    groups = [json.loads(line) for line in answer.text.splitlines()]
+    assert [(group["step"], group["position"]) for group in groups] == [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+        (3, 0),
+        (3, 1),
+        (3, 0),
+    ]
+    assert groups[0]["completions"][0]["token_ids"] == [1, 2, 3]

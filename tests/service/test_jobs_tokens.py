@@ -1,0 +1,90 @@
+"""Token lengths and chat templates without transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from service.tokens import ModelTextError, RenderError, load_model_text
+from tests.service.job_samples import CONTEXT_TOKENS, make_model
+
+MESSAGES = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is 2+2?"}]
+
+
+def test_a_conversation_renders_with_the_assistants_opening(tmp_path: Path) -> None:
+    text = load_model_text(make_model(tmp_path))
+    rendered = text.render(MESSAGES, None, for_completion=True)
+    assert rendered == "<system> Be brief <user> What is 2+2? <assistant> "
+    assert text.render(MESSAGES, None, for_completion=False) == "<system> Be brief <user> What is 2+2? "
+    assert text.lengths([rendered, "one two"], rendered=True) == [8, 2]
+
+
+def test_a_target_ends_with_one_end_of_sequence(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = load_model_text(folder)
+    assert text.target_lengths(["one two", "one two</s>", "one </s> \n more"]) == [3, 3, 2]
+
+
+def test_text_parts_are_joined(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "2"}, {"type": "text", "text": "+2"}]
+    text = load_model_text(make_model(tmp_path))
+    assert text.render([{"role": "user", "content": parts}], [], for_completion=False) == "<user> 2+2 "
+
+
+def test_the_context_comes_from_the_config(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    assert load_model_text(folder).context_tokens == CONTEXT_TOKENS
+    (folder / "config.json").write_text(json.dumps({"n_positions": 32}))
+    os.utime(folder / "config.json", (1, 1))
+    assert load_model_text(folder).context_tokens == 32
+    (folder / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 16}}))
+    os.utime(folder / "config.json", (2, 2))
+    assert load_model_text(folder).context_tokens == 16
+
+
+def test_a_template_file_goes_before_the_tokenizers_own(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    template = "{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}{{ eos_token }}"
+    (folder / "chat_template.jinja").write_text(template)
+    rendered = load_model_text(folder).render(MESSAGES, None, for_completion=True)
+    assert rendered == "Be brief</s>"
+
+
+def test_tools_render_as_plain_json(tmp_path: Path) -> None:
+    text = load_model_text(make_model(tmp_path, template="{{ tools | tojson }}"))
+    assert text.render(MESSAGES, [{"name": "<é>"}], for_completion=True) == '[{"name": "<é>"}]'
+
+
+def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
+    text = load_model_text(make_model(tmp_path, template="{{ raise_exception('no system role') }}"))
+    with pytest.raises(RenderError, match="the model's chat template refuses it: no system role"):
+        text.render(MESSAGES, None, for_completion=True)
+
+
+def test_a_template_cannot_reach_python(tmp_path: Path) -> None:
+    text = load_model_text(make_model(tmp_path, template="{{ ''.__class__.__mro__ }}"))
+    with pytest.raises(RenderError, match="unsafe"):
+        text.render(MESSAGES, None, for_completion=True)
+
+
+def test_a_model_without_template_cannot_render(tmp_path: Path) -> None:
+    text = load_model_text(make_model(tmp_path, template=None))
+    with pytest.raises(RenderError, match="no chat template"):
+        text.render(MESSAGES, None, for_completion=True)
+
+
+def test_a_broken_tokenizer_is_told(tmp_path: Path) -> None:
+    folder = make_model(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelTextError, match="the tokenizer of tiny cannot be read"):
+        load_model_text(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelTextError, match=r"holds no tokenizer\.json"):
+        load_model_text(folder)

@@ -1,0 +1,13 @@
+#!/bin/sh
+# Real servers for the tests: PostgreSQL and Redis. Installs what is missing on Debian as root; elsewhere
+# says what to install. The tests start servers of their own on free ports and stop them.
+find_postgres() { command -v pg_ctl || ls -d /usr/lib/postgresql/*/bin/pg_ctl 2>/dev/null | tail -n 1; }
+missing=""
+command -v redis-server >/dev/null || missing="$missing redis-server"
+[ -n "$(find_postgres)" ] || missing="$missing postgresql"
+[ -z "$missing" ] && exit 0
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing >/dev/null && exit 0
+fi
+echo "The tests need these programs, and they are not installed:$missing" >&2
+exit 1

@@ -1,0 +1,181 @@
+"""What can be said of the container files without a container engine.
+
+They parse, are non-root, hold no secret, and start only what the tests start or what imports here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from service.cli.main import app as grpo
+
+ROOT = Path(__file__).parents[1]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+DOCKERFILES = [ROOT / "docker" / "api.Dockerfile", ROOT / "docker" / "worker.Dockerfile"]
+INSTRUCTIONS = {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER", "EXPOSE", "VOLUME", "CMD", "STOPSIGNAL"}
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+SECRETS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """(instruction, arguments) with continued lines joined and comments left out."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    parts = (line.split(maxsplit=1) for line in joined.splitlines() if line.strip())
+    return [(name, rest) for name, rest in parts]
+
+
+def commands() -> dict[str, list[str]]:
+    """All commands of our own images: compose's, the health checks', and the images' defaults."""
+    found = {f"{name} in compose": SERVICES[name]["command"] for name in OURS}
+    for name in OURS:
+        if "healthcheck" in SERVICES[name]:
+            found[f"{name} health check"] = SERVICES[name]["healthcheck"]["test"][1:]
+    for path in DOCKERFILES:
+        found[path.name] = json.loads(dict(instructions(path))["CMD"])
+    return found
+
+
+def resolve(name: str) -> object:
+    module, _, attribute = name.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def check_uvicorn(arguments: list[str]) -> None:
+    assert callable(resolve(arguments[0]))
+    assert "--factory" in arguments
+
+
+def check_celery(arguments: list[str]) -> None:
+    assert arguments == ["-A", "worker.app", "worker", "--concurrency=1", "--loglevel=INFO"]
+    # in a process of its own: the module reads its settings and hooks Celery's signals when imported
+    program = "from worker.app import app; print(app.main, *(name for name in app.tasks if name == 'wake'))"
+    env = {**os.environ, "GRPO_BROKER_URL": "redis://127.0.0.1:9/0", "GRPO_MODE": "embedded"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("grpo wake\n", "")
+
+
+def check_python(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        assert callable(vars(resolve(arguments[1]))["main"])
+    else:
+        assert arguments[0] == "-c"
+        compile(arguments[1], "healthcheck", "exec")
+
+
+def check_grpo(arguments: list[str]) -> None:
+    assert arguments[0] in vars(get_command(grpo))["commands"]
+
+
+CHECKS = {"uvicorn": check_uvicorn, "celery": check_celery, "python": check_python, "grpo": check_grpo}
+
+
+@pytest.mark.parametrize("where", commands())
+def test_every_command_is_one_that_exists_here(where: str) -> None:
+    program, *arguments = commands()[where]
+    CHECKS[program](arguments)
+
+
+def test_the_deployment_has_its_six_parts() -> None:
+    assert set(SERVICES) == {"postgres", "redis", "migrate", "api", "worker", "maintenance"}
+
+
+def test_migrations_run_once_before_all_that_need_the_schema() -> None:
+    assert SERVICES["migrate"]["restart"] == "no"
+    for name in ("api", "worker", "maintenance"):
+        assert SERVICES[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
+
+
+def test_redis_never_evicts_and_survives_a_restart() -> None:
+    words = shlex.split(SERVICES["redis"]["command"][-1])
+    options = dict(itertools.pairwise(words))
+    assert options["--maxmemory-policy"] == "noeviction"
+    assert options["--appendonly"] == "yes"
+    assert options["--requirepass"] == "$$REDISCLI_AUTH"
+
+
+def test_every_secret_comes_from_the_environment_and_has_no_default() -> None:
+    text = (ROOT / "docker" / "compose.yaml").read_text()
+    for name in SECRETS:
+        uses = re.findall(rf"\$\{{{name}([^}}]*)\}}", text)
+        assert uses == [f":?set {name}"] * len(uses)
+        assert len(uses) >= 2
+    values = [value for service in SERVICES.values() for value in service.get("environment", {}).items()]
+    for name, value in values:
+        if "PASSWORD" in name or "AUTH" in name:
+            assert re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value), name
+
+
+def test_only_the_api_is_reachable_and_only_from_this_host() -> None:
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"api"}
+    assert SERVICES["api"]["ports"] == ["127.0.0.1:${GRPO_PORT:-8000}:8000"]
+
+
+@pytest.mark.parametrize("name", ["postgres", "redis", "api"])
+def test_what_others_wait_for_says_when_it_is_healthy(name: str) -> None:
+    assert SERVICES[name]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_containers_have_no_privileges(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "user" not in service
+    assert (ROOT / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_the_worker_gets_a_gpu_and_time_for_its_last_checkpoint() -> None:
+    (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert SERVICES["worker"]["stop_grace_period"] == "180s"
+
+
+def test_every_named_volume_is_declared() -> None:
+    mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
+    named = {mount.split(":")[0] for mount in mounts if not mount.startswith("${")}
+    assert named == set(COMPOSE["volumes"])
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_an_image_ends_as_an_unprivileged_user(path: Path) -> None:
+    last_stage = instructions(path)
+    users = [rest for name, rest in last_stage if name == "USER"]
+    assert users == ["10001:10001"]
+    after = [name for name, _ in last_stage[[name for name, _ in last_stage].index("USER") + 1 :]]
+    assert "RUN" not in after
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_an_image_has_only_known_instructions_and_pinned_parents(path: Path) -> None:
+    found = instructions(path)
+    assert {name for name, _ in found} <= INSTRUCTIONS
+    parents = [rest.split(" AS ")[0] for name, rest in found if name == "FROM"]
+    assert parents == ["python:3.11.14-slim-bookworm"] * 2
+    for name, rest in found:
+        if name == "COPY" and not rest.startswith("--from"):
+            assert all((ROOT / source).exists() for source in rest.split()[:-1])
+
+
+@pytest.mark.parametrize("name", ["postgres", "redis"])
+def test_a_server_image_is_pinned_to_a_release(name: str) -> None:
+    assert re.fullmatch(rf"{name}:\d+\.\d+(\.\d+)?-bookworm", SERVICES[name]["image"])
+
+
+def test_the_api_image_installs_no_torch() -> None:
+    assert "torch" not in re.sub(r"(?m)^#.*$", "", DOCKERFILES[0].read_text())

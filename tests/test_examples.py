@@ -1,0 +1,177 @@
+"""The examples are what users copy: every job file is accepted, every row fits its job's grader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from examples.arithmetic import make_rows, supervised_rows, write_jsonl
+from examples.chart import chart
+from examples.decoding import accuracy
+from examples.tiny_model import Family, make_model
+from grpo_engine.config import Reinforcement, Supervised, hyperparameters_of
+from grpo_engine.records import Sample
+from service.jobs.dataset import Problems, read_rows
+from service.jobs.schemas import JobCreate
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+JOB_FILES = sorted(EXAMPLES.glob("jobs/*.json"))
+DATASETS = ("training_file", "validation_file")
+
+
+def load(path: Path) -> tuple[dict[str, Any], Any]:
+    body = json.loads(path.read_text())
+    return body, JobCreate.model_validate(body).method
+
+
+def rows_of(path: Path, body: dict[str, Any]) -> list[dict[str, Any]]:
+    files = [path.parent / body[name] for name in DATASETS if name in body]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def test_there_are_three_job_files() -> None:
+    assert [path.stem for path in JOB_FILES] == ["arithmetic_grpo", "gsm8k_qwen3_0.6b", "supervised"]
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
+def test_a_job_file_is_what_the_api_accepts_and_the_engine_runs(path: Path) -> None:
+    body, method = load(path)
+    assert isinstance(method, Reinforcement | Supervised)
+    assert body["method"]["type"] == method.type
+    assert hyperparameters_of(method).total_steps(64) >= 1
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
+def test_every_row_of_an_example_is_a_usable_row(path: Path) -> None:
+    body, method = load(path)
+    for name in DATASETS:
+        if name in body:
+            content = (path.parent / body[name]).read_bytes().splitlines(keepends=True)
+            problems = Problems()
+            rows = list(read_rows(content, file=name, kind=method.type, max_rows=1000, problems=problems))
+            assert problems.found == []
+            assert len(rows) == len(content)
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
+def test_every_template_of_an_example_resolves_in_every_row(path: Path) -> None:
+    body, method = load(path)
+    if isinstance(method, Reinforcement):
+        for row in rows_of(path, body):
+            item = {key: value for key, value in row.items() if key not in ("messages", "tools")}
+            assert method.reinforcement.grader.unresolved(item) == []
+
+
+def test_the_gpu_job_asks_for_a_group_of_eight_and_pays_for_answer_and_shape() -> None:
+    body, method = load(EXAMPLES / "jobs" / "gsm8k_qwen3_0.6b.json")
+    assert body["model"] == "Qwen/Qwen3-0.6B"
+    assert method.reinforcement.hyperparameters.group_size == 8
+    item = {"answer": "14 * 6 = 84 muffins, and 84 + 5 = 89.\n#### 89"}
+    texts = {
+        "<reasoning>84 + 5</reasoning><answer>89</answer>": 1.0,
+        "<answer>89</answer>": 0.9,
+        "<reasoning>84 + 6</reasoning><answer>90</answer>": 0.1,
+        "90": 0.0,
+    }
+    for text, reward in texts.items():
+        score = method.reinforcement.grader.grade(Sample(output_text=text), item)
+        assert score.reward == pytest.approx(reward), text
+
+
+def test_the_right_answer_of_every_sum_earns_one_and_the_next_number_nothing() -> None:
+    path = EXAMPLES / "jobs" / "arithmetic_grpo.json"
+    body, method = load(path)
+    for row in rows_of(path, body):
+        item, answer = {"answer": row["answer"]}, row["answer"]
+        grader = method.reinforcement.grader
+        assert grader.grade(Sample(output_text=answer), item).reward == 1.0
+        assert grader.grade(Sample(output_text=str(int(answer) + 1)), item).reward == 0.0
+
+
+def test_held_out_sums_are_never_trained_on_and_the_seed_decides_all() -> None:
+    train, held_out = make_rows(2000, 100, seed=5)
+    asked = {row["messages"][0]["content"] for row in train}
+    assert len(train) == 2000
+    assert len(held_out) == 100
+    assert asked.isdisjoint(row["messages"][0]["content"] for row in held_out)
+    assert len(asked) == 80 * 8 - 100
+    assert (train, held_out) == make_rows(2000, 100, seed=5)
+    assert held_out != make_rows(2000, 100, seed=6)[1]
+
+
+def test_more_held_out_rows_than_sums_is_an_error() -> None:
+    with pytest.raises(ValueError, match="25 sums cannot hold out 25"):
+        make_rows(10, 25, left=range(5), right=range(5))
+
+
+def test_supervised_rows_end_in_the_answer(tmp_path: Path) -> None:
+    rows = supervised_rows(make_rows(3, 1, seed=1)[0])
+    assert all(row["messages"][-1] == {"role": "assistant", "content": row["answer"]} for row in rows)
+    read = write_jsonl(tmp_path / "rows.jsonl", rows).read_text().splitlines()
+    assert [json.loads(line) for line in read] == rows
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
+def test_a_tiny_model_loads_and_speaks_one_token_a_character(family: Family, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / family, family=family, hidden=64, layers=1, seed=3)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "12+7="}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == "<|user|>12+7=<|assistant|>"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    assert ids.shape == (1, 7)
+    assert tokenizer.decode(ids[0]) == text
+    assert model(ids).logits.shape == (1, 7, len(tokenizer))
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_equal_seeds_make_equal_weights(tmp_path: Path) -> None:
+    one, two, other = (
+        make_model(tmp_path / name, hidden=32, layers=1, seed=seed) / "model.safetensors"
+        for name, seed in (("one", 1), ("two", 1), ("other", 2))
+    )
+    assert one.read_bytes() == two.read_bytes()
+    assert one.read_bytes() != other.read_bytes()
+
+
+def test_a_chart_has_a_column_a_value_and_the_mean_of_many_in_one() -> None:
+    assert chart([0.0, 0.25, 0.5, 1.0], height=2).splitlines() == [
+        " 1.0 │   █",
+        " 0.0 │ ▄██",
+        "     └────",
+        "      1step 4",
+    ]
+    wide = chart([0.0, 1.0] * 50, width=10, height=1)
+    assert wide.splitlines()[0] == " 0.0 │" + "▄" * 10
+
+
+def test_accuracy_is_the_share_of_texts_that_are_their_row_s_answer() -> None:
+    rows, _ = make_rows(4, 1, seed=1)
+    texts = [rows[0]["answer"], f" {rows[1]['answer']}\n", "", rows[3]["answer"] + "0"]
+    assert accuracy(texts, rows) == 0.5
+
+
+def test_sums_have_their_digits_in_the_same_places() -> None:
+    train, held_out = make_rows(500, 100, seed=1)
+    assert {len(row["messages"][0]["content"]) for row in [*train, *held_out]} == {5}
+    assert {len(row["answer"]) for row in [*train, *held_out]} == {2}
+
+
+def test_a_forgotten_carry_is_ten_too_few_and_sums_without_one_stay_right() -> None:
+    rows, _ = make_rows(600, 1, seed=1)
+    missing = {"carry": 0, "none": 0}
+    for row, shown in zip(rows, supervised_rows(rows, forgotten_carries=0.65, seed=2), strict=True):
+        left, right = row["messages"][0]["content"].rstrip("=").split("+")
+        kind = "carry" if int(left) % 10 + int(right) >= 10 else "none"
+        off = int(row["answer"]) - int(shown["messages"][-1]["content"])
+        assert off in (0, 10)
+        missing[kind] += off // 10
+        assert shown["answer"] == row["answer"]
+    num_carries = sum(int(row["answer"]) % 10 < int(row["messages"][0]["content"][3]) for row in rows)
+    assert missing["none"] == 0
+    assert 0.55 < missing["carry"] / num_carries < 0.75

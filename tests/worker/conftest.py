@@ -1,0 +1,148 @@
+"""A workplace with the fake engine: short leases, a tiny model in the catalogue, workers as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from service.db import Database
+from service.settings import Settings
+from service.storage import Storage, open_storage
+from tests.conftest import settings_for
+from tests.servers import wait_until
+from tests.worker.jobs import insert_dataset, insert_job, read_job
+from worker.attempt import Worker
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    """Everything fast; the lease lasts two seconds."""
+    home = tmp_path / "home"
+    model = home / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    return settings_for(
+        home,
+        database_url,
+        engine_module="tests.fake_engine",
+        lease_seconds=2,
+        heartbeat_seconds=0.1,
+        self_fence_seconds=1.5,
+        sweep_seconds=0.2,
+        poll_seconds=0.05,
+        stop_grace_seconds=5,
+        retry_backoff_seconds=0.05,
+    )
+
+
+@pytest.fixture
+def storage(settings: Settings) -> Storage:
+    return open_storage(settings.storage_location)
+
+
+@pytest.fixture
+def worker(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """A worker inside the test; its engine is a real child process."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    worker = Worker.open(settings, "test-worker")
+    yield worker
+    worker.close()
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """`GRPO_…` variables that say the same as the settings."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        if value is not None:
+            text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
+            environment[f"GRPO_{name.upper()}"] = text
+    return environment | {"PYTHONPATH": str(ROOT)}
+
+
+@dataclass
+class Processes:
+    """Real processes, all ended with the test."""
+
+    settings: Settings
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """`python arguments…` with the workplace's environment."""
+        log = self.settings.home / f"process-{len(self.started)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment_of(self.settings),
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+            )
+        self.started.append(process)
+        return process
+
+    def start_worker(self) -> subprocess.Popen[bytes]:
+        return self.start("-m", "worker")
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in self.settings.home.glob("process-*.log"))
+
+    def close(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def processes(settings: Settings) -> Iterator[Processes]:
+    processes = Processes(settings)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+def submit(database: Database, storage: Storage) -> Callable[..., str]:
+    """Queue a job with a dataset and the fake engine's faults."""
+
+    def submit(faults: dict[str, object] | None = None, **values: object) -> str:
+        return insert_job(database, insert_dataset(database, storage, faults), **values)
+
+    return submit
+
+
+@pytest.fixture
+def wait_for(database: Database) -> Callable[..., None]:
+    """Wait until a job has these values."""
+
+    def wait(job_id: str, seconds: float = 15, **expected: object) -> None:
+        def reached() -> bool:
+            job = read_job(database, job_id)
+            return all(getattr(job, name) == value for name, value in expected.items())
+
+        wait_until(reached, seconds, f"{job_id}: {expected}, but {vars(read_job(database, job_id))}")
+
+    return wait
+
+
+def engine_pids(settings: Settings) -> list[int]:
+    """Live processes whose command line names a folder of this workplace's runs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if str(settings.runs_dir) in text and "--run-dir" in text:
+            found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,83 @@
+"""Jobs and datasets put straight into the database and the storage, without the HTTP API."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from typing import Any
+
+from grpo_engine.config import Reinforcement, hyperparameters_of
+from service.db import Database
+from service.jobs.states import JobState
+from service.models import File, Job
+from service.storage import Storage
+
+_numbers = itertools.count(1)
+
+
+def method(**hyperparameters: Any) -> Reinforcement:
+    """A small reinforcement method: 10 steps, a checkpoint each 5."""
+    given = {"n_steps": 10, "checkpoint_interval": 5, "group_size": 2, "prompts_per_step": 1}
+    return Reinforcement.model_validate(
+        {
+            "type": "reinforcement",
+            "reinforcement": {
+                "grader": {
+                    "type": "string_check",
+                    "input": "{{sample.output_text}}",
+                    "reference": "{{item.answer}}",
+                    "operation": "eq",
+                },
+                "hyperparameters": given | hyperparameters,
+            },
+        }
+    )
+
+
+def insert_dataset(database: Database, storage: Storage, faults: dict[str, Any] | None = None) -> str:
+    """Eight rows; the first tells the fake engine its faults (`tests.fake_engine`). Answers the file id."""
+    file_id = f"file-test{next(_numbers)}"
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": f"{n} + {n}"}], "answer": str(2 * n)} for n in range(8)
+    ]
+    rows[0]["faults"] = faults or {}
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    storage.put_bytes(f"files/{file_id}", content)
+    with database.transaction() as session:
+        session.add(
+            File(
+                id=file_id,
+                tenant="acme",
+                filename="train.jsonl",
+                purpose="fine-tune",
+                num_bytes=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
+                storage_key=f"files/{file_id}",
+            )
+        )
+    return file_id
+
+
+def insert_job(database: Database, training_file: str = "file-none", **values: Any) -> str:
+    """A queued job of tenant `acme` on model `tiny`. Answers its id."""
+    job_id = f"ftjob-{next(_numbers):024d}"
+    shape = method(**values.pop("hyperparameters", {}))
+    given = {
+        "tenant": "acme",
+        "state": JobState.QUEUED.value,
+        "model": "tiny",
+        "training_file": training_file,
+        "seed": 7,
+        "method": shape.model_dump(mode="json"),
+        "total_steps": hyperparameters_of(shape).total_steps(8),
+    }
+    with database.transaction() as session:
+        session.add(Job(id=job_id, **given | values))
+    return job_id
+
+
+def read_job(database: Database, job_id: str) -> Job:
+    """The row as it is now."""
+    with database.reading() as session:
+        return session.get_one(Job, job_id)

@@ -1,0 +1,66 @@
+"""What a job left behind, as tests ask for it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import threading
+
+from sqlalchemy import select, update
+
+from service.db import Database
+from service.models import Artifact, File, Job, JobEvent, Metric
+from service.storage import Storage
+from worker.attempt import Worker
+from worker.runner import run_job
+
+
+def messages(database: Database, job_id: str, level: str | None = None) -> list[str]:
+    entries = select(JobEvent).where(JobEvent.job_id == job_id).order_by(JobEvent.sequence)
+    with database.reading() as session:
+        return [entry.message for entry in session.scalars(entries) if level in (None, entry.level)]
+
+
+def metric_steps(database: Database, job_id: str) -> list[int]:
+    """Of training; step 0 is the evaluation before it."""
+    steps = select(Metric.step).where(Metric.job_id == job_id, Metric.step > 0).order_by(Metric.step)
+    with database.reading() as session:
+        return list(session.scalars(steps))
+
+
+def weights(database: Database, storage: Storage, job_id: str) -> bytes:
+    """The trained adapter's tensors."""
+    query = (
+        select(File)
+        .join(Artifact, Artifact.id == File.id)
+        .where(Artifact.job_id == job_id, Artifact.kind == "adapter")
+    )
+    with database.reading() as session:
+        file = session.scalars(query).one()
+    content = storage.get_bytes(file.storage_key)
+    assert hashlib.sha256(content).hexdigest() == file.sha256
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        member = archive.extractfile("adapter_model.safetensors")
+        assert member is not None
+        return member.read()
+
+
+def expected_weights(seed: int = 7, num_steps: int = 10) -> bytes:
+    digest = hashlib.sha256(str(seed).encode()).hexdigest()
+    for step in range(1, num_steps + 1):
+        digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
+    return digest.encode()
+
+
+def run_until_idle(worker: Worker, database: Database) -> None:
+    """Backoff is the database's clock's matter, so it is set aside here."""
+    while run_job(worker):
+        with database.transaction() as session:
+            session.execute(update(Job).values(not_before=0))
+
+
+def in_background(worker: Worker) -> threading.Thread:
+    thread = threading.Thread(target=run_job, args=(worker,))
+    thread.start()
+    return thread

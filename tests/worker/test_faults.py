@@ -1,0 +1,164 @@
+"""Workers as real processes, and what may befall them. No engine is left, nothing is doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import select
+
+from service.db import Database
+from service.jobs import queue
+from service.models import JobEvent
+from service.settings import Settings
+from service.storage import Storage
+from tests.servers import wait_until
+from tests.worker.conftest import Processes, engine_pids
+from tests.worker.jobs import read_job
+from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
+
+Submit = Callable[..., str]
+WaitFor = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
+    """No engine survives its worker."""
+    yield
+    processes.close()
+    wait_until(lambda: not engine_pids(settings), 2, "engines left behind")
+
+
+def check_history(database: Database, job_id: str) -> None:
+    """Fences never decrease, and nothing follows a terminal state."""
+    query = select(JobEvent).where(JobEvent.job_id == job_id).order_by(JobEvent.sequence)
+    with database.reading() as session:
+        entries = session.scalars(query).all()
+    fences = [entry.fence for entry in entries]
+    assert fences == sorted(fences)
+    states = [entry.data["state"] for entry in entries if entry.type == "status"]
+    assert states.count("succeeded") == 1
+    assert states[-1] == "succeeded"
+    assert entries[-1].type == "status"
+
+
+def slow_first_attempt(seconds: float = 0.3) -> dict[str, object]:
+    return {"1": {"step_seconds": seconds}}
+
+
+def test_a_killed_workers_engine_dies_and_another_worker_finishes(
+    database: Database,
+    settings: Settings,
+    storage: Storage,
+    processes: Processes,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    job_id = submit(slow_first_attempt())
+    first = processes.start_worker()
+    wait_for(job_id, checkpoint_step=5)
+    first.kill()
+    wait_until(lambda: not engine_pids(settings), 1, "the engine outlives its worker")
+    processes.start_worker()
+    wait_for(job_id, state="succeeded")
+    job = read_job(database, job_id)
+    assert (job.fence, job.attempt) == (3, 2)
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    assert weights(database, storage, job_id) == expected_weights()
+    check_history(database, job_id)
+
+
+def test_a_terminated_worker_hands_over_after_a_checkpoint(
+    database: Database,
+    settings: Settings,
+    storage: Storage,
+    processes: Processes,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    job_id = submit(slow_first_attempt())
+    first = processes.start_worker()
+    wait_for(job_id, step=2)
+    first.terminate()
+    assert first.wait(timeout=10) == 0
+    job = read_job(database, job_id)
+    assert (job.state, job.failures, job.fence) == ("queued", 0, 1)
+    assert job.checkpoint_step == job.step >= 2
+    processes.start_worker()
+    wait_for(job_id, state="succeeded")
+    assert weights(database, storage, job_id) == expected_weights()
+    check_history(database, job_id)
+
+
+def test_a_draining_worker_keeps_its_lease_while_the_engine_takes_its_time(
+    database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
+) -> None:
+    """The step outlasts the lease; a worker that stopped renewing would be run twice."""
+    job_id = submit({"1": {"step_seconds": 3}})
+    first = processes.start_worker()
+    wait_for(job_id, phase="training")
+    processes.start_worker()
+    first.terminate()
+    assert first.wait(timeout=10) == 0
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).fence == 2
+    assert "The worker was lost: its lease expired." not in messages(database, job_id)
+
+
+def test_a_frozen_worker_that_wakes_up_changes_nothing(
+    database: Database,
+    storage: Storage,
+    processes: Processes,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    job_id = submit({"1": {"step_seconds": 0.5}})
+    zombie = processes.start_worker()
+    wait_for(job_id, step=2)
+    zombie.send_signal(signal.SIGSTOP)
+    processes.start_worker()
+    wait_for(job_id, state="succeeded")
+    done = read_job(database, job_id)
+    zombie.send_signal(signal.SIGCONT)
+    wait_until(lambda: "job lost" in processes.logs(), 5, "the zombie notices")
+    after = read_job(database, job_id)
+    assert (after.state, after.fence, after.event_sequence) == ("succeeded", done.fence, done.event_sequence)
+    assert weights(database, storage, job_id) == expected_weights()
+    check_history(database, job_id)
+
+
+def test_a_job_of_a_dead_worker_that_was_cancelled_is_cancelled(
+    database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
+) -> None:
+    job_id = submit({"*": {"step_seconds": 0.3}})
+    first = processes.start_worker()
+    wait_for(job_id, phase="training")
+    first.kill()
+    with database.transaction() as session:
+        queue.request_cancel(session, "acme", job_id)
+    processes.start_worker()
+    wait_for(job_id, state="cancelled")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_engine_ended_from_outside_is_started_again(
+    database: Database,
+    settings: Settings,
+    storage: Storage,
+    processes: Processes,
+    submit: Submit,
+    wait_for: WaitFor,
+    number: signal.Signals,
+) -> None:
+    job_id = submit(slow_first_attempt())
+    processes.start_worker()
+    wait_for(job_id, step=3)
+    (engine,) = engine_pids(settings)
+    os.kill(engine, number)
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).attempt == 2
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    assert weights(database, storage, job_id) == expected_weights()
+    check_history(database, job_id)

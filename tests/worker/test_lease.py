@@ -1,0 +1,61 @@
+"""A lease's self-fence, which must burn through before the database may give the job to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import pytest
+from sqlalchemy.orm import Session
+
+from service.db import Database
+from service.jobs import queue
+from service.models import Job
+from service.settings import Settings
+from tests.servers import wait_until
+from tests.worker.jobs import insert_job
+from worker.lease import Lease, Lost
+
+
+class SlowDatabase(Database):
+    """A real one; `delay` is called in each transaction after its statements."""
+
+    delay: Callable[[], None]
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        with super().transaction() as session:
+            yield session
+            self.delay()
+
+
+@pytest.fixture
+def job(database: Database) -> Job:
+    insert_job(database)
+    with database.transaction() as session:
+        job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
+    assert job is not None
+    return job
+
+
+def test_the_self_fence_counts_from_before_the_claim_was_sent(
+    database: Database, settings: Settings, job: Job
+) -> None:
+    with Lease(database, settings, job, monotonic() - settings.self_fence_seconds) as lease:
+        wait_until(lambda: lease.lost, 5, "the fence")
+        with pytest.raises(Lost):
+            lease.check()
+
+
+def test_the_self_fence_counts_from_before_a_renewal_was_sent(
+    database: Database, settings: Settings, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reply is a minute late by the worker's clock."""
+    clock = [0.0]
+    monkeypatch.setattr("worker.lease.monotonic", lambda: clock[0])
+    slow = SlowDatabase(database.engine)
+    slow.delay = lambda: clock.__setitem__(0, clock[0] + 60)
+    patient = settings.model_copy(update={"self_fence_seconds": 50.0, "heartbeat_seconds": 0.01})
+    with Lease(slow, patient, job, 0.0) as lease:
+        wait_until(lambda: lease.lost, 5, "the fence")

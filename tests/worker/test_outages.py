@@ -1,0 +1,231 @@
+"""PostgreSQL and Redis that go away and come back: real servers that these tests stop."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.db import Database
+from service.jobs.wakeups import MAX_WAITING, Wakeups, queue_name
+from service.migrate import upgrade
+from service.models import Job
+from service.settings import Settings
+from service.storage import Storage
+from tests.conftest import settings_for
+from tests.servers import Postgres, Redis, wait_until
+from tests.worker.conftest import Processes, engine_pids
+from tests.worker.jobs import read_job
+from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
+from tests.worker.test_faults import check_history
+
+Submit = Callable[..., str]
+WaitFor = Callable[..., None]
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """A PostgreSQL that this test may stop."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Redis]:
+    """A Redis that this test may stop."""
+    with Redis() as server:
+        yield server
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """PostgreSQL only; a test that stops it has its own."""
+    if "own_postgres" not in request.fixturenames:
+        return str(request.getfixturevalue("postgres_url"))
+    server: Postgres = request.getfixturevalue("own_postgres")
+    upgrade(settings_for(tmp_path, server.url))
+    return server.url
+
+
+@pytest.fixture
+def broker_settings(settings: Settings, own_redis: Redis) -> Settings:
+    return settings_for(
+        **settings.model_dump() | {"broker_url": own_redis.url, "database_url": settings.sqlalchemy_url}
+    )
+
+
+@pytest.fixture
+def wakeups(broker_settings: Settings) -> Iterator[Wakeups]:
+    wakeups = Wakeups(broker_settings)
+    yield wakeups
+    wakeups.close()
+
+
+@pytest.fixture
+def celery(broker_settings: Settings) -> Iterator[Processes]:
+    """Starts real Celery workers."""
+    processes = Processes(broker_settings)
+    yield processes
+    processes.close()
+
+
+def start_celery(celery: Processes) -> None:
+    options = ["--loglevel", "INFO", "--without-mingle", "--without-gossip"]
+    celery.start("-m", "celery", "-A", "worker.app", "worker", *options)
+    wait_until(lambda: "ready." in celery.logs(), 30, "Celery is ready")
+
+
+def answered_in(wakeups: Wakeups) -> tuple[bool, float]:
+    start = time.monotonic()
+    sent = wakeups.send("default")
+    return sent, time.monotonic() - start
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_a_database_restart_loses_nothing(
+    own_postgres: Postgres,
+    database: Database,
+    storage: Storage,
+    processes: Processes,
+    submit: Submit,
+    wait_for: WaitFor,
+    way: str,
+) -> None:
+    job_id = submit({"*": {"step_seconds": 0.1}})
+    processes.start_worker()
+    wait_for(job_id, step=2)
+    {"stop": own_postgres.stop, "kill": own_postgres.kill}[way]()
+    own_postgres.start()
+    wait_until(lambda: is_up(database, job_id), 10)
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).attempt == 1
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    assert weights(database, storage, job_id) == expected_weights()
+    check_history(database, job_id)
+
+
+def is_up(database: Database, job_id: str) -> bool:
+    """The pool's dead connections are replaced at the first use."""
+    try:
+        return bool(read_job(database, job_id))
+    except SQLAlchemyError:
+        return False
+
+
+def test_an_engine_without_its_database_stops_before_the_lease_ends(
+    own_postgres: Postgres,
+    database: Database,
+    settings: Settings,
+    processes: Processes,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    job_id = submit({"1": {"step_seconds": 0.2}}, hyperparameters={"n_steps": 20})
+    processes.start_worker()
+    wait_for(job_id, step=2)
+    own_postgres.stop()
+    stopped_at = time.monotonic()
+    wait_until(lambda: not engine_pids(settings), 5, "the engine stops")
+    assert time.monotonic() - stopped_at < settings.lease_seconds
+    own_postgres.start()
+    wait_until(lambda: is_up(database, job_id), 10)
+    wait_for(job_id, state="succeeded")
+    assert metric_steps(database, job_id) == list(range(1, 21))
+    check_history(database, job_id)
+
+
+def test_a_wake_up_waits_in_the_pools_queue(wakeups: Wakeups, own_redis: Redis) -> None:
+    assert wakeups.send("gpu") is True
+    client = own_redis.client()
+    assert client.llen(queue_name("gpu")) == 1
+    client.close()
+
+
+def test_unread_wake_ups_do_not_pile_up(wakeups: Wakeups, own_redis: Redis) -> None:
+    assert all(wakeups.send("default") for _ in range(MAX_WAITING + 20))
+    client = own_redis.client()
+    assert client.llen(queue_name("default")) == MAX_WAITING
+    client.close()
+
+
+def test_without_a_broker_nothing_is_sent(settings: Settings) -> None:
+    assert Wakeups(settings).send("default") is False
+
+
+def test_a_broker_that_is_down_is_said_at_once(wakeups: Wakeups, own_redis: Redis) -> None:
+    assert wakeups.send("default")
+    own_redis.kill()
+    sent, seconds = answered_in(wakeups)
+    assert not sent
+    assert seconds < 2
+    own_redis.start()
+    assert wakeups.send("default")
+
+
+def test_a_broker_that_never_answers_costs_two_seconds_at_most(wakeups: Wakeups, own_redis: Redis) -> None:
+    assert wakeups.send("default")
+    assert own_redis.process is not None
+    own_redis.process.send_signal(signal.SIGSTOP)
+    sent, seconds = answered_in(wakeups)
+    own_redis.process.send_signal(signal.SIGCONT)
+    assert not sent
+    assert seconds < 3
+
+
+def test_a_celery_worker_is_woken_and_runs_the_queue(
+    celery: Processes, wakeups: Wakeups, database: Database, submit: Submit, wait_for: WaitFor
+) -> None:
+    start_celery(celery)
+    jobs = [submit(), submit()]
+    assert wakeups.send("default")
+    for job_id in jobs:
+        wait_for(job_id, state="succeeded")
+        assert metric_steps(database, job_id) == list(range(1, 11))
+
+
+def test_a_celery_worker_drains_on_sigterm(
+    celery: Processes, wakeups: Wakeups, database: Database, submit: Submit, wait_for: WaitFor
+) -> None:
+    start_celery(celery)
+    job_id = submit({"*": {"step_seconds": 0.2}}, hyperparameters={"n_steps": 1000})
+    wakeups.send("default")
+    wait_for(job_id, phase="training")
+    celery.started[0].terminate()
+    assert celery.started[0].wait(timeout=15) == 0
+    job = read_job(database, job_id)
+    assert (job.state, job.failures, job.fence) == ("queued", 0, 1)
+    assert job.checkpoint_step == job.step >= 1
+    assert "The worker is shutting down; another one goes on." in messages(database, job_id)
+
+
+def test_a_killed_celery_worker_leaves_no_process(
+    celery: Processes, settings: Settings, wakeups: Wakeups, submit: Submit, wait_for: WaitFor
+) -> None:
+    start_celery(celery)
+    job_id = submit({"*": {"step_seconds": 0.2}}, hyperparameters={"n_steps": 1000})
+    wakeups.send("default")
+    wait_for(job_id, phase="training")
+    celery.started[0].kill()
+    wait_until(lambda: not engine_pids(settings), 2, "the engine dies with its worker")
+
+
+def test_lost_wake_ups_are_sent_again(
+    celery: Processes,
+    own_redis: Redis,
+    wakeups: Wakeups,
+    database: Database,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    job_id = submit(not_before=1e12)
+    wakeups.send("default")
+    own_redis.flush()
+    start_celery(celery)
+    with database.transaction() as session:
+        session.execute(update(Job).values(not_before=0))
+    wait_for(job_id, state="succeeded")

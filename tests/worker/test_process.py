@@ -1,0 +1,223 @@
+"""The engine as a child process, without a database."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.unpack import unpack
+from tests.servers import wait_until
+from tests.worker.conftest import ROOT
+from worker import launch, process
+from worker.archives import pack_tar_gz
+from worker.folder import LOCK, clean_up, run_folder
+from worker.process import EngineProcess, engine_environment
+
+
+def start(program: str, folder: Path) -> EngineProcess:
+    return EngineProcess([sys.executable, "-c", program], folder)
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_an_exit_code_is_answered_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    engine = start("print('hello'); raise SystemExit(3)", tmp_path)
+    assert engine.wait(10) == 3
+    assert engine.log_tail() == ("hello",)
+    engine.close()
+
+
+def test_what_the_engine_started_ends_with_it(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(child.pid, flush=True)"
+    )
+    engine = start(program, tmp_path)
+    assert engine.wait(10) == 0
+    grandchild = int(engine.log_tail()[0])
+    wait_until(lambda: not is_alive(grandchild), 2, "the grandchild ends")
+    engine.close()
+
+
+def test_sigterm_comes_first_and_sigkill_after_the_grace(tmp_path: Path) -> None:
+    program = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(1)"
+    )
+    engine = start(program, tmp_path)
+    wait_until(lambda: engine.log_tail() == ("ready",))
+    engine.stop(grace_seconds=0.3)
+    engine.stop(grace_seconds=0.3)
+    assert engine.wait(10) == -signal.SIGKILL
+    assert engine.log_tail() == ("ready", "asked")
+    engine.close()
+
+
+def test_what_ignores_sigterm_ends_also_where_its_parent_has_ended_unnoticed(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    program = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    engine = start(program, tmp_path)
+    (line,) = wait_until(lambda: engine.log_tail())
+    os.kill(engine.pid, signal.SIGTERM)
+    wait_until(lambda: not is_alive(engine.pid), 5, "the leader ends")
+    assert is_alive(int(line))
+    engine.stop(grace_seconds=60)
+    engine.close()
+    wait_until(lambda: not is_alive(int(line)), 2, "its child ends")
+
+
+def test_a_flood_of_output_keeps_a_bounded_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_LOG_BYTES", 100_000)
+    engine = start("for n in range(100_000): print(n)", tmp_path)
+    assert engine.wait(20) == 0
+    assert engine.log_tail(1) == ("99999",)
+    engine.close()
+    sizes = [path.stat().st_size for path in tmp_path.glob("engine.log*")]
+    assert len(sizes) == 2
+    assert max(sizes) < 200_000
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "engine.log").symlink_to("/dev/full")
+    engine = start("for n in range(100_000): print(n)", tmp_path)
+    assert engine.wait(20) == 0
+    engine.close()
+
+
+def test_only_the_allow_list_reaches_the_engine() -> None:
+    environment = {"PATH": "p", "CUDA_VISIBLE_DEVICES": "0", "GRPO_DATABASE_URL": "s", "AWS_SECRET": "s"}
+    assert engine_environment(environment) == {"PATH": "p", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_the_way_to_a_model_hub_reaches_the_engine() -> None:
+    names = "HTTPS_PROXY HTTP_PROXY NO_PROXY https_proxy http_proxy no_proxy SSL_CERT_FILE REQUESTS_CA_BUNDLE"
+    environment = dict.fromkeys(names.split(), "value")
+    assert engine_environment(environment) == environment
+
+
+def test_an_engine_whose_worker_is_gone_never_starts(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    command = [sys.executable, str(launch.__file__), "1", "touch", str(mark)]
+    assert subprocess.run(command, check=False).returncode == 1
+    assert not mark.exists()
+
+
+def test_an_engine_dies_with_its_worker(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom worker.process import EngineProcess\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        f"print(EngineProcess(sleep, Path({str(tmp_path)!r})).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment)
+    assert worker.stdout is not None
+    engine = int(worker.stdout.readline())
+    assert is_alive(engine)
+    killed_at = time.monotonic()
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    wait_until(lambda: not is_alive(engine), 5)
+    assert time.monotonic() - killed_at < 1
+
+
+def test_equal_folders_make_equal_archives(tmp_path: Path) -> None:
+    for name, order in (("a", "xy"), ("b", "yx")):
+        (tmp_path / name).mkdir()
+        for letter in order:
+            (tmp_path / name / letter).write_text(letter)
+            os.utime(tmp_path / name / letter, (len(name), ord(order[0])))
+        pack_tar_gz(tmp_path / name, tmp_path / f"{name}.tar.gz")
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+    unpack(tmp_path / "a.tar.gz", tmp_path / "c")
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["x", "y"]
+
+
+def test_a_folder_in_use_is_not_cleaned_up(tmp_path: Path) -> None:
+    with run_folder(tmp_path / "job" / "1") as folder:
+        clean_up(tmp_path)
+        assert folder.exists()
+    clean_up(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_folder_that_fills_while_it_is_removed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def filled_first(remove: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Path, *arguments: Any, **options: Any) -> None:
+            (path / "2").mkdir()
+            remove(path, *arguments, **options)
+
+        return call
+
+    (tmp_path / "job").mkdir()
+    monkeypatch.setattr(Path, "rmdir", filled_first(Path.rmdir))
+    monkeypatch.setattr("shutil.rmtree", filled_first(shutil.rmtree))
+    clean_up(tmp_path)
+    assert (tmp_path / "job" / "2").is_dir()
+
+
+def test_a_clean_up_never_takes_the_folder_of_a_run_that_begins(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def tidy() -> None:
+        while not done.is_set():
+            clean_up(tmp_path)
+
+    tidier = threading.Thread(target=tidy)
+    tidier.start()
+    try:
+        for fence in range(300):
+            with run_folder(tmp_path / "job" / str(fence)) as folder:
+                (folder / "config.json").write_text("{}")
+                assert (folder / LOCK).exists()
+    finally:
+        done.set()
+        tidier.join()
+
+
+def test_celery_is_configured_as_a_doorbell() -> None:
+    program = (
+        "import json, worker.app\n"
+        "names = ['task_acks_late', 'task_ignore_result', 'task_serializer', 'accept_content',\n"
+        "  'worker_prefetch_multiplier', 'worker_disable_prefetch', 'worker_concurrency',\n"
+        "  'broker_connection_max_retries', 'task_default_queue']\n"
+        "print(json.dumps([worker.app.app.conf[name] for name in names]))"
+    )
+    environment = os.environ | {"GRPO_BROKER_URL": "redis://127.0.0.1:1/0", "PYTHONPATH": str(ROOT)}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == '[false, true, "json", ["json"], 1, true, 1, null, "wake.default"]'
+
+
+def test_celery_without_a_broker_says_what_to_do() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", "import worker.app"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 1
+    assert "GRPO_BROKER_URL" in answer.stderr

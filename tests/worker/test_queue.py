@@ -1,0 +1,282 @@
+"""Claims, fences and transitions, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from service.clock import db_now
+from service.db import Database
+from service.jobs import queue, sweeping
+from service.jobs.states import TERMINAL, TRANSITIONS, JobState
+from service.models import Job, JobEvent
+from tests.worker.jobs import insert_job, read_job
+
+
+def claim(database: Database, worker: str = "w", lease_seconds: float = 60) -> Job | None:
+    with database.transaction() as session:
+        return queue.claim(session, pool="default", worker=worker, lease_seconds=lease_seconds)
+
+
+def claimed(database: Database, **values: Any) -> Job:
+    insert_job(database, **values)
+    job = claim(database)
+    assert job is not None
+    return job
+
+
+def states_told(database: Database, job_id: str) -> list[str]:
+    told = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "status")
+    with database.reading() as session:
+        return [row.data["state"] for row in session.scalars(told.order_by(JobEvent.sequence))]
+
+
+def expire_lease(database: Database, job_id: str) -> None:
+    with database.transaction() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(lease_expires_at=db_now() - 1))
+
+
+def sweep(database: Database, backoff_seconds: float = 0, max_failures: int = 3) -> list[sweeping.Swept]:
+    with database.transaction() as session:
+        return sweeping.sweep(session, backoff_seconds=backoff_seconds, max_failures=max_failures)
+
+
+def test_a_claim_spends_one_attempt_and_one_fence(database: Database) -> None:
+    job_id = insert_job(database)
+    job = claim(database, "w1", lease_seconds=60)
+    assert job is not None
+    assert (job.id, job.state, job.fence, job.attempt, job.lease_owner) == (job_id, "running", 1, 1, "w1")
+    with database.reading() as session:
+        left = session.execute(select(Job.lease_expires_at - db_now())).scalar_one()
+    assert left == pytest.approx(60, abs=5)
+    assert states_told(database, job_id) == ["running"]
+
+
+def test_only_eligible_jobs_are_claimed(database: Database) -> None:
+    insert_job(database, state=JobState.PAUSED.value)
+    insert_job(database, pool="other")
+    insert_job(database, not_before=1e12)
+    assert claim(database) is None
+
+
+def test_the_higher_priority_goes_first_then_the_older(database: Database) -> None:
+    young = insert_job(database, created_at=2.0)
+    old = insert_job(database, created_at=1.0)
+    urgent = insert_job(database, created_at=3.0, priority=5)
+    order = [job.id for job in (claim(database), claim(database), claim(database)) if job]
+    assert order == [urgent, old, young]
+
+
+def test_a_thousand_claim_races_have_one_winner_each(database: Database) -> None:
+    """Four workers race for each of 250 jobs."""
+    ids = [insert_job(database) for _ in range(250)]
+    winners: Counter[str] = Counter()
+    start = threading.Barrier(4)
+
+    def race() -> None:
+        start.wait()
+        while (job := claim(database)) is not None:
+            winners[job.id] += 1
+
+    threads = [threading.Thread(target=race) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert winners == Counter(ids)
+    assert {read_job(database, job_id).fence for job_id in ids} == {1}
+
+
+def test_a_renewal_extends_the_lease(database: Database) -> None:
+    job = claimed(database)
+    expire_lease(database, job.id)
+    with database.transaction() as session:
+        assert queue.renew(session, job.id, 1, lease_seconds=60) is JobState.RUNNING
+    assert sweep(database) == []
+
+
+STALE_WRITES: dict[str, Callable[[Session, str], object]] = {
+    "renew": lambda session, job_id: queue.renew(session, job_id, 1, lease_seconds=60),
+    "release": lambda session, job_id: queue.release(
+        session, job_id, 1, spend_failure=False, backoff_seconds=0, reason=""
+    ),
+    "finish": lambda session, job_id: queue.finish(session, job_id, 1, JobState.SUCCEEDED),
+}
+
+
+@pytest.mark.parametrize("write", STALE_WRITES)
+def test_a_stale_fence_changes_nothing(database: Database, write: str) -> None:
+    job = claimed(database)
+    expire_lease(database, job.id)
+    sweep(database)
+    claim(database, "second")
+    before = read_job(database, job.id)
+    with database.transaction() as session:
+        assert not STALE_WRITES[write](session, job.id)
+    after = read_job(database, job.id)
+    assert (after.state, after.fence, after.lease_expires_at) == ("running", 3, before.lease_expires_at)
+
+
+def test_an_expired_lease_is_queued_again_with_a_doubling_backoff(database: Database) -> None:
+    job = claimed(database)
+    pauses = []
+    for _ in range(2):
+        expire_lease(database, job.id)
+        assert sweep(database, backoff_seconds=10) == [sweeping.Swept(job.id, JobState.QUEUED)]
+        with database.transaction() as session:
+            pauses.append(session.execute(select(Job.not_before - db_now())).scalar_one())
+            session.execute(update(Job).values(not_before=0))
+        assert claim(database) is not None
+    assert pauses == [pytest.approx(10, abs=2), pytest.approx(20, abs=2)]
+    row = read_job(database, job.id)
+    assert (row.fence, row.attempt, row.failures) == (5, 3, 2)
+
+
+def test_the_third_attempt_without_a_checkpoint_poisons_the_job(database: Database) -> None:
+    job = claimed(database)
+    for ending in (JobState.QUEUED, JobState.QUEUED, JobState.FAILED):
+        expire_lease(database, job.id)
+        assert [swept.state for swept in sweep(database)] == [ending]
+        claim(database)
+    row = read_job(database, job.id)
+    assert row.failure is not None
+    assert (row.state, row.failure["code"], row.attempt) == ("failed", "poisoned", 3)
+    assert row.finished_at is not None
+    assert states_told(database, job.id)[-1] == "failed"
+
+
+@pytest.mark.parametrize(("asked", "ending"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_a_dead_workers_request_is_carried_out_by_the_sweeper(
+    database: Database, asked: str, ending: str
+) -> None:
+    job = claimed(database)
+    request = {"cancel": queue.request_cancel, "pause": queue.request_pause}[asked]
+    with database.transaction() as session:
+        request(session, "acme", job.id)
+    expire_lease(database, job.id)
+    sweep(database)
+    assert read_job(database, job.id).state == ending
+
+
+def test_a_release_costs_nothing_unless_it_is_a_failure(database: Database) -> None:
+    job = claimed(database)
+    with database.transaction() as session:
+        assert queue.release(session, job.id, 1, spend_failure=False, backoff_seconds=0, reason="drained")
+    row = read_job(database, job.id)
+    assert (row.state, row.failures, row.lease_owner, row.lease_expires_at) == ("queued", 0, None, None)
+    claim(database)
+    with database.transaction() as session:
+        queue.release(session, job.id, 2, spend_failure=True, backoff_seconds=0, reason="engine died")
+    assert read_job(database, job.id).failures == 1
+
+
+@pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.FAILED])
+def test_cancel_is_stronger_than_failure_and_weaker_than_success(database: Database, end: JobState) -> None:
+    job = claimed(database)
+    with database.transaction() as session:
+        assert queue.request_cancel(session, "acme", job.id) is JobState.CANCELLING
+    failure = {"code": "non_finite", "message": "NaN"} if end is JobState.FAILED else None
+    with database.transaction() as session:
+        assert queue.finish(session, job.id, 1, end, failure=failure)
+    row = read_job(database, job.id)
+    expected = "succeeded" if end is JobState.SUCCEEDED else "cancelled"
+    assert (row.state, row.failure) == (expected, None)
+
+
+EXPECTED = {
+    ("cancel", "queued"): "cancelled",
+    ("cancel", "running"): "cancelling",
+    ("cancel", "pausing"): "cancelling",
+    ("cancel", "paused"): "cancelled",
+    ("cancel", "cancelling"): "cancelling",
+    ("cancel", "cancelled"): "cancelled",
+    ("pause", "queued"): "paused",
+    ("pause", "running"): "pausing",
+    ("pause", "pausing"): "pausing",
+    ("pause", "paused"): "paused",
+    ("resume", "paused"): "queued",
+}
+
+
+@pytest.mark.parametrize("state", [state.value for state in JobState])
+@pytest.mark.parametrize("asked", ["cancel", "pause", "resume"])
+def test_a_request_moves_each_state_as_the_table_says(database: Database, asked: str, state: str) -> None:
+    requests = {
+        "cancel": queue.request_cancel,
+        "pause": queue.request_pause,
+        "resume": queue.request_resume,
+    }
+    job_id = insert_job(database, state=state)
+    expected = EXPECTED.get((asked, state))
+    if expected is None:
+        with pytest.raises(queue.WrongState) as refused, database.transaction() as session:
+            requests[asked](session, "acme", job_id)
+        assert refused.value.current.value == state
+    else:
+        with database.transaction() as session:
+            assert requests[asked](session, "acme", job_id) == expected
+    assert read_job(database, job_id).state == (expected or state)
+    changed = expected not in (None, state)
+    assert states_told(database, job_id) == ([expected] if changed else [])
+
+
+def test_another_tenants_job_does_not_exist(database: Database) -> None:
+    job_id = insert_job(database)
+    with database.transaction() as session:
+        assert queue.request_cancel(session, "other", job_id) is None
+    assert read_job(database, job_id).state == "queued"
+
+
+def test_a_cancel_and_a_claim_never_both_win(database: Database) -> None:
+    for _ in range(30):
+        job_id = insert_job(database)
+        start = threading.Barrier(2)
+
+        def cancel(job_id: str = job_id, start: threading.Barrier = start) -> None:
+            start.wait()
+            with database.transaction() as session:
+                queue.request_cancel(session, "acme", job_id)
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        start.wait()
+        job = claim(database)
+        thread.join()
+        assert read_job(database, job_id).state == ("cancelled" if job is None else "cancelling")
+
+
+def test_terminal_states_lead_nowhere(database: Database) -> None:
+    assert {state for state in JobState if not TRANSITIONS[state]} == TERMINAL
+    job_id = insert_job(database, state=JobState.SUCCEEDED.value, fence=1)
+    with database.transaction() as session:
+        assert not queue.finish(session, job_id, 1, JobState.FAILED)
+    assert read_job(database, job_id).state == "succeeded"
+
+
+def test_waiting_jobs_are_woken_once_per_interval(database: Database) -> None:
+    insert_job(database, pool="gpu")
+    insert_job(database, pool="cpu")
+    insert_job(database, pool="later", not_before=1e12)
+    with database.transaction() as session:
+        assert sorted(sweeping.due_pools(session)) == ["cpu", "gpu"]
+    with database.transaction() as session:
+        assert sweeping.due_pools(session) == []
+
+
+def test_two_sweepers_requeue_a_job_once(database: Database) -> None:
+    jobs = [claimed(database) for _ in range(20)]
+    for job in jobs:
+        expire_lease(database, job.id)
+    found: list[sweeping.Swept] = []
+    threads = [threading.Thread(target=lambda: found.extend(sweep(database))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(swept.job_id for swept in found) == sorted(job.id for job in jobs)

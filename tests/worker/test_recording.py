@@ -1,0 +1,285 @@
+"""Events → rows: idempotent, fenced, first write wins; on both databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from sqlalchemy import select
+
+from grpo_engine.events import (
+    MAX_LINE_BYTES,
+    Evaluated,
+    Event,
+    PhaseChanged,
+    RolloutsRecorded,
+    StepFinished,
+    StepSkipped,
+    Warned,
+)
+from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
+from service.db import Database
+from service.jobs import history, publishing, queue
+from service.jobs.recording import record_events, rollout_rows
+from service.models import Checkpoint, JobEvent, Metric, Rollout
+from tests.worker.jobs import insert_job, read_job
+from worker.recorder import Recorder
+
+
+@pytest.fixture
+def job_id(database: Database) -> str:
+    """A job claimed under fence 1."""
+    job_id = insert_job(database)
+    with database.transaction() as session:
+        queue.claim(session, pool="default", worker="w", lease_seconds=60)
+    return job_id
+
+
+def record(database: Database, job_id: str, events: Sequence[Event], fence: int = 1) -> int | None:
+    rollouts = rollout_rows(job_id, events)
+    with database.transaction() as session:
+        return record_events(session, job_id, fence, events, rollouts)
+
+
+def step(number: int, sequence: int, **metrics: float) -> StepFinished:
+    return StepFinished(sequence=sequence, step=number, metrics={"reward": 0.5} | metrics)
+
+
+def history_of(database: Database, job_id: str, type_: str) -> list[JobEvent]:
+    query = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == type_)
+    with database.reading() as session:
+        return list(session.scalars(query.order_by(JobEvent.sequence)))
+
+
+def test_a_repeated_batch_changes_nothing(database: Database, job_id: str) -> None:
+    batch = [step(1, 1), step(2, 2)]
+    assert record(database, job_id, batch) == 2
+    assert record(database, job_id, batch) == 0
+    assert record(database, job_id, [*batch, step(3, 3)]) == 1
+    assert len(history_of(database, job_id, "metrics")) == 3
+    assert (read_job(database, job_id).engine_sequence, read_job(database, job_id).step) == (3, 3)
+
+
+def test_a_published_step_never_changes(database: Database, job_id: str) -> None:
+    record(database, job_id, [step(1, 1, loss=1.0)])
+    record(database, job_id, [step(1, 2, loss=9.0)])
+    with database.reading() as session:
+        assert session.scalars(select(Metric)).one().values == {"reward": 0.5, "loss": 1.0}
+
+
+def test_a_change_of_phase_is_told_as_a_status_once(database: Database, job_id: str) -> None:
+    phases = ["loading", "training", "training"]
+    record(database, job_id, [PhaseChanged(sequence=n, phase=p) for n, p in enumerate(phases, start=1)])
+    told = history_of(database, job_id, "status")[-2:]
+    assert [entry.data for entry in told] == [
+        {"status": "running", "state": "running", "phase": "loading"},
+        {"status": "running", "state": "running", "phase": "training"},
+    ]
+    assert [entry.message for entry in told] == ["The engine is loading.", "The engine is training."]
+
+
+def test_a_stale_fence_records_nothing(database: Database, job_id: str) -> None:
+    assert record(database, job_id, [step(1, 1)], fence=0) is None
+    assert read_job(database, job_id).engine_sequence == 0
+    with database.reading() as session:
+        assert session.scalars(select(Metric)).all() == []
+
+
+def test_a_step_is_told_with_openais_names_beside_ours(database: Database, job_id: str) -> None:
+    record(database, job_id, [step(1, 1, loss=0.25)])
+    (entry,) = history_of(database, job_id, "metrics")
+    assert entry.message == "Step 1/10: reward=0.5, loss=0.25"
+    assert entry.data == {
+        "step": 1,
+        "total_steps": 10,
+        "reward": 0.5,
+        "loss": 0.25,
+        "train_mean_reward": 0.5,
+        "train_loss": 0.25,
+    }
+
+
+def test_a_skipped_step_has_its_metrics_and_a_warning(database: Database, job_id: str) -> None:
+    record(database, job_id, [StepSkipped(sequence=1, step=1, reason="no_signal", metrics={"reward": 0.0})])
+    (entry,) = history_of(database, job_id, "metrics")
+    assert (entry.level, entry.data["skipped"]) == ("warn", "no_signal")
+    with database.reading() as session:
+        assert session.scalars(select(Metric.step)).all() == [1]
+
+
+def test_evaluations_keep_the_first_the_best_and_the_last(database: Database, job_id: str) -> None:
+    rewards = [0.2, 0.9, 0.4]
+    events = [Evaluated(sequence=n + 1, step=n, metrics={"reward": r}) for n, r in enumerate(rewards)]
+    record(database, job_id, events)
+    assert read_job(database, job_id).evaluation == {
+        "baseline": {"step": 0, "reward": 0.2},
+        "best": {"step": 1, "reward": 0.9},
+        "last": {"step": 2, "reward": 0.4},
+    }
+    entry = history_of(database, job_id, "metrics")[1]
+    assert (entry.data["full_valid_mean_reward"], entry.data["eval/reward"]) == (0.9, 0.9)
+
+
+def test_an_evaluation_that_a_resumed_engine_repeats_is_told_once(database: Database, job_id: str) -> None:
+    record(database, job_id, [Evaluated(sequence=n + 1, step=n, metrics={"reward": 0.5}) for n in (0, 5)])
+    record(database, job_id, [Evaluated(sequence=7, step=5, metrics={"reward": 0.9})])
+    told = history_of(database, job_id, "metrics")
+    assert [entry.data["step"] for entry in told] == [0, 5]
+    assert read_job(database, job_id).evaluation["best"] == {"step": 0, "reward": 0.5}
+    record(database, job_id, [Evaluated(sequence=8, step=10, metrics={"reward": 0.9})])
+    assert read_job(database, job_id).evaluation["best"] == {"step": 10, "reward": 0.9}
+
+
+def test_rollouts_of_events_that_are_known_are_not_stored(database: Database, job_id: str) -> None:
+    record(database, job_id, [step(1, 1), step(2, 2)])
+    group = GroupRecord(row=3, prompt="p", completions=(), has_signal=False)
+    record(database, job_id, [RolloutsRecorded(sequence=n, step=n, groups=(group,)) for n in (2, 3)])
+    with database.reading() as session:
+        assert session.scalars(select(Rollout.step)).all() == [3]
+
+
+def test_the_same_warning_is_kept_once(database: Database, job_id: str) -> None:
+    record(database, job_id, [Warned(sequence=n, code="slow", message="slow disk") for n in (1, 2)])
+    assert read_job(database, job_id).warnings == [{"code": "slow", "message": "slow disk"}]
+
+
+def test_the_phase_of_a_cancelling_job_stays_cancelling(database: Database, job_id: str) -> None:
+    record(database, job_id, [PhaseChanged(sequence=1, phase="training")])
+    assert read_job(database, job_id).phase == "training"
+    with database.transaction() as session:
+        queue.request_cancel(session, "acme", job_id)
+    record(database, job_id, [PhaseChanged(sequence=2, phase="saving")])
+    assert read_job(database, job_id).phase == "cancelling"
+
+
+def test_what_a_model_writes_fits_every_database(database: Database, job_id: str) -> None:
+    completion = CompletionRecord(
+        text="a\x00b",
+        token_ids=(1,),
+        reward=None,
+        advantage=0.0,
+        finish_reason=FinishReason.LENGTH,
+        policy_version=0,
+    )
+    group = GroupRecord(row=3, prompt="p", completions=(completion,), has_signal=False)
+    record(database, job_id, [RolloutsRecorded(sequence=1, step=1, groups=(group, group))])
+    with database.reading() as session:
+        rows = session.scalars(select(Rollout).order_by(Rollout.position)).all()
+    assert [row.position for row in rows] == [0, 1]
+    assert rows[0].data["completions"][0]["text"] == "a\ufffdb"
+
+
+def test_a_number_that_is_no_number_is_no_event() -> None:
+    with pytest.raises(ValidationError):
+        StepFinished(step=1, metrics={"reward": float("nan")})
+
+
+def archives(name: str) -> publishing.Archives:
+    return publishing.Archives(f"s-{name}", "0" * 64, f"a-{name}", "1" * 64, 5)
+
+
+def publish(database: Database, job_id: str, step: int, fence: int = 1) -> bool:
+    with database.transaction() as session:
+        return publishing.publish_checkpoint(
+            session,
+            job_id,
+            fence,
+            checkpoint_id=f"ftckpt_{step}",
+            step=step,
+            archives=archives(str(step)),
+            metrics={},
+        )
+
+
+def test_a_new_checkpoint_clears_the_failures(database: Database) -> None:
+    job_id = insert_job(database, failures=2)
+    with database.transaction() as session:
+        queue.claim(session, pool="default", worker="w", lease_seconds=60)
+    assert publish(database, job_id, 5)
+    job = read_job(database, job_id)
+    assert (job.failures, job.checkpoint_step) == (0, 5)
+
+
+def test_a_checkpoint_under_a_stale_fence_is_refused(database: Database, job_id: str) -> None:
+    assert not publish(database, job_id, 5, fence=0)
+    with database.reading() as session:
+        assert session.scalars(select(Checkpoint)).all() == []
+
+
+def test_the_best_checkpoint_outlives_retention(database: Database, job_id: str) -> None:
+    record(database, job_id, [Evaluated(sequence=1, step=2, metrics={"reward": 0.9})])
+    for number in (1, 2, 3, 4):
+        publish(database, job_id, number)
+    with database.transaction() as session:
+        keys = publishing.retire_checkpoints(session, job_id, 1, keep=1)
+    assert keys == ["s-3", "a-3", "s-1", "a-1"]
+    with database.reading() as session:
+        assert session.scalars(select(Checkpoint.step).order_by(Checkpoint.step)).all() == [2, 4]
+
+
+def test_a_withdrawn_checkpoint_is_published_anew(database: Database, job_id: str) -> None:
+    publish(database, job_id, 5)
+    publish(database, job_id, 10)
+    with database.transaction() as session:
+        publishing.withdraw_checkpoint(session, job_id, 1, 10, "torn")
+    assert read_job(database, job_id).checkpoint_step == 5
+    publish(database, job_id, 10)
+    assert read_job(database, job_id).checkpoint_step == 10
+    with database.reading() as session:
+        assert [row.step for row in publishing.usable_checkpoints(session, job_id)] == [10, 5]
+
+
+def test_history_is_numbered_without_gaps_by_concurrent_writers(database: Database) -> None:
+    job_id = insert_job(database)
+
+    def write() -> None:
+        for _ in range(10):
+            with database.transaction() as session:
+                history.append(session, job_id, *[history.Entry("message", "m")] * 3)
+
+    threads = [threading.Thread(target=write) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.reading() as session:
+        numbers = session.scalars(select(JobEvent.sequence).order_by(JobEvent.sequence)).all()
+    assert list(numbers) == list(range(1, 91))
+
+
+def line(number: int) -> bytes:
+    return step(number, number).model_dump_json().encode() + b"\n"
+
+
+def test_only_whole_lines_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    recorder = Recorder(path)
+    assert recorder.read() == []
+    path.write_bytes(line(1) + line(2)[:20])
+    assert [event.sequence for event in recorder.read()] == [1]
+    assert recorder.read() == []
+    path.write_bytes(line(1) + line(2))
+    assert [event.sequence for event in recorder.read()] == [2]
+
+
+def test_lines_across_pieces_are_put_together(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"".join(line(number) for number in range(1, 20)))
+    recorder = Recorder(path, piece_bytes=7)
+    read: list[int] = []
+    while events := recorder.read():
+        read.extend(event.sequence for event in events)
+    assert read == list(range(1, 20))
+
+
+def test_garbage_and_endless_lines_are_counted_and_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(line(1) + b"\xff\xfe\n" + b"x" * (MAX_LINE_BYTES + 5) + b"\n" + line(2))
+    recorder = Recorder(path)
+    read: list[int] = []
+    while events := recorder.read():
+        read.extend(event.sequence for event in events)
+    assert (read, recorder.num_dropped) == ([1, 2], 2)

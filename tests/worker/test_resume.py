@@ -1,0 +1,177 @@
+"""Engines that die, hang or lie: the job goes on from its last good checkpoint, or fails with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import select, update
+
+from service.clock import db_now
+from service.db import Database
+from service.jobs import queue
+from service.models import Checkpoint, Job
+from service.storage import Storage
+from tests.worker.conftest import engine_pids
+from tests.worker.jobs import read_job
+from tests.worker.outcomes import (
+    expected_weights,
+    in_background,
+    messages,
+    metric_steps,
+    run_until_idle,
+    weights,
+)
+from worker.attempt import Worker
+from worker.runner import run_job
+
+Submit = Callable[..., str]
+
+
+def test_a_killed_engine_resumes_from_its_checkpoint_and_ends_alike(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    job_id = submit({"1": {"die_at": 7}, "2": {"die_at": 9}})
+    run_until_idle(worker, database)
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("succeeded", 3, 0)
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    assert weights(database, storage, job_id) == expected_weights()
+    told = messages(database, job_id)
+    assert told.count("The engine was ended by SIGKILL.") == 2
+    assert "Training resumed from step 5 on cpu (float32, fake)." in told
+
+
+def test_an_engine_that_dies_before_any_checkpoint_poisons_its_job(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    job_id = submit({"*": {"die_at": 3}})
+    run_until_idle(worker, database)
+    job = read_job(database, job_id)
+    assert job.failure is not None
+    assert (job.state, job.attempt, job.failure["code"]) == ("failed", 3, "poisoned")
+    assert job.failure["evidence"] == ["fake engine starts"]
+
+
+def test_a_deterministic_failure_is_not_tried_again(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    job_id = submit({"*": {"fail_at": 7}})
+    run_until_idle(worker, database)
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.checkpoint_step) == ("failed", 1, 5)
+    assert job.failure == {
+        "code": "non_finite",
+        "message": "the loss is NaN",
+        "hint": "lower it",
+        "evidence": ["x"],
+    }
+
+
+def test_garbage_in_the_event_file_is_dropped_and_counted(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    job_id = submit({"*": {"garbage_at": 4}})
+    run_job(worker)
+    assert read_job(database, job_id).state == "succeeded"
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    told = messages(database, job_id, "warn")
+    assert told == ["3 unreadable lines of the engine's events were dropped."]
+
+
+def test_a_paused_job_goes_on_where_it_was(
+    worker: Worker, database: Database, storage: Storage, submit: Submit, wait_for: Callable[..., None]
+) -> None:
+    job_id = submit({"1": {"step_seconds": 0.3}})
+    thread = in_background(worker)
+    wait_for(job_id, step=2)
+    with database.transaction() as session:
+        queue.request_pause(session, "acme", job_id)
+    thread.join()
+    assert read_job(database, job_id).state == "paused"
+    with database.transaction() as session:
+        queue.request_resume(session, "acme", job_id)
+    run_job(worker)
+    assert read_job(database, job_id).state == "succeeded"
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    assert weights(database, storage, job_id) == expected_weights()
+
+
+def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace(
+    worker: Worker, database: Database, submit: Submit, wait_for: Callable[..., None]
+) -> None:
+    object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stop_grace_seconds": 0.3}))
+    job_id = submit({"*": {"ignore_sigterm": True, "step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})
+    thread = in_background(worker)
+    wait_for(job_id, phase="training")
+    with database.transaction() as session:
+        queue.request_cancel(session, "acme", job_id)
+    thread.join()
+    assert read_job(database, job_id).state == "cancelled"
+    assert engine_pids(worker.settings) == []
+
+
+def test_a_hanging_engine_is_ended_by_the_stall_timer(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stall_seconds": 0.5}))
+    job_id = submit({"1": {"hang_at": 6}})
+    run_until_idle(worker, database)
+    assert read_job(database, job_id).state == "succeeded"
+    assert "The engine hung: it said nothing for too long and was killed." in messages(database, job_id)
+    assert metric_steps(database, job_id) == list(range(1, 11))
+
+
+def flip_a_byte(storage: Storage, key: str) -> None:
+    content = bytearray(storage.get_bytes(key))
+    content[len(content) // 2] ^= 1
+    storage.put_bytes(key, bytes(content))
+
+
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    job_id = submit({"1": {"die_at": 7}}, hyperparameters={"n_steps": 10, "checkpoint_interval": 2})
+    run_job(worker)
+    with database.reading() as session:
+        rows = session.scalars(select(Checkpoint).order_by(Checkpoint.step)).all()
+    assert [row.step for row in rows] == [2, 4, 6]
+    assert rows[-1].state_key is not None
+    flip_a_byte(storage, rows[-1].state_key)
+    with database.transaction() as session:
+        session.execute(update(Job).values(not_before=0))
+    run_job(worker)
+    told = messages(database, job_id)
+    assert "The checkpoint of step 6 is skipped: what is stored has the wrong sha256" in told
+    assert "Training resumed from step 4 on cpu (float32, fake)." in told
+    assert read_job(database, job_id).state == "succeeded"
+    assert weights(database, storage, job_id) == expected_weights()
+    assert metric_steps(database, job_id) == list(range(1, 11))
+
+
+def test_without_any_usable_checkpoint_training_starts_over(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    job_id = submit({"1": {"die_at": 7}})
+    run_job(worker)
+    storage.delete(f"jobs/{job_id}/checkpoints/5-1/state.tar")
+    with database.transaction() as session:
+        session.execute(update(Job).values(not_before=0))
+    run_job(worker)
+    assert "No usable checkpoint is left: training starts from the first step." in messages(database, job_id)
+    assert weights(database, storage, job_id) == expected_weights()
+    assert metric_steps(database, job_id) == list(range(1, 11))
+
+
+def test_a_worker_that_lost_its_lease_kills_its_engine_and_writes_nothing(
+    worker: Worker, database: Database, submit: Submit, wait_for: Callable[..., None]
+) -> None:
+    job_id = submit({"*": {"step_seconds": 0.1}}, hyperparameters={"n_steps": 1000})
+    thread = in_background(worker)
+    wait_for(job_id, phase="training")
+    with database.transaction() as session:
+        session.execute(update(Job).values(fence=50, lease_owner="other", lease_expires_at=db_now() + 60))
+    thread.join(timeout=5)
+    assert not thread.is_alive()
+    assert engine_pids(worker.settings) == []
+    job = read_job(database, job_id)
+    assert (job.state, job.fence, job.lease_owner) == ("running", 50, "other")

@@ -1,0 +1,189 @@
+"""One job through a worker in this process, with a real engine process, on both databases."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, update
+
+from service.db import Database
+from service.jobs import queue
+from service.models import Artifact, Checkpoint, File, Job, Rollout
+from service.storage import Storage
+from tests.servers import wait_until
+from tests.worker.conftest import engine_pids
+from tests.worker.jobs import read_job
+from tests.worker.outcomes import (
+    expected_weights,
+    in_background,
+    metric_steps,
+    weights,
+)
+from worker.attempt import Worker
+from worker.runner import run_job
+
+Submit = Callable[..., str]
+
+
+def test_nothing_to_do_is_said_at_once(worker: Worker) -> None:
+    assert run_job(worker) is False
+
+
+def test_a_job_succeeds_with_metrics_rollouts_and_results(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    job_id = submit()
+    assert run_job(worker) is True
+    job = read_job(database, job_id)
+    assert (job.state, job.step, job.total_steps, job.trained_tokens) == ("succeeded", 10, 10, 20)
+    assert job.fine_tuned_model == f"ft:tiny:acme::{job_id.removeprefix('ftjob-')}"
+    assert job.evaluation["baseline"] == {"step": 0, "reward": 0.1, "num_rows": 8.0}
+    assert job.evaluation["best"]["step"] == job.evaluation["last"]["step"] == 10
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    assert weights(database, storage, job_id) == expected_weights()
+    with database.reading() as session:
+        assert session.scalars(select(Rollout.step).order_by(Rollout.step)).all() == list(range(1, 11))
+        kept = session.scalars(select(Checkpoint.step).order_by(Checkpoint.step)).all()
+    assert list(kept) == [5, 10]
+
+
+def test_the_metrics_table_is_a_file_with_step_first(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    job_id = submit()
+    run_job(worker)
+    query = (
+        select(File)
+        .join(Artifact, Artifact.id == File.id)
+        .where(Artifact.job_id == job_id, Artifact.kind == "metrics")
+    )
+    with database.reading() as session:
+        file = session.scalars(query).one()
+    rows = list(csv.reader(io.StringIO(storage.get_bytes(file.storage_key).decode())))
+    assert {"step", "loss", "reward", "eval/reward"} <= set(rows[0])
+    assert rows[0][0] == "step"
+    assert [int(row[0]) for row in rows[1:]] == list(range(1, 11))
+    evaluated = rows[0].index("eval/reward")
+    assert (rows[1][evaluated], rows[10][evaluated]) == ("", "0.2")
+    assert (file.purpose, file.tenant) == ("fine-tune-results", "acme")
+
+
+def test_retention_keeps_the_newest_and_the_best(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    job_id = submit(hyperparameters={"n_steps": 12, "checkpoint_interval": 2, "max_checkpoints": 2})
+    run_job(worker)
+    with database.reading() as session:
+        rows = session.scalars(select(Checkpoint).order_by(Checkpoint.step)).all()
+    assert [row.step for row in rows] == [10, 12]
+    assert all(storage.exists(row.adapter_key) for row in rows)
+    assert not storage.exists(f"jobs/{job_id}/checkpoints/2-1/state.tar")
+
+
+@pytest.mark.parametrize(
+    ("ask", "ending"), [(queue.request_cancel, "cancelled"), (queue.request_pause, "paused")]
+)
+def test_a_running_job_stops_with_its_checkpoint(
+    worker: Worker,
+    database: Database,
+    submit: Submit,
+    wait_for: Callable[..., None],
+    ask: Callable[..., object],
+    ending: str,
+) -> None:
+    job_id = submit({"*": {"step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})
+    thread = in_background(worker)
+    wait_for(job_id, phase="training")
+    with database.transaction() as session:
+        ask(session, "acme", job_id)
+    thread.join()
+    job = read_job(database, job_id)
+    assert job.state == ending
+    assert job.checkpoint_step == job.step > 0
+    assert metric_steps(database, job_id) == list(range(1, job.step + 1))
+    assert engine_pids(worker.settings) == []
+
+
+def test_a_deleted_dataset_fails_the_job_for_good(worker: Worker, database: Database, submit: Submit) -> None:
+    job_id = submit()
+    with database.transaction() as session:
+        session.execute(update(Job).values(training_file="file-gone"))
+    run_job(worker)
+    job = read_job(database, job_id)
+    assert job.failure is not None
+    assert (job.state, job.failure["code"]) == ("failed", "dataset_invalid")
+
+
+def test_an_unknown_model_fails_the_job_for_good(worker: Worker, database: Database, submit: Submit) -> None:
+    job_id = submit(model="gone")
+    run_job(worker)
+    job = read_job(database, job_id)
+    assert job.failure is not None
+    assert (job.state, job.failure["code"]) == ("failed", "model_not_found")
+
+
+def test_a_job_goes_on_from_an_earlier_jobs_adapter(
+    worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = submit()
+    run_job(worker)
+    parent = read_job(database, first).fine_tuned_model
+    child = submit(model=parent)
+    seen: list[str] = []
+    monkeypatch.setattr("worker.folder._shrink", lambda path: seen.append((path / "config.json").read_text()))
+    run_job(worker)
+    assert read_job(database, child).state == "succeeded"
+    folder = worker.settings.runs_dir.resolve() / child / "1"
+    assert f'"adapter": "{folder}/parent_adapter"' in seen[0]
+    assert f'"path": "{worker.settings.models_dir}/tiny"' in seen[0]
+    assert (folder / "parent_adapter" / "adapter_model.safetensors").read_bytes() == expected_weights()
+
+
+def test_a_job_goes_on_from_a_checkpoint_of_a_job_that_failed(
+    worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = submit()
+    run_job(worker)
+    with database.transaction() as session:
+        failed = session.get_one(Job, first)
+        failed.state, failed.fine_tuned_model = "failed", None
+    child = submit(model=f"ft:tiny:acme::{first.removeprefix('ftjob-')}:ckpt-step-5")
+    seen: list[bytes] = []
+
+    def look(run: Path) -> None:
+        seen.append((run / "parent_adapter" / "adapter_model.safetensors").read_bytes())
+
+    monkeypatch.setattr("worker.folder._shrink", look)
+    run_job(worker)
+    assert read_job(database, child).state == "succeeded"
+    assert seen == [expected_weights(num_steps=5)]
+
+
+def test_only_the_end_of_a_runs_log_is_left_behind(
+    worker: Worker, database: Database, submit: Submit, tmp_path: Path
+) -> None:
+    first, second = submit(), submit()
+    run_job(worker)
+    folder = worker.settings.runs_dir / first / "1"
+    assert sorted(path.name for path in folder.iterdir()) == ["engine.log", "owner.lock"]
+    run_job(worker)
+    assert [path.name for path in worker.settings.runs_dir.iterdir()] == [second]
+
+
+def test_the_engine_sees_no_secret_of_ours(
+    worker: Worker, submit: Submit, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., None]
+) -> None:
+    monkeypatch.setenv("GRPO_DATABASE_URL", "postgresql://secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    job_id = submit({"*": {"step_seconds": 0.1}})
+    thread = in_background(worker)
+    wait_for(job_id, phase="training")
+    (pid,) = wait_until(lambda: engine_pids(worker.settings))
+    environment = Path(f"/proc/{pid}/environ").read_text()
+    thread.join()
+    assert "PATH=" in environment
+    assert "secret" not in environment

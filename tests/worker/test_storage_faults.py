@@ -1,0 +1,196 @@
+"""Storage that is away, lies or is full, and a worker's own full disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from grpo_engine.config import RunConfig
+from service.db import Database
+from service.models import Artifact, Checkpoint, File
+from service.storage import Storage
+from tests.servers import wait_until
+from tests.worker.conftest import engine_pids
+from tests.worker.jobs import read_job
+from tests.worker.outcomes import expected_weights, in_background, messages, weights
+from worker.attempt import STORAGE_TRIES, Worker
+from worker.runner import run_job
+
+Submit = Callable[..., str]
+
+
+def not_stored(step: int) -> str:
+    return f"The checkpoint of step {step} was not stored: the storage does not answer."
+
+
+@pytest.fixture
+def outage(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing of a job can be stored until this file is removed."""
+    monkeypatch.setattr("worker.attempt.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("worker.attempt.LAST_PAUSE_SECONDS", 0.05)
+    barrier = Path(worker.settings.storage_location.removeprefix("file://")) / "jobs"
+    barrier.write_text("")
+    return barrier
+
+
+def kept_steps(database: Database) -> list[int]:
+    with database.reading() as session:
+        return list(session.scalars(select(Checkpoint.step).order_by(Checkpoint.step)))
+
+
+def test_a_checkpoint_that_was_not_stored_is_stored_with_the_next(
+    worker: Worker, database: Database, storage: Storage, submit: Submit, outage: Path
+) -> None:
+    job_id = submit({"*": {"step_seconds": 0.1}})
+    thread = in_background(worker)
+    wait_until(lambda: not_stored(5) in messages(database, job_id, "warn"), 10)
+    outage.unlink()
+    thread.join()
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("succeeded", 1, 0)
+    assert kept_steps(database) == [5, 10]
+    assert weights(database, storage, job_id) == expected_weights()
+
+
+def test_results_wait_for_the_storage(
+    worker: Worker,
+    database: Database,
+    storage: Storage,
+    submit: Submit,
+    outage: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put_file, tried = Storage.put_file, []
+
+    def counted(storage: Storage, key: str, path: Path) -> None:
+        tried.append(key)
+        put_file(storage, key, path)
+
+    monkeypatch.setattr(Storage, "put_file", counted)
+    job_id = submit()
+    thread = in_background(worker)
+    results = f"jobs/{job_id}/results/1/adapter.tar.gz"
+    wait_until(lambda: tried.count(results) > 2 * STORAGE_TRIES, 10)
+    outage.unlink()
+    thread.join()
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("succeeded", 1, 0)
+    assert weights(database, storage, job_id) == expected_weights()
+
+
+def test_a_draining_worker_does_not_wait_for_the_storage(
+    worker: Worker, database: Database, submit: Submit, outage: Path
+) -> None:
+    job_id = submit()
+    thread = in_background(worker)
+    wait_until(lambda: not_stored(10) in messages(database, job_id, "warn"), 10)
+    worker.draining.set()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    job = read_job(database, job_id)
+    assert (job.state, job.failures) == ("queued", 0)
+    assert messages(database, job_id)[-1] == "The results were not stored: the storage does not answer."
+
+
+def fill_disk(*_arguments: object) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize(
+    "place", ["service.storage.Storage.download", "worker.publish.pack_tar", "worker.folder._create_locked"]
+)
+def test_a_full_disk_of_the_worker_fails_the_job_at_once(
+    worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    job_id = submit()
+    monkeypatch.setattr(place, fill_disk)
+    assert run_job(worker) is True
+    job = read_job(database, job_id)
+    assert job.failure is not None
+    assert (job.state, job.attempt, job.failure["code"]) == ("failed", 1, "disk_full")
+    assert engine_pids(worker.settings) == []
+
+
+def test_a_worker_without_its_folder_lets_the_job_go_and_tells_no_path(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    job_id = submit()
+    worker.settings.runs_dir.write_text("a file where the folder should be")
+    assert run_job(worker) is True
+    job = read_job(database, job_id)
+    assert (job.state, job.failures, job.lease_owner) == ("queued", 1, None)
+    reason = messages(database, job_id)[-1]
+    assert reason.startswith("The worker broke off (its log says why: err-")
+    assert str(worker.settings.home) not in reason
+    assert "Error" not in reason
+
+
+def damage(storage: Storage, key: str) -> None:
+    content = bytearray(storage.get_bytes(key))
+    content[len(content) // 2] ^= 1
+    storage.put_bytes(key, bytes(content))
+
+
+def test_a_damaged_dataset_fails_the_job_for_good(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    job_id = submit()
+    damage(storage, f"files/{read_job(database, job_id).training_file}")
+    run_job(worker)
+    job = read_job(database, job_id)
+    assert job.failure is not None
+    assert (job.state, job.failure["code"]) == ("failed", "dataset_invalid")
+    assert f"{job.training_file} is damaged" in job.failure["message"]
+
+
+def test_a_dataset_that_arrives_damaged_is_fetched_again(
+    worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id, download, fetched = submit(), Storage.download, []
+
+    def first_one_torn(storage: Storage, key: str, path: Path) -> None:
+        download(storage, key, path)
+        if not fetched:
+            path.write_bytes(path.read_bytes()[:-10])
+        fetched.append(key)
+
+    monkeypatch.setattr(Storage, "download", first_one_torn)
+    run_job(worker)
+    assert read_job(database, job_id).state == "succeeded"
+    assert len(fetched) == 2
+
+
+def test_damaged_weights_of_a_parent_fail_the_job_for_good(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    parent = submit()
+    run_job(worker)
+    with database.reading() as session:
+        query = select(File).join(Artifact, Artifact.id == File.id).where(Artifact.kind == "adapter")
+        file = session.scalars(query).one()
+    damage(storage, file.storage_key)
+    child = submit(model=read_job(database, parent).fine_tuned_model)
+    run_job(worker)
+    job = read_job(database, child)
+    assert job.failure is not None
+    assert (job.state, job.failure["code"]) == ("failed", "model_not_found")
+    assert f"({parent}) are damaged" in job.failure["message"]
+
+
+def test_the_engine_is_told_when_the_job_was_made(
+    worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    def read_config(path: Path) -> None:
+        seen.append(RunConfig.model_validate_json((path / "config.json").read_text()).created_at)
+
+    monkeypatch.setattr("worker.folder._shrink", read_config)
+    job_id = submit(created_at=1_700_000_000.5)
+    run_job(worker)
+    assert read_job(database, job_id).state == "succeeded"
+    assert seen == [1_700_000_000.5]

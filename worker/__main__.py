@@ -1,0 +1,30 @@
+"""`python -m worker [--pool NAME] [--once]`: a polling worker."""
+
+from __future__ import annotations
+
+import argparse
+
+from service import logs
+from service.settings import Settings
+from worker.attempt import Worker
+from worker.loop import drain_on_signals, work, worker_name
+
+
+def main() -> None:
+    """Runs until SIGTERM; with --once at most one job."""
+    parser = argparse.ArgumentParser(prog="worker", description=__doc__)
+    parser.add_argument("--pool", help="claim jobs of this pool only (default: GRPO_POOL)")
+    parser.add_argument("--once", action="store_true", help="run at most one job, then exit")
+    given = parser.parse_args()
+    settings = Settings()
+    if given.pool is not None:
+        settings = settings.model_copy(update={"pool": given.pool})
+    logs.configure(settings.log_level)
+    worker = Worker.open(settings, worker_name())
+    drain_on_signals(worker)
+    work(worker, once=given.once)
+    worker.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The Celery worker of production: `celery -A worker.app worker`. Celery is its doorbell, no more.
+
+A wake-up names a pool; the pool child then claims and runs jobs until none is left. SIGTERM (Celery's
+warm shutdown) sets a flag that the child shares, so that it drains and does not train on for days. Beside
+it runs one sweeper process, so that a deployment with a worker has a sweeper.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+
+from service import logs
+from service.jobs.wakeups import TASK, celery_settings, queue_name, refuse_eviction
+from service.settings import Settings
+from worker import launch
+from worker.attempt import Worker
+from worker.loop import try_job, worker_name
+
+
+class SharedFlag:
+    """One byte shared with forked children; without a lock, so a killed child cannot keep it."""
+
+    def __init__(self) -> None:
+        self._byte = mmap.mmap(-1, 1)
+
+    def set(self) -> None:
+        self._byte[0] = 1
+
+    def is_set(self) -> bool:
+        return self._byte[0] == 1
+
+    def wait(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while not self.is_set() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.is_set()
+
+
+def make_app(settings: Settings) -> Celery:
+    """The Celery application. Raises RuntimeError without a broker: then workers poll."""
+    if settings.broker_url is None:
+        raise RuntimeError("celery needs GRPO_BROKER_URL; without a broker run `python -m worker`")
+    celery = Celery("grpo")
+    celery.conf.update(celery_settings(settings.broker_url.get_secret_value()))
+    celery.conf.update(
+        task_default_queue=queue_name(settings.pool),
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_concurrency=1,
+        worker_max_tasks_per_child=1,
+        worker_send_task_events=False,
+    )
+    return celery
+
+
+settings = Settings()
+draining = SharedFlag()
+app = make_app(settings)
+sweepers: list[subprocess.Popen[bytes]] = []
+"""At most one, started by the main process."""
+
+
+@cache
+def opened_worker(pid: int) -> Worker:
+    """This process's worker: a forked child must not share connections with its parent."""
+    logs.configure(settings.log_level)
+    return Worker.open(settings, worker_name(), draining)
+
+
+@app.task(name=TASK)
+def wake(pool: str) -> None:
+    """Run the pool's jobs, one after the other, until none is left."""
+    worker = opened_worker(os.getpid())
+    worker = replace(worker, settings=settings.model_copy(update={"pool": pool}))
+    while not draining.is_set() and try_job(worker):
+        pass
+
+
+@signals.worker_init.connect
+def refuse_evicting_broker(**_signal: Any) -> None:
+    """An evicting Redis forgets queues and bindings; production does not start with one."""
+    try:
+        refuse_eviction(settings)
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from error
+
+
+@signals.worker_shutting_down.connect
+def drain(**_signal: Any) -> None:
+    """SIGTERM reached Celery's main process: its child lets go after a checkpoint."""
+    draining.set()
+
+
+@signals.heartbeat_sent.connect
+def touch(**_signal: Any) -> None:
+    """Liveness of the main process."""
+    settings.home.mkdir(parents=True, exist_ok=True)
+    (settings.home / "worker.alive").touch()
+
+
+@signals.worker_ready.connect
+def start_sweeper(**_signal: Any) -> None:
+    """A sweeper beside this worker; it dies with it. Celery says "ready" again after each reconnect."""
+    if not any(process.poll() is None for process in sweepers):
+        launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
+        sweepers[:] = [subprocess.Popen([*launcher, sys.executable, "-m", "worker.sweeper"])]
+
+
+@signals.worker_shutdown.connect
+def stop_sweeper(**_signal: Any) -> None:
+    """Ended before its parent, so that nothing is left to reap."""
+    for process in sweepers:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,57 @@
+"""The polling worker: claims, runs, sweeps beside it, drains on SIGTERM. Embedded mode's whole worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from worker.attempt import Worker
+from worker.runner import run_job
+from worker.sweeper import sweep_until
+
+logger = structlog.get_logger()
+
+
+def worker_name() -> str:
+    """Who holds a lease, for people: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"[:128]
+
+
+def drain_on_signals(worker: Worker) -> None:
+    """SIGTERM and SIGINT let the running job go after a checkpoint."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_signal: worker.draining.set())
+
+
+def work(worker: Worker, *, once: bool = False) -> None:
+    """Until drained; `once`: until the queue is empty or one job was run."""
+    sweeper = threading.Thread(
+        target=sweep_until,
+        args=(worker.draining, worker.database, worker.wakeups, worker.settings),
+        name="sweeper",
+        daemon=True,
+    )
+    if not once:
+        sweeper.start()
+    while not worker.draining.is_set():
+        worker.touch()
+        ran = try_job(worker)
+        if once:
+            return
+        if not ran:
+            worker.draining.wait(worker.settings.poll_seconds)
+    sweeper.join(timeout=worker.settings.sweep_seconds)
+
+
+def try_job(worker: Worker) -> bool:
+    """Run a job if there is one; while the database is away there is none."""
+    try:
+        return run_job(worker)
+    except SQLAlchemyError as error:
+        logger.warning("no claim", error=type(error).__name__)
+        return False

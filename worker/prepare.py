@@ -1,0 +1,171 @@
+"""Everything a run needs, on this disk: dataset, base model or parent, the newest checkpoint, config.json.
+
+What is missing for good (a deleted file, an unknown model) is `Refused`; a damaged checkpoint is skipped,
+withdrawn and told in the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from grpo_engine.config import ModelSource, RunConfig
+from grpo_engine.manifest import DamagedCheckpoint, verify
+from service.jobs import history, publishing, repository
+from service.jobs.queue import holds, lock
+from service.models import Checkpoint, File, Job, Metric
+from service.storage import ObjectMissing, sha256_file
+from service.unpack import BadArchive, unpack
+from worker.attempt import Attempt, Refused
+
+DOWNLOAD_TRIES = 2
+
+
+class DamagedObject(Exception):
+    """What the storage holds is not what was stored."""
+
+
+def prepare(attempt: Attempt) -> Path:
+    """Fill the run directory. Answers the path of its config.json. Raises Refused."""
+    job, folder = attempt.job, attempt.folder
+    training_file = _fetch_dataset(attempt, job.training_file, "train.jsonl")
+    validation_file = None
+    if job.validation_file is not None:
+        validation_file = str(_fetch_dataset(attempt, job.validation_file, "validation.jsonl"))
+    config = RunConfig(
+        job_id=job.id,
+        seed=job.seed,
+        model=_model_source(attempt),
+        training_file=str(training_file),
+        validation_file=validation_file,
+        method=attempt.method,
+        created_at=job.created_at,
+        first_sequence=job.engine_sequence + 1,
+        published_step=attempt.read(lambda session: _published_step(session, job.id)),
+    )
+    _fetch_checkpoint(attempt)
+    path = folder / "config.json"
+    path.write_text(config.model_dump_json(indent=2))
+    return path
+
+
+def _published_step(session: Session, job_id: str) -> int:
+    steps = select(func.coalesce(func.max(Metric.step), 0)).where(Metric.job_id == job_id)
+    return session.execute(steps).scalar_one()
+
+
+def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
+    file = attempt.read(lambda session: session.get(File, file_id))
+    target = attempt.folder / name
+    hint = "Upload the file again and submit a new job."
+    try:
+        if file is None:
+            raise ObjectMissing(file_id)
+        _download(attempt, file.storage_key, file.sha256, target)
+    except ObjectMissing:
+        reason = f"{file_id} was deleted before the job could run"
+        raise Refused("dataset_invalid", reason, hint) from None
+    except DamagedObject as damage:
+        raise Refused("dataset_invalid", f"{file_id} is damaged: {damage}", hint) from damage
+    return target
+
+
+def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
+    """Fetch what was stored, and a second time where it is not that. Raises ObjectMissing, DamagedObject."""
+    for _ in range(DOWNLOAD_TRIES):
+        attempt.store(lambda: attempt.worker.storage.download(key, target))
+        if sha256_file(target) == sha256:
+            return
+    raise DamagedObject("what is stored has the wrong sha256")
+
+
+def _model_source(attempt: Attempt) -> ModelSource:
+    """The job's model: a catalogue entry, an earlier job's whole weights, or its adapter on what it is of."""
+    name, adapter = attempt.job.model, None
+    for _ in range(repository.MAX_LINEAGE):
+        entry = attempt.worker.catalog.find(name)
+        if entry is not None:
+            return ModelSource(name=name, path=entry.path, revision=entry.revision, adapter=adapter)
+        weights = _parent(attempt, name)
+        if weights.kind == "model":
+            path = str(_fetch_weights(attempt, weights, "parent_model"))
+            return ModelSource(name=name, path=path, adapter=adapter)
+        adapter = adapter or str(_fetch_weights(attempt, weights, "parent_adapter"))
+        name = weights.job.model
+    raise Refused("model_not_found", f"{attempt.job.model} goes on from too many jobs")
+
+
+def _parent(attempt: Attempt, name: str) -> repository.ModelWeights:
+    """The tenant's weights of that name: a job's result or one of its checkpoints."""
+    found = attempt.read(lambda session: repository.resolve_model(session, attempt.job.tenant, name))
+    if found is None:
+        raise _model_missing(name)
+    return found
+
+
+def _model_missing(name: str) -> Refused:
+    hint = "List the models with GET /v1/models; a deleted one cannot be used."
+    return Refused("model_not_found", f"the model {name} is not in the catalogue any more", hint)
+
+
+def _fetch_weights(attempt: Attempt, weights: repository.ModelWeights, name: str) -> Path:
+    archive, target = attempt.folder / f"{name}.tar.gz", attempt.folder / name
+    try:
+        _download(attempt, weights.storage_key, weights.sha256, archive)
+        unpack(archive, target)
+    except ObjectMissing:
+        raise _model_missing(attempt.job.model) from None
+    except (DamagedObject, BadArchive) as damage:
+        hint = "Start from another model, or train this one again."
+        reason = f"the weights of {attempt.job.model} ({weights.job.id}) are damaged: {damage}"
+        raise Refused("model_not_found", reason, hint) from damage
+    archive.unlink()
+    return target
+
+
+def _fetch_checkpoint(attempt: Attempt) -> None:
+    """The newest published checkpoint that verifies; damaged ones are withdrawn on the way."""
+    for checkpoint in attempt.read(lambda s: publishing.usable_checkpoints(s, attempt.job.id)):
+        try:
+            _restore(attempt, checkpoint)
+        except DamagedCheckpoint as damage:
+            attempt.write(_withdrawal(attempt, checkpoint.step, str(damage)))
+            continue
+        return
+    if attempt.job.checkpoint_step:
+        attempt.write(lambda session: _tell_restart(session, attempt.job))
+
+
+def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session], bool]:
+    job = attempt.job
+    return lambda session: publishing.withdraw_checkpoint(session, job.id, job.fence, step, reason)
+
+
+def _tell_restart(session: Session, job: Job) -> bool:
+    if lock(session, *holds(job.id, job.fence)) is None:
+        return False
+    message = "No usable checkpoint is left: training starts from the first step."
+    history.append(session, job.id, history.Entry("message", message, "warn", fence=job.fence))
+    return True
+
+
+def _restore(attempt: Attempt, checkpoint: Checkpoint) -> None:
+    """Download, compare, unpack and verify one checkpoint. Raises DamagedCheckpoint."""
+    assert checkpoint.state_key is not None
+    archive = attempt.folder / "state.tar"
+    partial = attempt.folder / f".partial-{checkpoint.step}"
+    try:
+        _download(attempt, checkpoint.state_key, checkpoint.state_sha256, archive)
+        unpack(archive, partial)
+    except ObjectMissing:
+        raise DamagedCheckpoint("its archive is missing") from None
+    except (DamagedObject, BadArchive) as damage:
+        raise DamagedCheckpoint(str(damage)) from damage
+    verify(partial, attempt.job.id)
+    archive.unlink()
+    target = attempt.folder / "checkpoints" / f"step-{checkpoint.step:08d}"
+    target.parent.mkdir(exist_ok=True)
+    partial.rename(target)

@@ -1,0 +1,100 @@
+"""One job from claim to end: claim → prepare → spawn → follow → conclude.
+
+Boundary: the order of things. Every write goes through `Attempt`, under the fence. What goes wrong here
+is infrastructure, costs one failure and is retried with backoff, unless it is `Refused` or a full disk.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from time import monotonic
+
+import structlog
+
+from service.ids import new_id
+from service.jobs import queue
+from service.models import Job
+from worker.attempt import Attempt, Refused, Worker
+from worker.ending import conclude, fail, give_back
+from worker.folder import clean_up, run_folder
+from worker.follow import follow
+from worker.lease import Lease, Lost
+from worker.prepare import prepare
+from worker.process import EngineProcess
+
+logger = structlog.get_logger()
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = {
+    "code": "disk_full",
+    "message": "The worker's disk is full.",
+    "hint": "Free space on the worker's disk and submit the job again.",
+    "evidence": [],
+}
+
+
+def run_job(worker: Worker) -> bool:
+    """Claim the best job of the pool and see it through to its end here. False: nothing to do."""
+    claimed_at = monotonic()
+    job = claim(worker)
+    if job is None:
+        return False
+    with Lease(worker.database, worker.settings, job, claimed_at) as lease:
+        try:
+            run(Attempt(worker, job, lease))
+        except Lost:
+            logger.warning("job lost", job=job.id, fence=job.fence)
+    return True
+
+
+def claim(worker: Worker) -> Job | None:
+    """The job, under a lease and a new fence."""
+    settings = worker.settings
+    with worker.database.transaction() as session:
+        return queue.claim(
+            session, pool=settings.pool, worker=worker.name, lease_seconds=settings.lease_seconds
+        )
+
+
+def run(attempt: Attempt) -> None:
+    """The attempt, and what its errors mean. Raises Lost."""
+    try:
+        clean_up(attempt.worker.settings.runs_dir)
+        with run_folder(attempt.folder):
+            train(attempt)
+    except Refused as refused:
+        fail(attempt, refused.failure)
+    except Lost:
+        raise
+    except Exception as error:
+        error_id = new_id("err")
+        logger.exception("attempt broke off", job=attempt.job.id, error_id=error_id)
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            fail(attempt, DISK_FULL)
+        else:
+            give_back(attempt, f"The worker broke off (its log says why: {error_id}).", spend_failure=True)
+
+
+def train(attempt: Attempt) -> None:
+    """Prepare, spawn, follow, conclude."""
+    engine = spawn(attempt, prepare(attempt))
+    try:
+        ending = follow(attempt, engine)
+    finally:
+        engine.close()
+    conclude(attempt, ending)
+
+
+def spawn(attempt: Attempt, config: Path) -> EngineProcess:
+    """Start the engine; from now on the lease guards it. Raises Lost."""
+    settings = attempt.worker.settings
+    command = [str(settings.engine_python), "-m", settings.engine_module]
+    engine = EngineProcess(
+        [*command, "--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder
+    )
+    try:
+        attempt.lease.guard(engine)
+    except Lost:
+        engine.close()
+        raise
+    return engine

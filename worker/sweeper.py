@@ -1,0 +1,61 @@
+"""Puts lost jobs back and rings again for those that wait: `python -m worker.sweeper`. Any number may run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from service import logs
+from service.db import Database, connect
+from service.jobs import sweeping
+from service.jobs.wakeups import Wakeups
+from service.settings import Settings
+from worker.attempt import Flag
+
+logger = structlog.get_logger()
+
+
+def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list[sweeping.Swept]:
+    """One round. Raises SQLAlchemyError while the database is away."""
+    with database.transaction() as session:
+        swept = sweeping.sweep(
+            session,
+            backoff_seconds=settings.retry_backoff_seconds,
+            max_failures=settings.max_attempts_without_checkpoint,
+        )
+    with database.transaction() as session:
+        pools = sweeping.due_pools(session)
+    for pool in pools:
+        wakeups.send(pool)
+    for found in swept:
+        logger.warning("lease expired", job=found.job_id, state=found.state.value)
+    return swept
+
+
+def sweep_until(stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings) -> None:
+    """A round every `sweep_seconds`, whatever happens to the database."""
+    while not stopping.is_set():
+        try:
+            sweep_once(database, wakeups, settings)
+        except SQLAlchemyError as error:
+            logger.warning("sweep failed", error=type(error).__name__)
+        stopping.wait(settings.sweep_seconds)
+
+
+def main() -> None:
+    """A process that only sweeps, until SIGTERM or SIGINT."""
+    settings = Settings()
+    logs.configure(settings.log_level)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_signal: stopping.set())
+    database = connect(settings)
+    sweep_until(stopping, database, Wakeups(settings), settings)
+    database.engine.dispose()
+
+
+if __name__ == "__main__":
+    main()
