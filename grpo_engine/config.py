@@ -7,151 +7,45 @@ visible full configuration, and validating an expanded configuration again chang
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, overload
 
 from pydantic import Field, model_validator
 
-from grpo_engine.expand import (
-    ALIASES,
-    expand_learning_rate,
-    expand_multiplied,
-    expand_recipe,
-    rename_aliases,
-)
 from grpo_engine.graders import Grader
+from grpo_engine.hyperparameters import Hyperparameters, Lora, SupervisedHyperparameters
 from grpo_engine.records import Record
+from grpo_engine.reinforcement import ReinforcementHyperparameters
+from grpo_engine.tools.specs import Tool
+from grpo_engine.training_free.config import TrainingFree, TrainingFreeHyperparameters, TrainingFreeMethod
 
-Auto = Literal["auto"]
-PositiveInt = Annotated[int, Field(ge=1)]
-StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
-class Lora(Record):
-    """Low-rank adapter; the base model stays as it is and serves as the reference."""
-
-    rank: int = Field(16, ge=1, le=512)
-    alpha: float = Field(32, gt=0, le=4096)
-    """The adapter's output is scaled by alpha / rank."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-
-
-class Hyperparameters(Record):
-    """What every training method has."""
-
-    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
-    n_steps: StepCount | None = None
-    """Optimiser steps; takes the place of n_epochs."""
-    batch_size: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    learning_rate: float = Field(gt=0, le=1)
-    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = "auto"
-    """Times our default; an alternative to learning_rate."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0, le=100_000)
-    weight_decay: float = Field(0.0, ge=0, le=1)
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    adam_beta2: float = Field(0.999, ge=0, lt=1)
-    adam_epsilon: float = Field(1e-8, gt=0, le=1e-2)
-    max_grad_norm: float = Field(1.0, gt=0)
-    lora: Lora | Literal["full"] | None = None
-    """Adapter shape, or "full" for all weights. None: the parent job's adapter shape, else rank 16."""
-    checkpoint_interval: PositiveInt = 20
-    """Steps between checkpoints: at most so many are repeated after a crash."""
-    max_checkpoints: int = Field(3, ge=1, le=100)
-    eval_interval: Auto | PositiveInt = "auto"
-    """Steps between evaluations of the validation file; auto: ten over the job."""
-    eval_samples: Auto | PositiveInt = "auto"
-    """Validation rows per evaluation; auto: all, at most 256."""
-
-    @property
-    def rows_per_step(self) -> int:
-        """Dataset rows that one optimiser step consumes."""
-        raise TypeError(f"{type(self).__name__} does not say how many rows a step takes")
-
-    def total_steps(self, num_rows: int) -> int:
-        """Optimiser steps for a dataset of `num_rows` rows; at least 1."""
-        if self.n_steps is not None:
-            return self.n_steps
-        epochs = 1 if self.n_epochs == "auto" else self.n_epochs
-        return max(1, math.ceil(epochs * num_rows / self.rows_per_step))
-
-    def eval_every(self, total_steps: int) -> int:
-        """Steps between evaluations."""
-        return max(1, total_steps // 10) if self.eval_interval == "auto" else self.eval_interval
-
-    def eval_rows(self, num_rows: int) -> int:
-        """Validation rows used in an evaluation."""
-        return min(num_rows, 256 if self.eval_samples == "auto" else self.eval_samples)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if self.n_steps is not None and self.n_epochs != "auto":
-            raise ValueError("give n_steps or n_epochs, not both")
-        return self
+__all__ = [
+    "Hyperparameters",
+    "Lora",
+    "ModelSource",
+    "Reinforcement",
+    "ReinforcementHyperparameters",
+    "ReinforcementMethod",
+    "RetentionSet",
+    "RunConfig",
+    "Runtime",
+    "Supervised",
+    "SupervisedHyperparameters",
+    "SupervisedMethod",
+    "TrainingFree",
+    "TrainingFreeHyperparameters",
+    "TrainingFreeMethod",
+    "hyperparameters_of",
+]
 
 
-class SupervisedHyperparameters(Hyperparameters):
-    """Cross-entropy on the last assistant turn."""
+class RetentionSet(Record):
+    """Held-out rows of another domain: what training must not unlearn."""
 
-    max_tokens: int = Field(2048, ge=8, le=1_000_000)
-    """Rows longer than this are refused at submit; nothing is cut silently."""
-
-    @property
-    def rows_per_step(self) -> int:
-        return 8 if self.batch_size == "auto" else self.batch_size
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        data = rename_aliases(data, ALIASES)
-        return expand_learning_rate(data, default=1e-5 if data.get("lora") == "full" else 1e-4)
-
-
-class ReinforcementHyperparameters(Hyperparameters):
-    """GRPO (DeepSeekMath, arXiv 2402.03300) and its relatives."""
-
-    recipe: Literal["grpo", "dr_grpo", "dapo"] = "grpo"
-    """Fills in what the job does not say; the answer shows the whole expanded configuration."""
-    group_size: int = Field(8, ge=2, le=1024)
-    """Completions per prompt (G). The group's mean is the baseline, so one alone teaches nothing."""
-    compute_multiplier: Auto | Annotated[float, Field(gt=1e-5, le=10)] = "auto"
-    """Scales the default group_size; an alternative to group_size."""
-    prompts_per_step: int = Field(8, ge=1, le=4096)
-    beta: float = Field(0.04, ge=0, le=100)
-    """Weight of the KL term to the reference; 0 means no reference pass at all."""
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = "grpo"
-    advantage: Literal["group_std", "mean_only"] = "group_std"
-    advantage_ddof: Literal[0, 1] = 1
-    """Degrees of freedom of the group's standard deviation: 1 as TRL, 0 the textbook z-score."""
-    epsilon_low: float = Field(0.2, gt=0, lt=1)
-    epsilon_high: float = Field(0.2, gt=0, le=10)
-    kl_estimator: Literal["k3"] = "k3"
-    kl_placement: Literal["loss"] = "loss"
-    kl_ratio_weight: bool = False
-    """Multiply the KL term by the ratio ρ: the unbiased gradient where the sampler lags behind."""
-    temperature: float = Field(1.0, gt=0, le=10)
-    max_completion_tokens: int = Field(256, ge=1, le=131_072)
-    max_skipped_steps: PositiveInt = 20
-    """Steps without signal in a row after which the job fails with `no_signal`."""
-    max_grader_error_rate: float = Field(0.5, gt=0, le=1)
-    """Share of a step's completions that may be unscorable before the job fails."""
-
-    @property
-    def rows_per_step(self) -> int:
-        return self.prompts_per_step
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        data = expand_recipe(rename_aliases(data, ALIASES))
-        data = expand_multiplied(data, "group_size", "compute_multiplier", lambda m: max(2, round(8 * m)))
-        data = expand_multiplied(data, "prompts_per_step", "batch_size", lambda size: size)
-        return expand_learning_rate(data, default=1e-6 if data.get("lora") == "full" else 1e-5)
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    file: str
+    """A file id of the service; the engine reads `RunConfig.retention_files`."""
+    grader: Grader | None = None
+    """None: the job's own."""
 
 
 class ReinforcementMethod(Record):
@@ -159,7 +53,40 @@ class ReinforcementMethod(Record):
     response_format: dict[str, Any] | None = None
     """JSON schema the completions should follow; a completion that is not JSON cannot resolve
     `sample.output_json`, and its grader says so."""
+    eval_grader: Grader | None = None
+    """Scores the held-out rows; None: the grader that trains. Another one shows a hacked reward."""
+    retention: tuple[RetentionSet, ...] = Field((), max_length=8)
+    tools: tuple[Tool, ...] = Field((), max_length=32)
+    """What the model may call while it answers."""
     hyperparameters: ReinforcementHyperparameters = Field(default_factory=ReinforcementHyperparameters)  # type: ignore[arg-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gdpo(cls, data: Any) -> Any:
+        """A `multi` grader with `aggregation: gdpo` asks for the advantage of that name."""
+        grader = data.get("grader") if isinstance(data, dict) else None
+        if isinstance(grader, dict) and grader.get("aggregation") == "gdpo":
+            hyperparameters = data.get("hyperparameters") or {}
+            if isinstance(hyperparameters, dict):
+                data = {**data, "hyperparameters": {"advantage": "gdpo", **hyperparameters}}
+        return data
+
+    @model_validator(mode="after")
+    def _advantage_fits(self) -> Self:
+        advantage, kind = self.hyperparameters.advantage, self.grader.type
+        if advantage == "gdpo" and kind != "multi":
+            raise ValueError("advantage gdpo standardises each part of a multi grader: give a multi grader")
+        if getattr(self.grader, "aggregation", "formula") == "gdpo" and advantage != "gdpo":
+            raise ValueError("the grader's aggregation gdpo needs advantage gdpo")
+        if advantage == "process" and kind != "process":
+            raise ValueError("advantage process needs rewards per step: give a process grader")
+        if len({tool.name for tool in self.tools}) != len(self.tools):
+            raise ValueError("tools need different names")
+        if any(each.name == "validation" for each in self.retention):
+            raise ValueError("a retention set cannot be named validation: so is the job's own evaluation")
+        if len({each.name for each in self.retention}) != len(self.retention):
+            raise ValueError("retention sets need different names")
+        return self
 
 
 class SupervisedMethod(Record):
@@ -176,13 +103,21 @@ class Supervised(Record):
     supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
 
 
-Method = Annotated[Reinforcement | Supervised, Field(discriminator="type")]
+Method = Annotated[Reinforcement | Supervised | TrainingFree, Field(discriminator="type")]
 
 
-def hyperparameters_of(method: Reinforcement | Supervised) -> Hyperparameters:
+@overload
+def hyperparameters_of(method: Reinforcement | Supervised) -> Hyperparameters: ...
+@overload
+def hyperparameters_of(method: TrainingFree) -> TrainingFreeHyperparameters: ...
+@overload
+def hyperparameters_of(method: Method) -> Hyperparameters | TrainingFreeHyperparameters: ...
+def hyperparameters_of(method: Method) -> Hyperparameters | TrainingFreeHyperparameters:
     """The method's hyperparameters, whatever its type."""
     if isinstance(method, Reinforcement):
         return method.reinforcement.hyperparameters
+    if isinstance(method, TrainingFree):
+        return method.training_free.hyperparameters
     return method.supervised.hyperparameters
 
 
@@ -209,6 +144,8 @@ class Runtime(Record):
     """Tokens of one training micro-batch."""
     sample_budget: int = Field(512, ge=1)
     """Completions that are sampled side by side."""
+    grader_processes: int = Field(2, ge=1, le=256)
+    """Processes for graders that may hang or die."""
 
 
 class RunConfig(Record):
@@ -221,6 +158,8 @@ class RunConfig(Record):
     training_file: str
     """JSONL on the engine's disk."""
     validation_file: str | None = None
+    retention_files: dict[str, str] = {}
+    """Retention set → JSONL on the engine's disk."""
     method: Method
     runtime: Runtime = Field(default_factory=Runtime)
     created_at: float = 0.0

@@ -6,12 +6,11 @@ The service has checked every row at submit; what is refused here is what only t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
@@ -43,9 +42,17 @@ def item_of(row: dict[str, Any]) -> dict[str, Any]:
 class RowReader:
     """Rows as token sequences of one model, on the job's own date."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, created_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        created_at: float = 0.0,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """`tools`: function schemas of the job's tools, shown to the model before the row's own; of two with
+        one name the job's is shown. Rows without a conversation say in their prompt what may be called."""
         self.tokenizer = tokenizer
         self.created = datetime.fromtimestamp(created_at, UTC)
+        self.tools = tuple(tools)
 
     def prompts(self, rows: Sequence[dict[str, Any]]) -> list[Prompt]:
         """Rows ready to sample from, in the file's order. Raises DatasetError."""
@@ -70,7 +77,20 @@ class RowReader:
             ids = self.tokenizer(row["prompt"]).input_ids
             return Prompt(index, row["prompt"], tuple(ids), item_of(row))
         text = self._render(index, row, generate=True)
-        return Prompt(index, text, self._encode(text), item_of(row))
+        conversation = {"messages": row["messages"], "tools": row.get("tools")}
+        return Prompt(index, text, self._encode(text), item_of(row), conversation=conversation)
+
+    def retold(self, prompt: Prompt, tell: Callable[[str], str]) -> tuple[int, ...]:
+        """Token ids of the prompt with its last user turn (or its whole text) rewritten by `tell`."""
+        if not prompt.conversation:
+            return tuple(self.tokenizer(tell(prompt.text)).input_ids)
+        messages = list(prompt.conversation["messages"])
+        asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        place = asked[-1] if asked else len(messages) - 1
+        content = tell(str(joined(messages[place].get("content")) or ""))
+        messages[place] = {**messages[place], "content": content}
+        row = {**prompt.conversation, "messages": messages}
+        return self._encode(self._render(prompt.row, row, generate=True))
 
     def _demonstration(self, index: int, row: dict[str, Any]) -> Prompt:
         if "messages" not in row:
@@ -93,7 +113,7 @@ class RowReader:
         try:
             text = self.tokenizer.apply_chat_template(
                 [{**message, "content": joined(message.get("content"))} for message in row["messages"]],
-                tools=row.get("tools") or None,
+                tools=self._shown_tools(row) or None,
                 tokenize=False,
                 add_generation_prompt=generate,
                 strftime_now=self.created.strftime,
@@ -102,8 +122,18 @@ class RowReader:
             raise DatasetError(f"row {index + 1}: the model's chat template refuses it: {error}") from error
         return cast(str, text)
 
+    def _shown_tools(self, row: Mapping[str, Any]) -> list[dict[Any, Any] | Callable[..., Any]]:
+        names = {_function_name(tool) for tool in self.tools}
+        own = [tool for tool in row.get("tools") or () if _function_name(tool) not in names]
+        return [*self.tools, *own]
+
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _function_name(tool: Mapping[str, Any]) -> Any:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, Mapping) else tool.get("name")
 
 
 def joined(content: Any) -> Any:
@@ -111,29 +141,3 @@ def joined(content: Any) -> Any:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
     return content
-
-
-class PromptSource:
-    """Hands out the rows of each step. Every epoch is a new permutation; nothing is kept between steps."""
-
-    def __init__(self, prompts: Sequence[Prompt], rows_per_step: int, seed: int) -> None:
-        self.prompts = prompts
-        self.rows_per_step = rows_per_step
-        self.seed = seed
-        self._epoch: tuple[int, np.ndarray] | None = None
-
-    def batch(self, step: int) -> list[Prompt]:
-        """Rows of step 1, 2, …"""
-        first = (step - 1) * self.rows_per_step
-        return [self._at(position) for position in range(first, first + self.rows_per_step)]
-
-    def _at(self, position: int) -> Prompt:
-        epoch, offset = divmod(position, len(self.prompts))
-        return self.prompts[int(self._order(epoch)[offset])]
-
-    def _order(self, epoch: int) -> np.ndarray:
-        """The epoch's permutation; kept, because the rows of a step mostly share it."""
-        if self._epoch is None or self._epoch[0] != epoch:
-            generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-            self._epoch = epoch, generator.permutation(len(self.prompts))
-        return self._epoch[1]

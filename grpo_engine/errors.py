@@ -7,6 +7,8 @@ EngineError
 ├── GraderError        grader_contract     graders fail on most completions
 ├── NonFiniteError     non_finite          loss or gradient is NaN or infinite
 ├── NoSignalError      no_signal           no group had two different rewards for many steps
+├── EndpointDownError  endpoint_failed     an endpoint that the job works with does not answer
+├── OverspentError     spend_limit         the job has called endpoints as often as it may
 ├── DeviceMemoryError  out_of_memory       does not fit even in the smallest pieces
 └── DiskFullError      disk_full           a checkpoint cannot be written
 
@@ -79,6 +81,26 @@ class NoSignalError(EngineError):
     hint = (
         "All completions of each prompt got the same reward. Use prompts the model solves sometimes, "
         "a finer grader, a larger group_size or a higher temperature; or start with supervised fine-tuning."
+    )
+
+
+class EndpointDownError(EngineError):
+    """An endpoint that the job works with does not answer, after all retries."""
+
+    code = "endpoint_failed"
+    hint = (
+        "Ask the operator whether the endpoint is up and offers the model, then submit the job again. "
+        "What was learnt so far is in the newest checkpoint."
+    )
+
+
+class OverspentError(EngineError):
+    """The job has called endpoints as often, or for as much money, as it may."""
+
+    code = "spend_limit"
+    hint = (
+        "Raise max_calls or max_cost_usd, or take fewer rows or a smaller group_size. "
+        "What was learnt so far is in the newest checkpoint."
     )
 
 

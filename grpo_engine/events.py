@@ -6,6 +6,8 @@ Boundary: types and their (de)serialisation only; `journal.py` writes the file, 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -15,7 +17,9 @@ from grpo_engine.records import GroupRecord, Record
 MAX_LINE_BYTES = 16 * 2**20
 """A longer line is not an event: readers drop and count it."""
 
-Split = Literal["train", "validation"]
+Split = Literal["train", "validation", "retention"]
+VALIDATION = "validation"
+"""Name of the evaluation of the job's own held-out rows; any other is a retention set's."""
 
 
 class BaseEvent(Record):
@@ -53,12 +57,16 @@ class StepFinished(BaseEvent):
     """Flat, finite; names follow TRL (`reward`, `kl`, `completions/mean_length`, …)."""
 
 
+SkipReason = Literal["no_signal", "all_masked", "nothing_to_distil"]
+"""No group whose rewards differ; every completion with signal masked; no failed attempt with feedback."""
+
+
 class StepSkipped(BaseEvent):
     """No group of the step had signal: sampled and scored, nothing trained."""
 
     type: Literal["step_skipped"] = "step_skipped"
     step: int
-    reason: Literal["no_signal"]
+    reason: SkipReason
     metrics: dict[str, float]
 
 
@@ -68,18 +76,40 @@ class RolloutsRecorded(BaseEvent):
     type: Literal["rollouts"] = "rollouts"
     step: int
     split: Split = "train"
+    name: str = ""
+    """The retention set, where `split` says that it is one."""
     first: int = 0
-    """Position in the step of the event's first group."""
+    """Position in the step (and split) of the event's first group."""
     groups: tuple[GroupRecord, ...]
 
 
+class Verdict(Record):
+    """What an evaluation shows against the one before training: a paired bootstrap over the rows."""
+
+    text: str
+    """"improved by 12.4 points, 95% 8.1–16.9", "worse by …", "not shown: …"; "kept: …", "lost …"."""
+    difference: float | None = None
+    """Mean of after − before, in units of the reward; None where too few rows can be compared."""
+    low: float | None = None
+    high: float | None = None
+    """The difference's 95 % interval."""
+    rows: int = 0
+    """Rows that were scored both times."""
+
+
 class Evaluated(BaseEvent):
-    """Greedy (or sampled) evaluation of the held-out rows with the policy after `step` steps."""
+    """Greedy (or sampled) evaluation of held-out rows with the policy after `step` steps."""
 
     type: Literal["evaluated"] = "evaluated"
     step: int
+    name: str = VALIDATION
+    """`validation`, or a retention set's name."""
     metrics: dict[str, float]
     """`reward` (mean), `reward_std`, `rewards/<part>/mean`, `completions/mean_length`, `num_rows`."""
+    verdict: Verdict | None = None
+    """Against the evaluation before step 1; None for that one itself and where there are no rewards."""
+    is_final: bool = False
+    """Of the policy that the job ends with."""
 
 
 class CheckpointSaved(BaseEvent):
@@ -92,15 +122,18 @@ class CheckpointSaved(BaseEvent):
 
 class Warned(BaseEvent):
     type: Literal["warning"] = "warning"
+    step: int | None = None
+    """The step it is about: a resumed run that repeats the step repeats the warning, which counts once."""
     code: str
     message: str
 
 
 class Stopped(BaseEvent):
-    """Asked to stop (SIGTERM); the checkpoint of `step` is complete."""
+    """Not at its end: asked to stop (SIGTERM), or paused by a guard. The checkpoint of `step` is complete."""
 
     type: Literal["stopped"] = "stopped"
     step: int
+    reason: Literal["asked", "guard"] = "asked"
 
 
 class Finished(BaseEvent):
@@ -110,6 +143,10 @@ class Finished(BaseEvent):
     """Folder of the trained adapter (or whole model), relative to the run directory."""
     num_tokens: int
     """Tokens trained on, over the whole job."""
+    best_step: int | None = None
+    """Best evaluated step (0: before training); None without held-out rows."""
+    best_path: str | None = None
+    """Folder of its weights; None where this run directory does not hold them."""
 
 
 class Failed(BaseEvent):
@@ -143,3 +180,10 @@ _adapter: TypeAdapter[Event] = TypeAdapter(Event)
 def parse_event(line: str | bytes) -> Event:
     """One line of `events.jsonl` → event. Raises pydantic's ValidationError for anything else."""
     return _adapter.validate_json(line)
+
+
+def quality(metrics: Mapping[str, float]) -> float:
+    """An evaluation's worth, higher is better: the reward, or the loss turned round where there is none."""
+    if "reward" in metrics:
+        return float(metrics["reward"])
+    return -float(metrics["loss"]) if "loss" in metrics else -math.inf

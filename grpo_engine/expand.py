@@ -28,9 +28,45 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"loss_type": "grpo", "advantage": "group_std", "beta": 0.04},
     # Understanding R1-Zero-Like Training, arXiv 2503.20783
     "dr_grpo": {"loss_type": "dr_grpo", "advantage": "mean_only", "beta": 0.0},
-    # DAPO, arXiv 2503.14476: token-level loss, clip-higher, no KL
-    "dapo": {"loss_type": "dapo", "advantage": "group_std", "beta": 0.0, "epsilon_high": 0.28},
+    # DAPO, arXiv 2503.14476: token-level loss, clip-higher, dynamic sampling, overlong filtering, no KL
+    "dapo": {
+        "loss_type": "dapo",
+        "advantage": "group_std",
+        "beta": 0.0,
+        "epsilon_high": 0.28,
+        "dynamic_sampling": 3,
+        "mask_truncated_completions": True,
+    },
+    # Group Sequence Policy Optimization, arXiv 2507.18071
+    "gspo": {"loss_type": "gspo", "advantage": "group_std", "beta": 0.0},
+    # MiniMax-M1, arXiv 2506.13585
+    "cispo": {"loss_type": "cispo", "advantage": "group_std", "beta": 0.0},
+    # Soft Adaptive Policy Optimization, arXiv 2511.20347
+    "sapo": {"loss_type": "sapo", "advantage": "group_std", "beta": 0.0},
+    # Back to Basics, arXiv 2402.14740: no clip, the KL in the reward
+    "rloo": {
+        "loss_type": "reinforce",
+        "advantage": "leave_one_out",
+        "beta": 0.04,
+        "kl_estimator": "k1",
+        "kl_placement": "reward",
+    },
+    # REINFORCE++ with the group's baseline, arXiv 2501.03262: whitened over the batch, k2 in the loss
+    "reinforce_plus_plus": {
+        "loss_type": "dapo",
+        "advantage": "reinforce_plus_plus",
+        "beta": 0.01,
+        "kl_estimator": "k2",
+    },
 }
+
+CLIPS: Mapping[str, Mapping[str, float]] = {
+    # The sequence ratio is a mean over tokens and moves far less than a token's.
+    "gspo": {"epsilon_low": 3e-4, "epsilon_high": 4e-4},
+    # The bound itself, not 1 + ε.
+    "cispo": {"epsilon_high": 5.0},
+}
+"""Clip ranges of the losses that need others than 0.2."""
 
 
 def rename_aliases(data: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
@@ -69,6 +105,12 @@ def expand_recipe(data: dict[str, Any]) -> dict[str, Any]:
     """The recipe's fields where the job does not say otherwise."""
     recipe = data.get("recipe", "grpo")
     return {**RECIPES[recipe], **data} if isinstance(recipe, str) and recipe in RECIPES else data
+
+
+def expand_loss_type(data: dict[str, Any]) -> dict[str, Any]:
+    """The loss's own clip range where the job states none."""
+    loss_type = data.get("loss_type")
+    return {**CLIPS[loss_type], **data} if isinstance(loss_type, str) and loss_type in CLIPS else data
 
 
 def expand_multiplied(

@@ -13,7 +13,15 @@ from typing import BinaryIO
 
 from pydantic import ValidationError
 
-from grpo_engine.events import BaseEvent, Evaluated, RolloutsRecorded, StepFinished, StepSkipped, parse_event
+from grpo_engine.events import (
+    BaseEvent,
+    Evaluated,
+    RolloutsRecorded,
+    StepFinished,
+    StepSkipped,
+    Warned,
+    parse_event,
+)
 
 
 class Journal:
@@ -72,7 +80,9 @@ def _key(event: BaseEvent) -> tuple[str, ...] | None:
     if isinstance(event, StepFinished | StepSkipped):
         return ("step", str(event.step))
     if isinstance(event, RolloutsRecorded):
-        return ("rollouts", event.split, str(event.step), str(event.first))
+        return ("rollouts", event.split, event.name, str(event.step), str(event.first))
     if isinstance(event, Evaluated):
-        return ("evaluated", str(event.step))
+        return ("evaluated", event.name, str(event.step))
+    if isinstance(event, Warned) and event.step is not None:
+        return ("warning", event.code, str(event.step))
     return None

@@ -20,11 +20,17 @@ LogitsOf = Callable[[Tensor], Tensor]
 
 
 def token_logprobs(
-    hidden_N: Tensor, targets_N: Tensor, logits_of: LogitsOf, *, temperature: float, vocab_size: int
+    hidden_N: Tensor,
+    targets_N: Tensor,
+    logits_of: LogitsOf,
+    *,
+    temperature: float,
+    vocab_size: int,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [N, H] and token ids [N] → log-probabilities [N] and entropies [N], float32.
 
-    The entropy carries no gradient. The temperature divides the logits here and nowhere else.
+    The entropy carries a gradient only where it is asked for.
     """
     chunk = max(1, CHUNK_ELEMENTS // vocab_size)
     logprobs, entropies = [], []
@@ -34,6 +40,7 @@ def token_logprobs(
             targets_N[start : start + chunk],
             logits_of,
             temperature,
+            entropy_gradient,
         )
         if torch.is_grad_enabled() and len(targets_N) > chunk:
             out = checkpoint(_chunk_logprobs, *arguments, use_reentrant=False)
@@ -47,11 +54,15 @@ def token_logprobs(
 
 
 def _chunk_logprobs(
-    hidden: Tensor, targets: Tensor, logits_of: LogitsOf, temperature: float
+    hidden: Tensor, targets: Tensor, logits_of: LogitsOf, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    logits = logits_of(hidden).float() / temperature
-    log_all = logits.log_softmax(-1)
+    log_all = every_logprob(hidden, logits_of, temperature)
     chosen = log_all.gather(1, targets[:, None]).squeeze(1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
         entropy = -(log_all.exp() * log_all).nan_to_num(0.0).sum(-1)
     return chosen, entropy
+
+
+def every_logprob(hidden: Tensor, logits_of: LogitsOf, temperature: float) -> Tensor:
+    """Log-probabilities [n, V] in float32. The temperature divides the logits here and nowhere else."""
+    return (logits_of(hidden).float() / temperature).log_softmax(-1)

@@ -6,12 +6,13 @@ line writes them to a file, tests collect them in a list.
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -19,16 +20,21 @@ from grpo_engine import checkpoint
 from grpo_engine.config import Hyperparameters, RunConfig
 from grpo_engine.errors import DeviceMemoryError
 from grpo_engine.events import (
+    VALIDATION,
     BaseEvent,
     CheckpointSaved,
+    Evaluated,
     Finished,
     PhaseChanged,
     Started,
     Stopped,
     Warned,
+    quality,
 )
+from grpo_engine.guards import Guard, restarted, watch
 from grpo_engine.optim import Optimizer
 from grpo_engine.policy import Policy
+from grpo_engine.reinforcement import EarlyStopping
 
 T = TypeVar("T")
 
@@ -61,6 +67,14 @@ class TrainingLoop:
         self.last_metrics: dict[str, float] = {}
         self.num_rows = 0
         self.total_steps = 0
+        self.guards: tuple[Guard, ...] = ()
+        self.early_stopping: EarlyStopping | None = None
+        self.paused_by_guard = False
+
+    @property
+    def last_step(self) -> int:
+        """Where training ends: after all steps, or earlier where a guard or early stopping said so."""
+        return self.total_steps if self.state.last_step is None else self.state.last_step
 
     def step(self, step: int) -> Iterator[BaseEvent]:
         """One optimiser step: its events, and `self.state` moved on to it."""
@@ -70,27 +84,39 @@ class TrainingLoop:
         """Evaluation of the held-out rows; nothing where there are none."""
         return iter(())
 
+    def raise_beta(self) -> float:
+        """Double the weight of the KL term; answers it."""
+        raise TypeError(f"{type(self).__name__} has no beta")
+
     def run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
         """Train to the end, or to the next step boundary once `should_stop()` says so."""
+        try:
+            yield from self._run(should_stop)
+        finally:
+            self.close()
+
+    def _run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
         warnings = self._resume()
         yield self._started()
         yield from warnings
         yield PhaseChanged(phase="training", step=self.state.step)
         while True:
-            stopping = should_stop() and self.state.step < self.total_steps
+            stopping = self._stop_reason(should_stop)
             if self._evaluation_is_due() and not stopping:
-                yield from self.evaluate(self.state.step)
-                self.state = replace(self.state, evaluated_step=self.state.step)
+                yield from self._evaluate()
             if self._checkpoint_is_due() or (stopping and self.state.step > self.saved_step):
                 yield self._save()
             if stopping:
-                yield Stopped(step=self.state.step)
+                yield Stopped(step=self.state.step, reason=stopping)
                 return
-            if self.state.step == self.total_steps:
+            if self.state.step == self.last_step:
                 break
             yield from self.step(self.state.step + 1)
-            yield from self._told()
+            yield from self._watch()
         yield self._finished()
+
+    def close(self) -> None:
+        """Give back what the method holds outside this process."""
 
     def in_pieces(self, gradients: Callable[[int], T]) -> T:
         """`gradients(token_budget)`, again with half the budget where the device is too small for it.
@@ -110,17 +136,78 @@ class TrainingLoop:
                 message = f"out of memory: the step is repeated with {self.token_budget} tokens at a time"
                 self.warnings.append(Warned(code="token_budget_halved", message=message))
 
+    def _stop_reason(self, should_stop: Callable[[], bool]) -> Literal["asked", "guard"] | None:
+        """Why the run stops here before its end; None: it goes on."""
+        if self.state.step == self.last_step:
+            return None
+        if self.paused_by_guard:
+            return "guard"
+        return "asked" if should_stop() else None
+
+    def _evaluate(self) -> Iterator[BaseEvent]:
+        """An evaluation and what follows from it: the best policy so far, an early end."""
+        for event in self.evaluate(self.state.step):
+            if isinstance(event, Evaluated):
+                if event.name == VALIDATION:
+                    self._judge(quality(event.metrics))
+                event = event.model_copy(update={"is_final": self.state.step == self.last_step})
+            yield event
+        self.state = replace(self.state, evaluated_step=self.state.step)
+        yield from self._told()
+
+    def _judge(self, found: float) -> None:
+        """Note whether this step's policy is the best one; end where too many in a row did not improve.
+
+        An evaluation of which no row could be scored says nothing.
+        """
+        if not math.isfinite(found):
+            return
+        step, best, settings = self.state.step, self.state.best_quality, self.early_stopping
+        improved = best is None or found > best + (settings.min_improvement if settings else 0.0)
+        count = 0 if improved else self.state.without_improvement + 1
+        self.state = replace(self.state, without_improvement=count)
+        if best is None or found > best:
+            self.state = replace(self.state, best_step=step, best_quality=found)
+        if settings is not None and count >= settings.patience and step < self.last_step:
+            self.state = replace(self.state, last_step=step)
+            self._warn("early_stopping", too_long_the_same(settings, self.state, found))
+
+    def _watch(self) -> Iterator[BaseEvent]:
+        """What the guards say of the step's metrics, and every other warning of it."""
+        alarms, seen = watch(self.guards, self.state.step, self.last_metrics, self.state.guards)
+        self.state = replace(self.state, guards=seen)
+        for alarm in alarms:
+            self._warn(alarm.code, f"{alarm.message} {self._act(alarm.guard)}".strip())
+        yield from self._told()
+
+    def _act(self, guard: Guard) -> str:
+        """Do what the guard is for; a sentence on it."""
+        if guard.action == "raise_beta":
+            return f"beta is now {self.raise_beta():.4g}."
+        if guard.action == "warn" or self.state.step == self.last_step:
+            return ""
+        if guard.action == "pause":
+            self.paused_by_guard = True
+            self.state = replace(self.state, guards=restarted(self.state.guards))
+            return "The job is paused; resume it to go on with the same settings."
+        self.state = replace(self.state, last_step=self.state.step)
+        return f"Training ends after step {self.state.step}."
+
+    def _warn(self, code: str, message: str) -> None:
+        self.warnings.append(Warned(code=code, message=message, step=self.state.step))
+
     def _evaluation_is_due(self) -> bool:
         step = self.state.step
         if step <= self.state.evaluated_step:
             return False
-        return step == self.total_steps or step % self.loop_settings.eval_every(self.total_steps) == 0
+        return step == self.last_step or step % self.loop_settings.eval_every(self.total_steps) == 0
 
     def _checkpoint_is_due(self) -> bool:
         step = self.state.step
         if step <= self.saved_step:
             return False
-        return step == self.total_steps or step % self.loop_settings.checkpoint_interval == 0
+        is_wanted = step in (self.last_step, self.state.best_step)
+        return is_wanted or step % self.loop_settings.checkpoint_interval == 0
 
     def _told(self) -> Iterator[BaseEvent]:
         yield from self.warnings
@@ -139,14 +226,27 @@ class TrainingLoop:
         )
         self.saved_step = self.state.step
         # The worker may still be reading the one before the newest.
-        checkpoint.retain(self.checkpoints, max(2, self.loop_settings.max_checkpoints))
+        keep = max(2, self.loop_settings.max_checkpoints)
+        checkpoint.retain(self.checkpoints, keep, self.state.best_step)
         relative = f"{self.checkpoints.name}/{path.name}"
         return CheckpointSaved(step=self.state.step, path=relative, metrics=self.last_metrics)
 
     def _finished(self) -> Finished:
+        best = self.state.best_step
+        best_path = None if best is None else self._weights(best)
+        has_best = best_path is not None and (self.checkpoints.parent / best_path).is_dir()
+        return Finished(
+            step=self.state.step,
+            path=self._weights(self.state.step),
+            num_tokens=self.state.num_tokens,
+            best_step=best,
+            best_path=best_path if has_best else None,
+        )
+
+    def _weights(self, step: int) -> str:
+        """Folder of a checkpoint's weights, relative to the run directory."""
         kind = "adapter" if self.policy.peft_model is not None else "model"
-        path = f"{self.checkpoints.name}/step-{self.state.step:08d}/{kind}"
-        return Finished(step=self.state.step, path=path, num_tokens=self.state.num_tokens)
+        return f"{self.checkpoints.name}/{checkpoint.step_name(step)}/{kind}"
 
     def _started(self) -> Started:
         parameters = list(self.policy.model.parameters())
@@ -163,6 +263,16 @@ class TrainingLoop:
         )
 
 
-def seed_step(seed: int, step: int) -> None:
-    """Whatever still draws from torch's generator (adapter dropout) depends on (seed, step) alone."""
-    torch.manual_seed((seed * 1_000_003 + step) % 2**63)
+def seed_step(seed: int, step: int, iteration: int = 0) -> None:
+    """Whatever still draws from torch's generator (adapter dropout) depends on these three alone."""
+    torch.manual_seed((seed * 1_000_003 + step + iteration * 7_919_000_003) % 2**63)
+
+
+def too_long_the_same(settings: EarlyStopping, state: checkpoint.State, found: float) -> str:
+    """What early stopping saw, why it matters, which field to change."""
+    return (
+        f"The held-out reward did not rise by more than {settings.min_improvement:.4g} in "
+        f"{settings.patience} evaluations in a row: it is {found:.4g}, the best was {state.best_quality:.4g} "
+        f"after step {state.best_step}. More training would only fit the training rows, so it ends after "
+        f"step {state.step}. A larger early_stopping.patience waits longer."
+    )

@@ -16,6 +16,8 @@ MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 2**20
 REQUIRED = ("state.json", "optimizer.safetensors")
 WEIGHTS = ("adapter/", "model/")
+LIBRARY = "experiences/"
+"""What a training-free job has in the place of weights; then there is no optimiser either."""
 
 
 class DamagedCheckpoint(Exception):
@@ -47,9 +49,11 @@ def verify(folder: Path, job_id: str, config_sha256: str | None = None) -> dict[
     if config_sha256 is not None and manifest.get("config_sha256") != config_sha256:
         raise DamagedCheckpoint("its manifest belongs to another configuration")
     files = manifest.get("files")
-    if not isinstance(files, dict) or not all(name in files for name in REQUIRED):
+    is_library = isinstance(files, dict) and any(str(name).startswith(LIBRARY) for name in files)
+    required = REQUIRED[:1] if is_library else REQUIRED
+    if not isinstance(files, dict) or not all(name in files for name in required):
         raise DamagedCheckpoint("its manifest does not name all that a checkpoint holds")
-    if not any(str(name).startswith(WEIGHTS) for name in files):
+    if not is_library and not any(str(name).startswith(WEIGHTS) for name in files):
         raise DamagedCheckpoint("its manifest names no weights")
     for name, expected in files.items():
         _verify_file(folder, str(name), expected)

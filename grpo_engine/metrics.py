@@ -6,15 +6,15 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from grpo_engine.loss import clip_counts, kl_k3
+from grpo_engine.loss import LossSettings, clip_counts, kl_estimate, ratios
 from grpo_engine.records import FinishReason
-from grpo_engine.types import Completion, ScoredGroup
+from grpo_engine.types import Completion, PackedBatch, ScoredGroup
 
 PASS_REWARD = 1.0
 """A completion with at least this reward counts as passed in `pass_at_1` and `pass_at_group`."""
@@ -52,31 +52,31 @@ class TrainingStats:
 
     def add(
         self,
+        batch: PackedBatch,
         logprobs_N: Tensor,
         old_N: Tensor,
-        sampled_N: Tensor,
         reference_N: Tensor | None,
         entropy_N: Tensor,
-        advantages_N: Tensor,
-        epsilon: tuple[float, float],
+        settings: LossSettings,
     ) -> None:
         """One micro-batch; all tensors [N] without gradient."""
         self.tokens += len(logprobs_N)
-        low, high = clip_counts(logprobs_N, old_N, advantages_N, *epsilon)
-        difference = logprobs_N - sampled_N
-        ratio = difference.exp()
+        ratio_N = ratios(logprobs_N, old_N, batch.sequences_N, settings.loss_type)
+        low, high = clip_counts(ratio_N, batch.advantages_N, settings)
+        difference = old_N - batch.sampled_logprobs_N
+        mismatch = difference.exp()
         self._sum("clip_ratio/low_mean", low)
         self._sum("clip_ratio/high_mean", high)
         self._sum("clip_ratio/region_mean", low + high)
         self._sum("entropy", float(entropy_N.sum()))
         self._sum("sampling/sampling_logp_difference/mean", float(difference.abs().sum()))
-        self._sum("sampling/importance_sampling_ratio/mean", float(ratio.sum()))
+        self._sum("sampling/importance_sampling_ratio/mean", float(mismatch.sum()))
         if reference_N is not None:
-            self._sum("kl", float(kl_k3(logprobs_N, reference_N).sum()))
+            self._sum("kl", float(kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum()))
         self.largest_difference = max(self.largest_difference, float(difference.abs().max()))
         self.ratio_range = (
-            min(self.ratio_range[0], float(ratio.min())),
-            max(self.ratio_range[1], float(ratio.max())),
+            min(self.ratio_range[0], float(mismatch.min())),
+            max(self.ratio_range[1], float(mismatch.max())),
         )
 
     def _sum(self, name: str, value: float) -> None:
@@ -125,6 +125,43 @@ def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         "completions/max_length": max(lengths),
         "completions/clipped_ratio": _mean(cut),
     }
+
+
+def length_correlation(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Pearson's correlation over the scored completions; nothing where all are alike in one of them."""
+    pairs = [
+        (score.reward, float(len(completion.token_ids)))
+        for each in scored
+        for completion, score in zip(each.group.completions, each.scores, strict=True)
+        if score.reward is not None
+    ]
+    if len({reward for reward, _ in pairs}) < 2 or len({length for _, length in pairs}) < 2:
+        return {}
+    return {"completions/reward_length_correlation": statistics.correlation(*zip(*pairs, strict=True))}
+
+
+def step_metrics(scored: Sequence[ScoredGroup], timer: PhaseTimer, device: torch.device) -> dict[str, float]:
+    """What every step has: rewards, completions, speed, memory, seconds by phase."""
+    completions = [completion for each in scored for completion in each.group.completions]
+    sampled = sum(completion.num_sampled for completion in completions)
+    speed = {
+        f"perf/{name}_tokens_per_second": sampled / max(1e-9, timer.seconds[phase])
+        for name, phase in (("sampled", "sample"), ("trained", "train"))
+        if phase in timer.seconds
+    }
+    return {
+        **reward_metrics(scored),
+        **completion_metrics(completions),
+        **length_correlation(scored),
+        **speed,
+        "memory/peak_bytes": peak_memory_bytes(device),
+        **timer.metrics(),
+    }
+
+
+def mean_metrics(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Name → mean over the rows."""
+    return {name: _mean([row[name] for row in rows]) for name in rows[0]}
 
 
 def peak_memory_bytes(device: torch.device) -> float:

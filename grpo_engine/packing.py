@@ -7,26 +7,41 @@ prompt for each. Rows hold groups up to a token budget; nothing is padded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 
 import torch
 
 from grpo_engine.attention import GroupSpan
 from grpo_engine.loss import token_weights
-from grpo_engine.types import PackedBatch, ScoredGroup
+from grpo_engine.records import FinishReason
+from grpo_engine.reinforcement import ReinforcementHyperparameters
+from grpo_engine.types import Completion, PackedBatch, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One completion as it is trained."""
+    """One completion as it is trained; T tokens."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of the sampling policy; as long as `token_ids`."""
-    advantage: float
-    token_weight: float
-    """Share of each of its tokens in the optimiser step's loss."""
+    """T; of the sampling policy."""
+    advantages: tuple[float, ...]
+    """T."""
+    weight: float
+    """Share of each trained token in the optimiser step's policy loss."""
+    kl_weight: float = 0.0
+    """Share of each trained token in the optimiser step's KL term."""
+    index: int = 0
+    """Position among the optimiser step's completions."""
+    trained: tuple[bool, ...] = ()
+    """T; False where a token has no part in the loss. Empty: all are trained."""
+
+    @property
+    def columns(self) -> list[int]:
+        """Positions of the trained tokens."""
+        if not self.trained:
+            return list(range(len(self.token_ids)))
+        return [column for column, trained in enumerate(self.trained) if trained]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +57,63 @@ class TrainingGroup:
 
 
 def training_groups(
-    scored_P: Sequence[ScoredGroup], loss_type: str, max_completion_tokens: int
+    scored_P: Sequence[ScoredGroup], settings: ReinforcementHyperparameters
 ) -> list[TrainingGroup]:
-    """Groups with signal and their scorable completions, each token with its share of the whole step.
+    """Groups with signal and their trainable completions, each token with its share of the whole step.
 
     The shares count every completion of the step, so leaving out a group that would move nothing changes
-    nothing for the others.
+    nothing for the others. Cut completions count no tokens where they are masked.
     """
     completions = [completion for scored in scored_P for completion in scored.group.completions]
-    lengths = [len(completion.token_ids) for completion in completions]
-    weights = iter(token_weights(loss_type, lengths, max_completion_tokens))
-    groups = []
+    lengths = [trained_tokens(completion, settings.mask_truncated_completions) for completion in completions]
+    weights = token_weights(settings.loss_type, lengths, settings.max_completion_tokens)
+    per_completion = [1.0 / len(completions)] * len(completions)
+    kl_weights = per_completion if settings.kl_placement == "loss_sequence" else weights
+    groups, first = [], 0
     for scored in scored_P:
-        members = scored.group.completions
-        parts = zip(members, scored.advantages, scored.scores, islice(weights, len(members)), strict=True)
-        sequences = tuple(
-            TrainingSequence(completion.token_ids, completion.logprobs, advantage, weight)
-            for completion, advantage, score, weight in parts
-            if score.reward is not None
-        )
-        if scored.has_signal:
-            groups.append(TrainingGroup(scored.group.prompt.token_ids, sequences))
+        members = range(first, first + len(scored.group.completions))
+        first = members.stop
+        if scored.has_signal or settings.train_groups_without_signal:
+            sequences = tuple(
+                _sequence(scored, place, index, weights[index], kl_weights[index])
+                for place, index in enumerate(members)
+                if lengths[index] and scored.scores[place].reward is not None
+            )
+            if sequences:
+                groups.append(TrainingGroup(scored.group.prompt.token_ids, sequences))
     return groups
+
+
+def trained_tokens(completion: Completion, mask_truncated: bool) -> int:
+    """Tokens of a completion that have a part in the loss."""
+    cut = completion.finish_reason is FinishReason.LENGTH
+    return 0 if cut and mask_truncated else completion.num_sampled
+
+
+def _sequence(
+    scored: ScoredGroup, place: int, index: int, weight: float, kl_weight: float
+) -> TrainingSequence:
+    completion = scored.group.completions[place]
+    return TrainingSequence(
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        advantages=_token_advantages(scored, place),
+        weight=weight,
+        kl_weight=kl_weight,
+        index=index,
+        trained=completion.sampled,
+    )
+
+
+def _token_advantages(scored: ScoredGroup, place: int) -> tuple[float, ...]:
+    """One for each token; what a tool wrote has none."""
+    completion = scored.group.completions[place]
+    if scored.token_advantages is None:
+        return (scored.advantages[place],) * len(completion.token_ids)
+    if not completion.sampled:
+        return scored.token_advantages[place]
+    sampled = iter(scored.token_advantages[place])
+    return tuple(next(sampled) if own else 0.0 for own in completion.sampled)
 
 
 def pack(groups: Sequence[TrainingGroup], token_budget: int, device: torch.device) -> Iterator[PackedBatch]:
@@ -109,13 +159,17 @@ def _fill(pieces: Sequence[TrainingGroup], token_budget: int) -> list[list[Train
 class _Columns:
     """The flat lists of a row while it is built."""
 
-    input_ids: list[int]
-    positions: list[int]
-    sources: list[int]
-    targets: list[int]
-    advantages: list[float]
-    weights: list[float]
-    logprobs: list[float]
+    input_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    kl_weights: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
 
     def add_prompt(self, prompt_ids: Sequence[int]) -> None:
         self.input_ids += prompt_ids
@@ -126,15 +180,20 @@ class _Columns:
         start, count = len(self.input_ids), len(sequence.token_ids)
         self.input_ids += sequence.token_ids
         self.positions += range(prompt_tokens, prompt_tokens + count)
-        self.sources += [prompt_end - 1, *range(start, start + count - 1)]
-        self.targets += sequence.token_ids
-        self.advantages += [sequence.advantage] * count
-        self.weights += [sequence.token_weight] * count
-        self.logprobs += sequence.logprobs
+        columns = sequence.columns
+        self.sources += [start + column - 1 if column else prompt_end - 1 for column in columns]
+        self.columns += [start + column for column in columns]
+        self.targets += [sequence.token_ids[column] for column in columns]
+        self.advantages += [sequence.advantages[column] for column in columns]
+        self.logprobs += [sequence.logprobs[column] for column in columns]
+        self.weights += [sequence.weight] * len(columns)
+        self.kl_weights += [sequence.kl_weight] * len(columns)
+        self.sequences += [len(self.indices)] * len(columns)
+        self.indices.append(sequence.index)
 
 
 def _batch(row: Sequence[TrainingGroup], device: torch.device) -> PackedBatch:
-    columns = _Columns([], [], [], [], [], [], [])
+    columns = _Columns()
     spans: list[GroupSpan] = []
     for group in row:
         start = len(columns.input_ids)
@@ -156,8 +215,12 @@ def _batch(row: Sequence[TrainingGroup], device: torch.device) -> PackedBatch:
         position_ids=long(columns.positions)[None],
         spans=tuple(spans),
         sources_N=long(columns.sources),
+        columns_N=long(columns.columns),
         targets_N=long(columns.targets),
         advantages_N=real(columns.advantages),
         weights_N=real(columns.weights),
+        kl_weights_N=real(columns.kl_weights),
+        sequences_N=long(columns.sequences),
+        indices=tuple(columns.indices),
         sampled_logprobs_N=real(columns.logprobs),
     )

@@ -28,7 +28,7 @@ from grpo_engine import adapters
 from grpo_engine.attention import PackedLayout, using
 from grpo_engine.config import Hyperparameters, Lora, ModelSource
 from grpo_engine.errors import ModelError
-from grpo_engine.logprobs import token_logprobs
+from grpo_engine.logprobs import LogitsOf, token_logprobs
 from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.types import PackedBatch
 
@@ -80,9 +80,11 @@ class Policy:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return int(limit) if limit else None
 
-    def logprobs(self, batch: PackedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def logprobs(
+        self, batch: PackedBatch, temperature: float = 1.0, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N] and entropies [N] of the batch's trained tokens."""
-        return self._logprobs(self.model, batch, temperature)
+        return self._logprobs(self.model, batch, temperature, entropy_gradient)
 
     def reference_logprobs(self, batch: PackedBatch, temperature: float = 1.0) -> Tensor:
         """Log-probabilities [N] under the frozen reference; no gradient."""
@@ -95,24 +97,34 @@ class Policy:
                 return self._logprobs(self.model, batch, temperature)[0]
 
     def _logprobs(
-        self, model: PreTrainedModel, batch: PackedBatch, temperature: float
+        self,
+        model: PreTrainedModel,
+        batch: PackedBatch,
+        temperature: float,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
+        hidden, head = self.output_states(model, batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            if not self.shares_prompts:
-                return plain_logprobs(model, batch, temperature)
-            with using(model, PackedLayout(batch.spans, self.device)):
-                out = model.base_model(
-                    input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
-                )
-            head = model.get_output_embeddings()
-            hidden = out.last_hidden_state[0].index_select(0, batch.sources_N)
             return token_logprobs(
                 hidden,
                 batch.targets_N,
                 head,
                 temperature=temperature,
-                vocab_size=head.weight.shape[0],
+                vocab_size=head.weight.shape[0] if isinstance(head, torch.nn.Linear) else hidden.shape[-1],
+                entropy_gradient=entropy_gradient,
             )
+
+    def output_states(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, LogitsOf]:
+        """What predicts each trained token [N, H], and the function that makes logits [n, V] of it."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            if not self.shares_prompts:
+                return plain_logits(model, batch), lambda logits: logits
+            with using(model, PackedLayout(batch.spans, self.device)):
+                out = model.base_model(
+                    input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+                )
+            hidden = out.last_hidden_state[0].index_select(0, batch.sources_N)
+            return hidden, cast(LogitsOf, model.get_output_embeddings())
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -167,32 +179,29 @@ class Policy:
         return difference
 
 
-def plain_logprobs(model: PreTrainedModel, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """The same values through the model's own padded forward: any model, no sharing, whole logits."""
+def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """The trained tokens' logits [N, V] through the model's own padded forward: any model, no sharing."""
     rows: list[Tensor] = []
+    columns: list[Tensor] = []
     for span in batch.spans:
         prompt = batch.input_ids[0, span.start : span.completions_start]
         offset = span.completions_start
         for length in span.completion_tokens:
             rows.append(torch.cat([prompt, batch.input_ids[0, offset : offset + length]]))
+            columns.append(torch.arange(offset, offset + length, device=batch.input_ids.device))
             offset += length
-    lengths = [count for span in batch.spans for count in span.completion_tokens]
     input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask = torch.arange(input_ids.shape[1], device=input_ids.device)[None] < torch.tensor(
         [len(row) for row in rows], device=input_ids.device
     ).unsqueeze(1)
     logits = model(input_ids=input_ids, attention_mask=mask.long(), use_cache=False).logits
     chosen = [
-        logits[index, len(row) - length - 1 : len(row) - 1]
-        for index, (row, length) in enumerate(zip(rows, lengths, strict=True))
+        logits[index, len(row) - len(own) - 1 : len(row) - 1]
+        for index, (row, own) in enumerate(zip(rows, columns, strict=True))
     ]
-    return token_logprobs(
-        torch.cat(chosen),
-        batch.targets_N,
-        lambda states: states,
-        temperature=temperature,
-        vocab_size=logits.shape[-1],
-    )
+    place = torch.zeros(batch.input_ids.shape[1], dtype=torch.long, device=input_ids.device)
+    place[torch.cat(columns)] = torch.arange(sum(map(len, columns)), device=input_ids.device)
+    return torch.cat(chosen)[place[batch.columns_N]]
 
 
 def _proof_batch(vocab_size: int, device: torch.device) -> PackedBatch:
@@ -204,7 +213,8 @@ def _proof_batch(vocab_size: int, device: torch.device) -> PackedBatch:
 
     groups = [
         TrainingGroup(
-            tokens(prompt), tuple(TrainingSequence(tokens(n), (0.0,) * n, 1.0, 1.0) for n in completions)
+            tokens(prompt),
+            tuple(TrainingSequence(tokens(n), (0.0,) * n, (1.0,) * n, 1.0) for n in completions),
         )
         for prompt, completions in ((5, (4, 1, 7)), (3, (2, 6)))
     ]

@@ -57,6 +57,14 @@ class GradeError(Record):
     message: str
 
 
+class StepScore(Record):
+    """Reward of one reasoning step of a completion (process supervision)."""
+
+    end: int
+    """Characters of `output_text` up to and including this step."""
+    reward: float
+
+
 class Score(Record):
     """What a grader says of one completion."""
 
@@ -66,6 +74,10 @@ class Score(Record):
     """Reward of each named part; for a single grader its own name → reward."""
     errors: dict[str, GradeError] = {}
     """Part name → why it could not be scored."""
+    feedback: str = ""
+    """What a teacher would say: why the reward is not full; empty where there is nothing to say."""
+    steps: tuple[StepScore, ...] = ()
+    """Rewards of the completion's reasoning steps, for graders that see steps."""
 
 
 class CompletionRecord(Record):
@@ -77,10 +89,13 @@ class CompletionRecord(Record):
     reward: float | None
     parts: dict[str, float | None] = {}
     errors: dict[str, GradeError] = {}
+    feedback: str = ""
     advantage: float
-    """0 for a group without signal and for an unscorable completion."""
+    """0 without signal and for an unscorable completion; with step rewards the mean over tokens."""
     finish_reason: FinishReason
     policy_version: int
+    turns: int = 1
+    """Times the model spoke: more than one where it called tools."""
 
 
 class GroupRecord(Record):

@@ -1,44 +1,62 @@
-"""Graders over groups: rewards, then advantages. An error is counted and named, never a silent 0."""
+"""Scores of a step's groups: graded while others are still sampled, compared when all are there.
+
+An error is counted and named, never a silent 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from grpo_engine.advantages import group_advantages, has_signal
+from grpo_engine.advantages import GroupRewards, advantages
 from grpo_engine.config import ReinforcementHyperparameters
 from grpo_engine.errors import GraderError
 from grpo_engine.events import RolloutsRecorded, Split
-from grpo_engine.graders import Grader, grade, make_sample
-from grpo_engine.records import CompletionRecord, GroupRecord, Score
-from grpo_engine.types import Completion, Group, Prompt, ScoredGroup
+from grpo_engine.graders import make_sample
+from grpo_engine.metrics import PASS_REWARD
+from grpo_engine.packing import trained_tokens
+from grpo_engine.prompt_source import Outcome
+from grpo_engine.records import CompletionRecord, GroupRecord, Sample, Score
+from grpo_engine.types import Completion, GradedGroup, ScoredGroup
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids → text, as the completion's own text was made."""
+
+OVERLONG = "overlong"
+"""Part under which the soft overlong punishment is shown."""
 
 
-def score_groups(
-    groups_P: Sequence[Group], grader: Grader, hyperparameters: ReinforcementHyperparameters
-) -> list[ScoredGroup]:
-    """Score every completion and compare it with its group. Raises GraderError where too many fail."""
-    scored = [_score_group(group, grader, hyperparameters) for group in groups_P]
-    _refuse_broken_grader(scored, hyperparameters.max_grader_error_rate)
-    return scored
-
-
-def _score_group(group: Group, grader: Grader, hyperparameters: ReinforcementHyperparameters) -> ScoredGroup:
-    scores = tuple(score_completion(completion, group.prompt, grader) for completion in group.completions)
-    rewards_G = [score.reward for score in scores]
-    advantages_G = group_advantages(rewards_G, hyperparameters.advantage, ddof=hyperparameters.advantage_ddof)
-    return ScoredGroup(group, scores, tuple(advantages_G), has_signal(rewards_G))
-
-
-def score_completion(completion: Completion, prompt: Prompt, grader: Grader) -> Score:
-    """What the job's grader says of one completion."""
-    sample = make_sample(
-        completion.text, num_tokens=len(completion.token_ids), finish_reason=completion.finish_reason
+def sample_of(completion: Completion) -> Sample:
+    """The completion as graders see it: its last turn, and what it called on the way."""
+    return make_sample(
+        completion.text if completion.answer is None else completion.answer,
+        num_tokens=len(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        tools=completion.tool_calls,
     )
-    return grade(grader, sample, prompt.item)
 
 
-def _refuse_broken_grader(scored: Sequence[ScoredGroup], limit: float) -> None:
-    scores = [score for group in scored for score in group.scores]
+def overlong_punishment(num_tokens: int, settings: ReinforcementHyperparameters) -> float:
+    """DAPO (arXiv 2503.14476) eq. 13: 0, then falling linearly over the last `overlong_buffer_tokens`."""
+    buffer = settings.overlong_buffer_tokens
+    if buffer == 0:
+        return 0.0
+    excess = num_tokens - (settings.max_completion_tokens - buffer)
+    return -settings.overlong_penalty * min(1.0, max(0, excess) / buffer)
+
+
+def punished(score: Score, completion: Completion, settings: ReinforcementHyperparameters) -> Score:
+    """The score with the soft overlong punishment as a part of its own."""
+    if settings.overlong_buffer_tokens == 0 or score.reward is None:
+        return score
+    punishment = overlong_punishment(len(completion.token_ids), settings)
+    parts = {**score.parts, OVERLONG: punishment}
+    return score.model_copy(update={"reward": score.reward + punishment, "parts": parts})
+
+
+def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
+    """Raises GraderError where more than `limit` of the completions could not be scored."""
+    scores = [score for group in graded for score in group.scores]
     broken = [score for score in scores if score.reward is None]
     if len(broken) > limit * len(scores):
         raise GraderError(
@@ -51,6 +69,75 @@ def _evidence(scores: Sequence[Score]) -> Iterator[str]:
     for score in scores:
         for part, error in score.errors.items():
             yield f"{part}: {error.code}: {error.message}"
+
+
+def compare(
+    graded_P: Sequence[GradedGroup],
+    settings: ReinforcementHyperparameters,
+    decode: Decode,
+    *,
+    weights: Mapping[str, float] | None = None,
+    penalties_P: Sequence[tuple[float, ...]] | None = None,
+) -> list[ScoredGroup]:
+    """Advantages of all groups of a step. `weights` of a multi grader's parts matter to `gdpo` only;
+    `penalties_P` [P][G] are subtracted from the rewards."""
+    penalties = penalties_P or [()] * len(graded_P)
+    rewards = [
+        group_rewards(graded, settings, decode, each)
+        for graded, each in zip(graded_P, penalties, strict=True)
+    ]
+    found = advantages(rewards, settings.advantage, ddof=settings.advantage_ddof, weights=weights)
+    return [
+        ScoredGroup(graded.group, graded.scores, each.values, each.has_signal, each.by_token)
+        for graded, each in zip(graded_P, found, strict=True)
+    ]
+
+
+def without_signal(graded: GradedGroup) -> ScoredGroup:
+    """A group that was thrown away: nothing to learn from."""
+    return ScoredGroup(graded.group, graded.scores, (0.0,) * len(graded.scores), has_signal=False)
+
+
+def outcomes(scored: Sequence[ScoredGroup]) -> dict[int, Outcome]:
+    """What each prompt did in the step, by row."""
+    return {each.group.prompt.row: Outcome(each.has_signal, _pass_rate(each.scores)) for each in scored}
+
+
+def _pass_rate(scores: Sequence[Score]) -> float:
+    rewards = [score.reward for score in scores if score.reward is not None]
+    return sum(reward >= PASS_REWARD for reward in rewards) / max(1, len(rewards))
+
+
+def group_rewards(
+    graded: GradedGroup,
+    settings: ReinforcementHyperparameters,
+    decode: Decode,
+    penalties: tuple[float, ...] = (),
+) -> GroupRewards:
+    """What the advantage estimators need of a group."""
+    completions = graded.group.completions
+    return GroupRewards(
+        rewards=tuple(score.reward for score in graded.scores),
+        lengths=tuple(trained_tokens(c, settings.mask_truncated_completions) for c in completions),
+        parts=tuple(score.parts for score in graded.scores),
+        steps=tuple(
+            step_ends(completion, score, decode)
+            for completion, score in zip(completions, graded.scores, strict=True)
+        ),
+        penalties=penalties,
+    )
+
+
+def step_ends(completion: Completion, score: Score, decode: Decode) -> tuple[tuple[int, float], ...]:
+    """Each reasoning step as (sampled tokens up to its end, reward): characters → tokens of the last turn."""
+    sampled = completion.sampled or (True,) * len(completion.token_ids)
+    start = max((column + 1 for column, own in enumerate(sampled) if not own), default=0)
+    turn, before = completion.token_ids[start:], sum(sampled[:start])
+
+    def tokens(end: int) -> int:
+        return before + bisect_left(range(len(turn)), end, key=lambda count: len(decode(turn[:count])))
+
+    return tuple((tokens(step.end), step.reward) for step in score.steps)
 
 
 EVENT_TOKENS = 200_000
@@ -85,9 +172,11 @@ def record(scored: ScoredGroup) -> GroupRecord:
                 reward=score.reward,
                 parts=score.parts,
                 errors=score.errors,
+                feedback=score.feedback,
                 advantage=advantage,
                 finish_reason=completion.finish_reason,
                 policy_version=completion.policy_version,
+                turns=completion.turns,
             )
             for completion, score, advantage in zip(
                 group.completions, scored.scores, scored.advantages, strict=True

@@ -13,13 +13,13 @@ import torch
 
 from grpo_engine.adapters import set_lora_dropout
 from grpo_engine.config import RunConfig, SupervisedMethod
-from grpo_engine.data import PromptSource
 from grpo_engine.events import BaseEvent, Evaluated, PhaseChanged, StepFinished
 from grpo_engine.loop import TrainingLoop, seed_step
 from grpo_engine.metrics import PhaseTimer, finite, peak_memory_bytes
 from grpo_engine.optim import learning_rate_at
 from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.policy import Policy
+from grpo_engine.prompt_source import PromptSource
 from grpo_engine.types import Prompt
 
 
@@ -105,4 +105,4 @@ class SupervisedTrainer(TrainingLoop):
 
 def _demonstration_group(row: Prompt, token_weight: float) -> TrainingGroup:
     blank = (0.0,) * len(row.target_ids)
-    return TrainingGroup(row.token_ids, (TrainingSequence(row.target_ids, blank, 1.0, token_weight),))
+    return TrainingGroup(row.token_ids, (TrainingSequence(row.target_ids, blank, blank, token_weight),))

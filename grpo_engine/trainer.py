@@ -8,32 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import torch
-
-from grpo_engine.adapters import set_lora_dropout
+from grpo_engine.collector import Collected, Collector
 from grpo_engine.config import ReinforcementMethod, RunConfig
-from grpo_engine.data import PromptSource
+from grpo_engine.data import RowReader
 from grpo_engine.errors import NoSignalError
-from grpo_engine.evaluation import evaluate_rewards
-from grpo_engine.events import BaseEvent, PhaseChanged, StepFinished, StepSkipped
+from grpo_engine.evaluation import HeldOut, evaluate_sets
+from grpo_engine.events import BaseEvent, PhaseChanged, SkipReason, StepFinished, StepSkipped
+from grpo_engine.graders.pool import Grading
+from grpo_engine.gradients import PolicyGradient, Term, kl_penalties
 from grpo_engine.loop import TrainingLoop, seed_step
-from grpo_engine.loss import token_losses
-from grpo_engine.metrics import (
-    PhaseTimer,
-    TrainingStats,
-    completion_metrics,
-    finite,
-    peak_memory_bytes,
-    reward_metrics,
-)
+from grpo_engine.loss import adapted_beta
+from grpo_engine.metrics import PhaseTimer, finite, mean_metrics, reward_metrics, step_metrics
 from grpo_engine.optim import learning_rate_at
-from grpo_engine.packing import TrainingGroup, pack, training_groups
+from grpo_engine.packing import training_groups
 from grpo_engine.policy import Policy
+from grpo_engine.prompt_source import PromptSource, RestingSource
+from grpo_engine.ranks import Ranks
 from grpo_engine.sampler.base import Sampler, Sampling
-from grpo_engine.scoring import rollouts, score_groups
-from grpo_engine.types import PackedBatch, Prompt, ScoredGroup
+from grpo_engine.scoring import compare, outcomes, rollouts, without_signal
+from grpo_engine.self_distillation import distillation_terms
+from grpo_engine.tools.metrics import tool_metrics
+from grpo_engine.tools.specs import function_schemas
+from grpo_engine.types import GradedGroup, Prompt, ScoredGroup
+
+SKIP_HINTS: dict[SkipReason, str] = {
+    "all_masked": "Every completion was cut, and mask_truncated_completions leaves cut ones out: raise "
+    "max_completion_tokens or set it to false.",
+    "nothing_to_distil": "No attempt failed with something to tell about it: self_distillation.alone needs a "
+    "grader with feedback or successful siblings; raise success_reward or set alone to false.",
+}
+"""What to do where a step had signal and still nothing could be trained."""
 
 
 class Trainer(TrainingLoop):
@@ -44,51 +51,120 @@ class Trainer(TrainingLoop):
         run_dir: Path,
         policy: Policy,
         sampler: Sampler,
+        grading: Grading,
         prompts: Sequence[Prompt],
-        validation: Sequence[Prompt] = (),
+        held_out: Sequence[HeldOut] = (),
     ) -> None:
         super().__init__(config, run_dir, policy, method.hyperparameters)
         self.hyperparameters = method.hyperparameters
         self.grader = method.grader
+        self.tools = method.tools
         self.sampler = sampler
         self.sampler_name = type(sampler).__name__
-        self.source = PromptSource(prompts, method.hyperparameters.prompts_per_step, config.seed)
-        self.validation = validation[: method.hyperparameters.eval_rows(len(validation))]
+        self.grading = grading
+        order = RestingSource if self.hyperparameters.curriculum == "rest" else PromptSource
+        self.source = order(prompts, self.hyperparameters.prompts_per_step, config.seed)
+        self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
+        self.collector = Collector(sampler, grading, self.source, self.hyperparameters, policy.decode)
+        self.held_out = held_out
+        self.guards = self.hyperparameters.guards
+        self.early_stopping = self.hyperparameters.early_stopping
         self.num_rows = len(prompts)
-        self.total_steps = method.hyperparameters.total_steps(len(prompts))
+        self.total_steps = self.hyperparameters.total_steps(len(prompts))
+
+    @property
+    def beta(self) -> float:
+        """Weight of the KL term now: as configured, adapted or raised."""
+        return self.hyperparameters.beta if self.state.beta is None else self.state.beta
 
     def step(self, step: int) -> Iterator[BaseEvent]:
-        """Sample, score, compare, train, hand the new policy to the sampler."""
-        hyperparameters, timer = self.hyperparameters, PhaseTimer()
+        """Sample and score, compare, train, hand the new policy to the sampler."""
+        timer = PhaseTimer()
         self.sampler.load_policy(self.state.policy_version)
-        with timer.measure("sample"):
-            prompts_P = self.source.batch(step)
-            groups_P = self.sampler.generate(prompts_P, hyperparameters.group_size, self._sampling(step))
-        with timer.measure("score"):
-            scored_P = score_groups(groups_P, self.grader, hyperparameters)
-        yield from rollouts(step, scored_P)
-        training = training_groups(scored_P, hyperparameters.loss_type, hyperparameters.max_completion_tokens)
-        if not training:
-            yield self._skip(step, scored_P, timer)
-            self._refuse_silence(scored_P)
-            return
-        with timer.measure("train"):
-            stats = self.in_pieces(lambda token_budget: self._gradients(step, training, token_budget))
-            learning_rate = learning_rate_at(step, self.total_steps, hyperparameters)
-            rows = [prompt.row for prompt in prompts_P]
-            grad_norm = self.optimizer.step(learning_rate, stats.loss, step=step, rows=rows)
-        self._advance(step, scored_P, skipped=False)
-        optimisation = {"grad_norm": grad_norm, "learning_rate": learning_rate}
-        yield self._finish(step, scored_P, {**stats.metrics(), **optimisation}, timer)
+        self.source.load(self.state.prompts)
+        collected = self.collector.collect(step, self._sampling(step), timer)
+        scored_P, metrics = self._compare(collected.groups, timer)
+        everything = [*scored_P, *map(without_signal, collected.discarded)]
+        yield from rollouts(step, everything)
+        terms = self._terms(scored_P)
+        if terms:
+            with timer.measure("train"):
+                metrics |= self._update(step, terms, scored_P)
+        self._advance(step, everything, metrics, trained=bool(terms))
+        yield self._finish(step, everything, collected, metrics, timer)
+        self._refuse_silence(scored_P)
+
+    def _compare(
+        self, groups_P: Sequence[GradedGroup], timer: PhaseTimer
+    ) -> tuple[list[ScoredGroup], dict[str, float]]:
+        """Advantages of the step's groups, the KL taken from the rewards where the job says so."""
+        settings = self.hyperparameters
+        weights, metrics, penalties = getattr(self.grader, "weights", None), {}, None
+        if self.beta > 0 and settings.kl_placement == "reward":
+            with timer.measure("reference"):
+                penalties, metrics["kl"] = self.in_pieces(
+                    lambda budget: kl_penalties(self.policy, groups_P, settings, self.beta, budget)
+                )
+        decode = self.policy.decode
+        return compare(groups_P, settings, decode, weights=weights, penalties_P=penalties), metrics
+
+    def _terms(self, scored_P: Sequence[ScoredGroup]) -> list[Term]:
+        """What moves the weights in this step; nothing where no group has signal."""
+        settings = self.hyperparameters
+        groups = training_groups(scored_P, settings)
+        terms: list[Term] = []
+        if groups and not (settings.self_distillation and settings.self_distillation.alone):
+            terms.append(
+                PolicyGradient(self.policy, settings, groups, beta=self.beta, correction=self._correction())
+            )
+        return [*terms, *distillation_terms(self.policy, settings, scored_P, self.reader.retold)]
+
+    def _correction(self) -> str:
+        """The torch sampler computes as the trainer does, so `auto` corrects nothing there."""
+        configured = self.hyperparameters.importance_correction
+        if configured != "auto":
+            return configured
+        return "none" if self.sampler.shares_weights else "sequence_mask"
+
+    def _update(self, step: int, terms: Sequence[Term], scored_P: Sequence[ScoredGroup]) -> dict[str, float]:
+        """`num_iterations` optimiser steps on the same completions; means of their metrics."""
+        learning_rate = learning_rate_at(step, self.total_steps, self.hyperparameters)
+        rows = [scored.group.prompt.row for scored in scored_P]
+        done = []
+        for iteration in range(self.hyperparameters.num_iterations):
+            found = self.in_pieces(partial(self._gradients, step, iteration, terms))
+            Ranks.current().reduce(self.policy.trainable.values())
+            grad_norm = self.optimizer.step(learning_rate, found["loss"], step=step, rows=rows)
+            done.append({**found, "grad_norm": grad_norm})
+        return {**mean_metrics(done), "learning_rate": learning_rate, "beta": self.beta}
+
+    def _gradients(
+        self, step: int, iteration: int, terms: Sequence[Term], token_budget: int
+    ) -> dict[str, float]:
+        """Gradients of every term; their losses add up."""
+        seed_step(self.config.seed, step, iteration)
+        metrics: dict[str, float] = {}
+        loss = 0.0
+        for term in terms:
+            found = term(token_budget)
+            loss += found["loss"]
+            metrics |= found
+        return {**metrics, "loss": loss}
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
-        """Greedy completions of the held-out rows, scored by the job's own grader."""
-        if not self.validation:
+        """Completions of the held-out rows and of the retention sets, scored and compared."""
+        if not self.held_out:
             return
         yield PhaseChanged(phase="evaluating", step=step)
         self.sampler.load_policy(self.state.policy_version)
-        limit = self.hyperparameters.max_completion_tokens
-        yield from evaluate_rewards(step, self.validation, self.sampler, self.grader, limit)
+        sampling = replace(self._sampling(step), temperature=self.hyperparameters.eval_temperature)
+        known = self.state.baseline
+        baseline = yield from evaluate_sets(step, self.held_out, self.sampler, sampling, known)
+        self.state = replace(self.state, baseline=baseline)
+
+    def raise_beta(self) -> float:
+        self.state = replace(self.state, beta=2 * self.beta)
+        return self.beta
 
     def _sampling(self, step: int) -> Sampling:
         return Sampling(
@@ -96,87 +172,69 @@ class Trainer(TrainingLoop):
             temperature=self.hyperparameters.temperature,
             seed=self.config.seed,
             step=step,
+            stop=self.hyperparameters.stop,
         )
 
-    def _gradients(self, step: int, groups: Sequence[TrainingGroup], token_budget: int) -> TrainingStats:
-        """Gradients of the whole step, micro-batch by micro-batch."""
-        stats = TrainingStats()
-        seed_step(self.config.seed, step)
-        for batch in pack(groups, token_budget, self.policy.device):
-            self._accumulate(batch, stats)
-        return stats
-
-    def _accumulate(self, batch: PackedBatch, stats: TrainingStats) -> None:
-        """Forward, loss and backward of one micro-batch.
-
-        The sampled policy is the trained one (one inner iteration, same weights), so the old
-        log-probabilities are the new ones without gradient: no second pass.
-        """
-        settings, temperature = self.hyperparameters, self.hyperparameters.temperature
-        reference_N = self.policy.reference_logprobs(batch, temperature) if settings.beta > 0 else None
-        set_lora_dropout(self.policy.model, True)
-        logprobs_N, entropy_N = self.policy.logprobs(batch, temperature)
-        set_lora_dropout(self.policy.model, False)
-        old_N = logprobs_N.detach()
-        losses_N = token_losses(
-            logprobs_N,
-            old_N,
-            batch.advantages_N,
-            reference_N,
-            beta=settings.beta,
-            epsilon_low=settings.epsilon_low,
-            epsilon_high=settings.epsilon_high,
-            kl_ratio_weight=settings.kl_ratio_weight,
-        )
-        loss = (losses_N * batch.weights_N).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        stats.loss += float(loss.detach())
-        epsilon = (settings.epsilon_low, settings.epsilon_high)
-        with torch.no_grad():
-            stats.add(
-                old_N, old_N, batch.sampled_logprobs_N, reference_N, entropy_N, batch.advantages_N, epsilon
-            )
-
-    def _advance(self, step: int, scored_P: Sequence[ScoredGroup], *, skipped: bool) -> None:
-        tokens = sum(len(c.token_ids) for scored in scored_P for c in scored.group.completions)
+    def _advance(
+        self, step: int, scored: Sequence[ScoredGroup], metrics: dict[str, float], *, trained: bool
+    ) -> None:
+        """The state after the step; the prompt source and an adaptive beta learn from it."""
+        settings, beta = self.hyperparameters, self.state.beta
+        count = sum(len(each.group.completions) for each in scored)
+        if settings.kl_target is not None and "kl" in metrics:
+            beta = adapted_beta(self.beta, metrics["kl"], settings.kl_target, settings.kl_horizon, count)
+        self.source.observe(outcomes(scored))
+        tokens = sum(len(c.token_ids) for each in scored for c in each.group.completions)
         self.state = replace(
             self.state,
             step=step,
-            policy_version=self.state.policy_version + (0 if skipped else 1),
+            policy_version=self.state.policy_version + int(trained),
             num_tokens=self.state.num_tokens + tokens,
-            skipped_in_a_row=self.state.skipped_in_a_row + 1 if skipped else 0,
+            skipped_in_a_row=0 if trained else self.state.skipped_in_a_row + 1,
+            beta=beta,
+            prompts=self.source.state,
         )
-
-    def _skip(self, step: int, scored_P: Sequence[ScoredGroup], timer: PhaseTimer) -> StepSkipped:
-        self._advance(step, scored_P, skipped=True)
-        metrics = self._finish(step, scored_P, {}, timer).metrics
-        return StepSkipped(step=step, reason="no_signal", metrics=metrics)
 
     def _refuse_silence(self, scored_P: Sequence[ScoredGroup]) -> None:
         """Raises NoSignalError where nothing was learnt for too many steps in a row."""
         count, step = self.state.skipped_in_a_row, self.state.step
         if count >= self.hyperparameters.max_skipped_steps:
+            reason = self._why_skipped(scored_P)
             raise NoSignalError(
                 f"{count} steps in a row without signal, up to step {step}",
-                evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}",),
+                hint=SKIP_HINTS.get(reason),
+                evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}", reason),
             )
 
+    def _why_skipped(self, scored: Sequence[ScoredGroup]) -> SkipReason:
+        if not any(each.has_signal for each in scored):
+            return "no_signal"
+        distillation = self.hyperparameters.self_distillation
+        return "nothing_to_distil" if distillation and distillation.alone else "all_masked"
+
     def _finish(
-        self, step: int, scored_P: Sequence[ScoredGroup], training: dict[str, float], timer: PhaseTimer
-    ) -> StepFinished:
-        completions = [c for scored in scored_P for c in scored.group.completions]
-        sampled = sum(len(completion.token_ids) for completion in completions)
-        metrics = {
-            **reward_metrics(scored_P),
-            **completion_metrics(completions),
-            **training,
+        self,
+        step: int,
+        scored: Sequence[ScoredGroup],
+        collected: Collected,
+        training: dict[str, float],
+        timer: PhaseTimer,
+    ) -> StepFinished | StepSkipped:
+        """The step's event; one that trained nothing is skipped and says so."""
+        own = {
             "num_tokens": float(self.state.num_tokens),
             "policy_version": float(self.state.policy_version),
-            "perf/sampled_tokens_per_second": sampled / max(1e-9, timer.seconds["sample"]),
-            "memory/peak_bytes": peak_memory_bytes(self.policy.device),
-            **timer.metrics(),
+            "sampling/discarded_groups": float(len(collected.discarded)),
+            **self.source.metrics(),
         }
-        if "train" in timer.seconds:
-            metrics["perf/trained_tokens_per_second"] = sampled / max(1e-9, timer.seconds["train"])
+        if self.tools:
+            own |= tool_metrics([each for group in scored for each in group.group.completions])
+        metrics = {**step_metrics(scored, timer, self.policy.device), **training, **own}
         self.last_metrics = finite(metrics)
-        return StepFinished(step=step, metrics=self.last_metrics)
+        if "train" in timer.seconds:
+            return StepFinished(step=step, metrics=self.last_metrics)
+        return StepSkipped(step=step, reason=self._why_skipped(scored), metrics=self.last_metrics)
+
+    def close(self) -> None:
+        for grading in {self.grading, *(held_out.grading for held_out in self.held_out)}:
+            grading.close()

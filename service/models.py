@@ -95,6 +95,8 @@ class Job(Base):
     method: Mapped[dict[str, Any]] = mapped_column(Document)
     """The expanded method: what the engine's `RunConfig.method` accepts."""
     warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
+    required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
+    """What a machine must offer to run it, sorted, parted by spaces (`jobs/capabilities.py`)."""
 
     # who holds it
     fence: Mapped[int] = mapped_column(default=0)
@@ -119,7 +121,7 @@ class Job(Base):
     """Newest row of this job in `job_events`."""
     trained_tokens: Mapped[int | None]
     evaluation: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
-    """`baseline`, `best`, `last`: each {step, …metrics}."""
+    """`baseline`, `best`, `last`: each {step, …metrics}; `verdict`; `retention` (`jobs/evaluations.py`)."""
     fine_tuned_model: Mapped[str | None] = mapped_column(String(512), unique=True)
     failure: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """`code`, `message`, `hint`, `evidence`."""
@@ -222,6 +224,17 @@ class IdempotencyKey(Base):
     request_sha256: Mapped[str] = mapped_column(String(64), index=True)
     job_id: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(default=db_now())
+
+
+class WorkerHost(Base):
+    """A machine with workers of a pool, and what it offers."""
+
+    __tablename__ = "worker_hosts"
+    host: Mapped[str] = mapped_column(String(128), primary_key=True)
+    pool: Mapped[str] = mapped_column(String(64), primary_key=True)
+    capabilities: Mapped[str] = mapped_column(String(256))
+    """Sorted, parted by spaces."""
+    seen_at: Mapped[float] = mapped_column(default=db_now())
 
 
 class AuditEntry(Base):

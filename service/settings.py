@@ -51,6 +51,13 @@ class Settings(BaseSettings):
     max_rows: int = Field(50_000, ge=1)
     max_queued_jobs: int = Field(100, ge=1)
     """Queued and running jobs of one tenant."""
+    endpoints: Path | None = None
+    """JSON file of servers that jobs may name, with keys and prices: `graders/operator_endpoints.py`.
+    Graders here and in engines read this and the next two from the environment themselves."""
+    allowed_hosts: str = ""
+    """`host` or `host:port`, comma separated, that graders and tools may ask beyond public https."""
+    endpoint_secret: SecretStr | None = None
+    """Signs requests to grader endpoints and tools as Standard Webhooks do; base64, maybe after `whsec_`."""
     log_level: str = "INFO"
 
     @model_validator(mode="after")

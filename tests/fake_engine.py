@@ -3,7 +3,8 @@
 `python -m tests.fake_engine --config c.json --run-dir d`. Its weights are a digest over (seed, steps), so a
 resumed run can be compared with an uninterrupted one byte for byte. Row 0 of the training file tells its
 faults: `{"faults": {"<fence, or *>": {fault: value}}}`, where the fence is the run directory's name:
-`die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`.
+`die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`; and what is no fault:
+`guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward falls after this step).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from grpo_engine import manifest
 from grpo_engine.config import RunConfig, hyperparameters_of
@@ -32,6 +33,8 @@ from grpo_engine.events import (
     Started,
     StepFinished,
     Stopped,
+    Verdict,
+    Warned,
 )
 from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
 
@@ -46,10 +49,12 @@ class FakeEngine:
         self.faults: dict[str, Any] = faults.get("*", {}) | faults.get(run_dir.name, {})
         self.hyperparameters = hyperparameters_of(config.method)
         self.num_rows = len(rows)
+        self.retention = config.retention_files
         self.total_steps = self.hyperparameters.total_steps(self.num_rows)
         self.sequence = config.first_sequence
         self.step, self.digest = 0, hashlib.sha256(str(config.seed).encode()).hexdigest()
         self.stopping = False
+        self.reason: Literal["asked", "guard"] = "asked"
         self.events = (run_dir / "events.jsonl").open("ab")
 
     def run(self) -> int:
@@ -109,6 +114,9 @@ class FakeEngine:
         if self.step > self.config.published_step:
             self._report()
         self._misbehave()
+        if self.step == self.faults.get("guard_at"):
+            self.stopping, self.reason = True, "guard"
+            self._emit(Warned(code="guard_kl", message="too far away", step=self.step))
         if self.step % self.hyperparameters.checkpoint_interval == 0:
             self._save()
         return True
@@ -155,12 +163,25 @@ class FakeEngine:
         (self.run_dir / "checkpoints").mkdir(exist_ok=True)
         partial.rename(self.run_dir / name)
         if self.step > self.config.published_step or self.step == self.total_steps:
-            self._emit(Evaluated(step=self.step, metrics={"reward": 0.1 + self.step / 100, "num_rows": 8}))
+            self._evaluate()
         self._emit(CheckpointSaved(step=self.step, path=name, metrics={"reward": self.step / 100}))
+
+    def _evaluate(self) -> None:
+        """The held-out rows and every retention set, of which the files' rows are counted."""
+        peak = self.faults.get("peak_at", self.step)
+        reward = 0.1 + (self.step - 2 * max(0, self.step - peak)) / 100
+        is_final = self.step == self.total_steps
+        sets = {name: len(Path(path).read_text().splitlines()) for name, path in self.retention.items()}
+        for name, num_rows in {"validation": 8, **sets}.items():
+            metrics = {"reward": reward, "num_rows": float(num_rows)}
+            difference = round(reward - 0.1, 3)
+            verdict = Verdict(text=f"{name} moved by {difference}", difference=difference, rows=num_rows)
+            event = Evaluated(step=self.step, name=name, metrics=metrics, verdict=verdict, is_final=is_final)
+            self._emit(event)
 
     def _end(self) -> int:
         if self.step < self.total_steps:
-            self._emit(Stopped(step=self.step))
+            self._emit(Stopped(step=self.step, reason=self.reason))
         else:
             path = f"checkpoints/step-{self.step:08d}/adapter"
             self._emit(Finished(step=self.step, path=path, num_tokens=2 * self.step))

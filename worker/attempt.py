@@ -14,10 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import Hyperparameters, Method, hyperparameters_of
+from grpo_engine.config import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.events import CheckpointSaved
 from service.catalog import Catalog
 from service.db import Database, connect
+from service.jobs.capabilities import Capabilities, of_this_machine
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import Job
@@ -57,6 +58,8 @@ class Worker:
     wakeups: Wakeups
     draining: Flag = field(default_factory=threading.Event)
     """Set by SIGTERM: claim nothing more, let go of what runs after a checkpoint."""
+    capabilities: Capabilities = field(default_factory=of_this_machine)
+    """What this machine offers; jobs that need more are left for others."""
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Worker:
@@ -113,7 +116,7 @@ class Attempt:
             raise Refused("config_invalid", f"this worker cannot read the job's method: {error}") from error
 
     @property
-    def hyperparameters(self) -> Hyperparameters:
+    def hyperparameters(self) -> Hyperparameters | TrainingFreeHyperparameters:
         return hyperparameters_of(self.method)
 
     def write(self, change: Callable[[Session], T | None]) -> T:

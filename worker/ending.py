@@ -25,12 +25,17 @@ def conclude(attempt: Attempt, ending: Ending) -> None:
         end(attempt, JobState.CANCELLED)
     elif ending.failed is not None:
         fail(attempt, failure_of(ending.failed))
-    elif ending.asked == "pause":
+    elif ending.asked == "pause" or was_paused_by_guard(ending):
         end(attempt, JobState.PAUSED)
     elif ending.asked == "drain":
         give_back(attempt, "The worker is shutting down; another one goes on.", spend_failure=False)
     else:
         give_back(attempt, describe(ending), spend_failure=True, evidence=ending.log_tail)
+
+
+def was_paused_by_guard(ending: Ending) -> bool:
+    """The job itself asked for the pause; also where the worker is shutting down."""
+    return ending.stopped is not None and ending.stopped.reason == "guard"
 
 
 def _conclude_success(attempt: Attempt, event: Finished) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import structlog
 
-from grpo_engine.events import CheckpointSaved, Event, Failed, Finished
+from grpo_engine.events import CheckpointSaved, Event, Failed, Finished, Stopped
 from service.jobs import history
 from service.jobs.recording import record_events, rollout_rows
 from service.jobs.states import JobState
@@ -31,6 +31,7 @@ class Ending:
     """Negative: the signal that ended it."""
     finished: Finished | None = None
     failed: Failed | None = None
+    stopped: Stopped | None = None
     asked: Wish | None = None
     stalled: bool = False
     log_tail: tuple[str, ...] = ()
@@ -88,6 +89,8 @@ def take(attempt: Attempt, events: Sequence[Event], ending: Ending) -> None:
             ending.finished = event
         elif isinstance(event, Failed):
             ending.failed = event
+        elif isinstance(event, Stopped):
+            ending.stopped = event
     record(attempt, events[start:])
 
 

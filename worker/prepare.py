@@ -1,4 +1,6 @@
-"""Everything a run needs, on this disk: dataset, base model or parent, the newest checkpoint, config.json.
+"""Everything a run needs, on this disk: datasets, base model or parent, the newest checkpoint, config.json.
+
+The engine reads JSONL only: a Parquet file is turned into it here.
 
 What is missing for good (a deleted file, an unknown model) is `Refused`; a damaged checkpoint is skipped,
 withdrawn and told in the history.
@@ -8,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import ModelSource, RunConfig
+from grpo_engine.config import Method, ModelSource, RunConfig
 from grpo_engine.manifest import DamagedCheckpoint, verify
+from service.files.parquet import BadParquet, make_jsonl
 from service.jobs import history, publishing, repository
+from service.jobs.grader_checks import method_with_places
+from service.jobs.method_parts import retention_of
 from service.jobs.queue import holds, lock
 from service.models import Checkpoint, File, Job, Metric
 from service.storage import ObjectMissing, sha256_file
@@ -41,7 +47,8 @@ def prepare(attempt: Attempt) -> Path:
         model=_model_source(attempt),
         training_file=str(training_file),
         validation_file=validation_file,
-        method=attempt.method,
+        retention_files=_fetch_retention(attempt),
+        method=_placed(attempt),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,
         published_step=attempt.read(lambda session: _published_step(session, job.id)),
@@ -50,6 +57,22 @@ def prepare(attempt: Attempt) -> Path:
     path = folder / "config.json"
     path.write_text(config.model_dump_json(indent=2))
     return path
+
+
+def _placed(attempt: Attempt) -> Method:
+    """The job's method with the catalogue's places of its reward models."""
+    try:
+        return cast(Method, method_with_places(attempt.method, attempt.worker.catalog))
+    except LookupError as missing:
+        raise _model_missing(str(missing.args[0])) from None
+
+
+def _fetch_retention(attempt: Attempt) -> dict[str, str]:
+    """Retention set → its rows on this disk."""
+    return {
+        each.name: str(_fetch_dataset(attempt, each.file, f"retention-{number}.jsonl"))
+        for number, each in enumerate(retention_of(attempt.method))
+    }
 
 
 def _published_step(session: Session, job_id: str) -> int:
@@ -65,11 +88,15 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
         if file is None:
             raise ObjectMissing(file_id)
         _download(attempt, file.storage_key, file.sha256, target)
+        settings = attempt.worker.settings
+        make_jsonl(target, max_rows=settings.max_rows, max_bytes=settings.max_upload_bytes)
     except ObjectMissing:
         reason = f"{file_id} was deleted before the job could run"
         raise Refused("dataset_invalid", reason, hint) from None
     except DamagedObject as damage:
         raise Refused("dataset_invalid", f"{file_id} is damaged: {damage}", hint) from damage
+    except BadParquet as error:
+        raise Refused("dataset_invalid", f"{file_id}: {error.reason}", hint) from error
     return target
 
 
@@ -90,6 +117,9 @@ def _model_source(attempt: Attempt) -> ModelSource:
         if entry is not None:
             return ModelSource(name=name, path=entry.path, revision=entry.revision, adapter=adapter)
         weights = _parent(attempt, name)
+        if weights.kind == "experiences":
+            reason = f"{name} is what a training-free job has learnt and has no weights"
+            raise Refused("model_not_found", reason, "Name the model that it was made with.")
         if weights.kind == "model":
             path = str(_fetch_weights(attempt, weights, "parent_model"))
             return ModelSource(name=name, path=path, adapter=adapter)

@@ -23,7 +23,9 @@ MAX_LOG_BYTES = 4 * 2**20
 PROXIES = {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 CERTIFICATES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
 ALLOWED = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"}
-ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES
+OUTSIDE = {"GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET"}
+"""What judges, grader endpoints and tools are asked with: the operator's list and key for signatures."""
+ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE
 ALLOWED_PREFIXES = tuple(
     f"{name}_"
     for name in "CUDA NVIDIA NCCL OMP MKL HF TOKENIZERS TORCH PYTORCH VLLM".split()  # noqa: SIM905
@@ -31,7 +33,7 @@ ALLOWED_PREFIXES = tuple(
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the engine may see: an allow-list, so no key or database URL of ours."""
+    """What the engine may see: an allow-list, so no API key or database URL of ours."""
     return {
         name: value
         for name, value in environment.items()
@@ -112,8 +114,11 @@ class EngineProcess:
     def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
         """The last lines it printed; all of them are there once it has ended."""
         if self._process.returncode is not None:
-            self._pump.join(timeout=1)
-        return tail(self.log_path, num_lines)
+            self._pump.join(timeout=5)
+        lines = tail(self.log_path, num_lines)
+        if len(lines) < num_lines:  # the file has just been rotated
+            lines = (*tail(self.log_path.with_suffix(".log.1"), num_lines - len(lines)), *lines)
+        return lines
 
     def _has_exited(self) -> bool:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -27,7 +27,7 @@ from worker.archives import pack_tar, pack_tar_gz
 from worker.attempt import Attempt
 
 logger = structlog.get_logger()
-WEIGHTS = {"adapter": "adapter", "model": "model"}
+WEIGHTS = {"adapter": "adapter", "model": "model", "experiences": "experiences"}
 """Folder inside a checkpoint → kind of the artifact."""
 
 
@@ -143,7 +143,7 @@ def _weights_folder(checkpoint: Path) -> Path:
     for name in WEIGHTS:
         if (checkpoint / name).is_dir():
             return checkpoint / name
-    raise DamagedCheckpoint("it holds neither adapter/ nor model/")
+    raise DamagedCheckpoint("it holds neither adapter/ nor model/ nor experiences/")
 
 
 def _store(attempt: Attempt, folder: Path, key: str, *, is_patient: bool = False) -> Stored:

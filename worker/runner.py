@@ -52,7 +52,11 @@ def claim(worker: Worker) -> Job | None:
     settings = worker.settings
     with worker.database.transaction() as session:
         return queue.claim(
-            session, pool=settings.pool, worker=worker.name, lease_seconds=settings.lease_seconds
+            session,
+            pool=settings.pool,
+            worker=worker.name,
+            lease_seconds=settings.lease_seconds,
+            capabilities=worker.capabilities,
         )
 
 

@@ -1,8 +1,12 @@
-"""Puts lost jobs back and rings again for those that wait: `python -m worker.sweeper`. Any number may run."""
+"""Puts lost jobs back and rings again for those that wait: `python -m worker.sweeper`. Any number may run.
+
+It runs beside every worker, so it also says in each round what its machine offers.
+"""
 
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 
 import structlog
@@ -11,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service import logs
 from service.db import Database, connect
 from service.jobs import sweeping
+from service.jobs.capabilities import announce, of_this_machine
 from service.jobs.wakeups import Wakeups
 from service.settings import Settings
 from worker.attempt import Flag
@@ -27,6 +32,7 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
             max_failures=settings.max_attempts_without_checkpoint,
         )
     with database.transaction() as session:
+        announce(session, socket.gethostname()[:128], settings.pool, of_this_machine())
         pools = sweeping.due_pools(session)
     for pool in pools:
         wakeups.send(pool)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -20,11 +20,29 @@ Template = Annotated[str, Field(max_length=65_536), AfterValidator(check)]
 """Text with `{{item.…}}` and `{{sample.…}}`; see `template.py`."""
 
 
+Execution = Literal["inline", "thread", "process"]
+"""inline: pure and quick. thread: waits for a network, under time-outs of its own. process: may hang, flood
+or die, so it runs in a grading process that is killed at its deadline."""
+
+
 class GraderBase(Record):
     """Common part of all reward rules."""
 
     name: str = Field("", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")
     """Shown in metrics as `rewards/<name>/mean`; the type where it is empty."""
+
+    @property
+    def execution(self) -> Execution:
+        """Where the rule may run; see `Execution`."""
+        return "inline"
+
+    @property
+    def holds_a_model(self) -> bool:
+        """Whether each grading process would hold a model of its own: then one process must do."""
+        return False
+
+    def prepare(self) -> None:
+        """Load what is needed before the first completion, so that none pays for it."""
 
     @property
     def label(self) -> str:
@@ -33,6 +51,10 @@ class GraderBase(Record):
     def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
         """The rule itself. Raises UnscorableError where it cannot say."""
         raise TypeError(f"{type(self).__name__} cannot grade")
+
+    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
+        """What a teacher would say about a completion with this reward; empty where there is nothing."""
+        return ""
 
     def measure(self, sample: Sample, item: Mapping[str, Any]) -> float | GradeError:
         """A finite reward, or why there is none."""
@@ -49,7 +71,11 @@ class GraderBase(Record):
         measured = self.measure(sample, item)
         if isinstance(measured, GradeError):
             return Score(reward=None, parts={self.label: None}, errors={self.label: measured})
-        return Score(reward=measured, parts={self.label: measured})
+        return Score(
+            reward=measured,
+            parts={self.label: measured},
+            feedback=self.feedback(sample, item, measured),
+        )
 
     def templates(self) -> dict[str, str]:
         """Field → its template, for the fields that have one."""

@@ -14,6 +14,11 @@ ErrorCode = Literal[
     "unresponsive_reward_error",
     "invalid_variable_error",
     "other_error",
+    "python_grader_server_error",
+    "python_grader_runtime_error",
+    "model_grader_server_error",
+    "model_grader_refusal_error",
+    "model_grader_parse_error",
 ]
 
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from grpo_engine.graders.base import GraderBase, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.excerpt import told
 from grpo_engine.graders.numbers import Number, agree, last_number
 from grpo_engine.graders.template import render
 from grpo_engine.records import Sample
@@ -55,6 +56,15 @@ class Numeric(GraderBase):
         absolute, relative = _exact(self.absolute_tolerance), _exact(self.relative_tolerance)
         return float(agree(number, reference, absolute=absolute, relative=relative))
 
+    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
+        reference = _reference(render(self.reference, sample, item))
+        if reward == 1.0 or reference is None:
+            return ""
+        number = last_number(render(self.input, sample, item), tag=self.tag)
+        found = f"found {_shown(number)}" if number is not None else "found no number"
+        where = f" in <{self.tag}>" if self.tag is not None else ""
+        return told(f"expected {_shown(reference)}, {found}{where}")
+
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         found = super().problems(item)
         reference = row_value(self.reference, item)
@@ -77,3 +87,8 @@ def _short_reference(text: str) -> Number | None:
 def _exact(tolerance: float) -> Fraction:
     """The decimal that was written: 0.1 is one tenth, not the nearest binary number."""
     return Fraction(repr(tolerance))
+
+
+def _shown(number: Number) -> str:
+    """`7`, `5/2`, `50%`."""
+    return f"{number.value}{'%' if number.percent else ''}"

@@ -1,10 +1,8 @@
-"""The kinds of rule that score on their own. A new kind is a file and a line here."""
+"""The kinds of rule that score on their own; `multi` combines them."""
 
 from __future__ import annotations
 
-from grpo_engine.graders.format import Format
-from grpo_engine.graders.length import Length
-from grpo_engine.graders.numeric import Numeric
-from grpo_engine.graders.string_check import StringCheck
+from grpo_engine.graders.leaf import LeafGrader
+from grpo_engine.graders.process import Process
 
-SingleGrader = StringCheck | Numeric | Format | Length
+SingleGrader = LeafGrader | Process

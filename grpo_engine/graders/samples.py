@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from grpo_engine.records import FinishReason, Sample
 
 
-def make_sample(text: str, *, num_tokens: int = 0, finish_reason: FinishReason = FinishReason.STOP) -> Sample:
+def make_sample(
+    text: str,
+    *,
+    num_tokens: int = 0,
+    finish_reason: FinishReason = FinishReason.STOP,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Sample:
     """Sample of a completion's text; `output_json` is set where the whole text is JSON.
 
     Unpaired surrogates, which no UTF-8 text can hold, become `?`. `num_tokens` 0 means not known.
@@ -23,7 +30,11 @@ def make_sample(text: str, *, num_tokens: int = 0, finish_reason: FinishReason =
     except ValueError:
         output_json = None
     return Sample(
-        output_text=text, output_json=output_json, num_tokens=num_tokens, finish_reason=finish_reason
+        output_text=text,
+        output_json=output_json,
+        output_tools=tuple(dict(call) for call in tools),
+        num_tokens=num_tokens,
+        finish_reason=finish_reason,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from grpo_engine.graders.base import GraderBase, Template
+from grpo_engine.graders.excerpt import excerpt, told
 from grpo_engine.graders.template import render
 from grpo_engine.records import Sample
 
@@ -16,6 +17,13 @@ Operation = Annotated[
     # OpenAI's prose says "neq" where its enumeration says "ne".
     BeforeValidator(lambda value: "ne" if value == "neq" else value),
 ]
+
+_WANTED = {
+    "eq": "",
+    "ne": "anything but ",
+    "like": "a text that contains ",
+    "ilike": "a text that contains, in upper or lower case, ",
+}
 
 
 class StringCheck(GraderBase):
@@ -38,3 +46,9 @@ class StringCheck(GraderBase):
         if self.operation == "ilike":
             return float(reference.casefold() in text.casefold())
         return float((text == reference) is (self.operation == "eq"))
+
+    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
+        if reward == 1.0:
+            return ""
+        expected = _WANTED[self.operation] + excerpt(render(self.reference, sample, item))
+        return told(f"expected {expected}, found {excerpt(render(self.input, sample, item))}")

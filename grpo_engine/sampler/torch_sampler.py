@@ -6,7 +6,7 @@ depend on which rows are computed together (`base.uniforms`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,17 +15,23 @@ from torch import Tensor
 from grpo_engine.errors import DeviceMemoryError
 from grpo_engine.policy import PROOF_TOLERANCE, Policy
 from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Sampling, uniforms
+from grpo_engine.sampler.base import OnGroup, Sampling, uniforms
 from grpo_engine.sampler.decoding import choose_decoder
 from grpo_engine.types import Completion, Group, Prompt
 
 LARGEST_UNIFORM = 1 - 2**-22
 """Below 1 by enough that u · Σp stays below Σp in float32."""
+STOP_MARGIN = 4
+"""Tokens that are looked back beyond a stop string's bytes: special tokens decode to nothing."""
+Ended = Callable[[int, list[int], list[float], bool], None]
+"""Row, its token ids, their log-probabilities, whether it ended by itself."""
 KEEP_BELOW = 0.85
 """Finished rows leave when fewer than this share of the rows still run: leaving copies the cache."""
 
 
 class TorchSampler:
+    shares_weights = True
+
     def __init__(self, policy: Policy, sample_budget: int) -> None:
         self.policy = policy
         self.sample_budget = sample_budget
@@ -41,7 +47,13 @@ class TorchSampler:
         """The weights are shared with the trainer, so only the version moves."""
         self.version = version
 
-    def generate(self, prompts_P: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+    def generate(
+        self,
+        prompts_P: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None = None,
+    ) -> list[Group]:
         """P prompts → P groups; as many prompts at a time as the sample budget (and the memory) allows.
 
         Raises DeviceMemoryError where not even one group fits.
@@ -52,7 +64,7 @@ class TorchSampler:
                 start, at_once = len(groups), max(1, self.sample_budget // group_size)
                 chunk = prompts_P[start : start + at_once]
                 try:
-                    groups += self._generate_chunk(chunk, start, group_size, sampling)
+                    groups += self._generate_chunk(chunk, start, group_size, sampling, on_group)
                 except torch.OutOfMemoryError as error:
                     if len(chunk) == 1:
                         raise DeviceMemoryError("one group does not fit the device's memory") from error
@@ -61,67 +73,107 @@ class TorchSampler:
         return groups
 
     def _generate_chunk(
-        self, prompts: Sequence[Prompt], first: int, group_size: int, sampling: Sampling
+        self,
+        prompts: Sequence[Prompt],
+        first: int,
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None,
     ) -> list[Group]:
-        rows = len(prompts) * group_size
-        draws = None
-        if sampling.temperature > 0:
-            numbers = [
-                uniforms(sampling.seed, sampling.step, first + p, g, sampling.max_tokens)
-                for p in range(len(prompts))
-                for g in range(group_size)
-            ]
-            draws = torch.from_numpy(np.stack(numbers)).to(self.policy.device).clamp_(max=LARGEST_UNIFORM)
-        tokens, logprobs, lengths = self._decode([p.token_ids for p in prompts], group_size, sampling, draws)
-        made = [
-            self._completion(tokens[row, : lengths[row]], logprobs[row, : lengths[row]])
-            for row in range(rows)
+        made: dict[int, Completion] = {}
+        groups: dict[int, Group] = {}
+
+        def ended(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
+            made[row] = self._completion(tokens, logprobs, stopped)
+            place = row // group_size
+            members = range(place * group_size, (place + 1) * group_size)
+            if all(member in made for member in members):
+                groups[place] = Group(prompts[place], tuple(made[member] for member in members))
+                if on_group is not None:
+                    on_group(first + place, groups[place])
+
+        places = range(first, first + len(prompts))
+        draws = self._draws(places, group_size, sampling)
+        limits = torch.tensor([sampling.limit(place) for place in places for _ in range(group_size)])
+        ids = [prompt.token_ids for prompt in prompts]
+        self._decode(ids, group_size, sampling, draws, limits.to(self.policy.device), ended)
+        return [groups[place] for place in range(len(prompts))]
+
+    def _draws(self, places: Sequence[int], group_size: int, sampling: Sampling) -> Tensor | None:
+        """Uniform numbers [rows, max_tokens]; None for greedy decoding."""
+        if sampling.temperature == 0:
+            return None
+        streams = [sampling.stream(place, sample) for place in places for sample in range(group_size)]
+        numbers = [
+            uniforms(sampling.seed, sampling.step, prompt, sample, sampling.max_tokens, turn=turn)
+            for prompt, sample, turn in streams
         ]
-        return [
-            Group(prompt, tuple(made[i * group_size : (i + 1) * group_size]))
-            for i, prompt in enumerate(prompts)
-        ]
+        return torch.from_numpy(np.stack(numbers)).to(self.policy.device).clamp_(max=LARGEST_UNIFORM)
 
     def _decode(
-        self, prompts: Sequence[Sequence[int]], group_size: int, sampling: Sampling, draws: Tensor | None
-    ) -> tuple[Tensor, Tensor, list[int]]:
-        """Token ids and log-probabilities [B, longest], and the length of each row."""
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_size: int,
+        sampling: Sampling,
+        draws: Tensor | None,
+        limits: Tensor,
+        ended: Ended,
+    ) -> None:
+        """Token by token until every row has ended, at its limit at the latest; `ended` is told of each."""
         decoder = self._decoder()
         logits = decoder.start(prompts, group_size)
         count, device = len(logits), logits.device
         tokens = torch.zeros(count, sampling.max_tokens, dtype=torch.long, device=device)
         logprobs = torch.zeros(count, sampling.max_tokens, device=device)
-        lengths = torch.full((count,), sampling.max_tokens, device=device)
         live = torch.arange(count, device=device)
         running = torch.ones(count, dtype=torch.bool, device=device)
+        alive = count
         for position in range(sampling.max_tokens):
             uniform = None if draws is None else draws[live, position]
             token, logprob = choose(logits, uniform, sampling.temperature)
             tokens[live, position], logprobs[live, position] = token, logprob
-            ended = running & torch.isin(token, self.policy.stop_ids)
-            lengths[live[ended]] = position + 1
-            running = running & ~ended
+            stopped = torch.isin(token, self.policy.stop_ids)
+            if sampling.stop:
+                stopped |= self._at_stop_string(tokens[live], position + 1, sampling.stop)
+            cut = limits[live] == position + 1
+            done = running & (stopped | cut)
+            running = running & ~done
             left = int(running.sum())
-            if left == 0 or position + 1 == sampling.max_tokens:
-                break
-            if left < KEEP_BELOW * len(live):
+            if left < alive:
+                _tell(ended, live[done], tokens, logprobs, position + 1, stopped[done])
+            alive = left
+            if left == 0:
+                return
+            # A row at its own limit leaves at once: the model may have no further position for it.
+            if left < KEEP_BELOW * len(live) or (sampling.continuing and bool(cut.any())):
                 rows = running.nonzero().squeeze(1)
                 decoder.keep(rows)
                 live, token, running = live[rows], token[rows], running[rows]
             logits = decoder.step(token)
-        return tokens.cpu(), logprobs.cpu(), lengths.tolist()
 
-    def _completion(self, tokens: Tensor, logprobs: Tensor) -> Completion:
-        token_ids = tuple(tokens.tolist())
-        stopped = bool(token_ids) and token_ids[-1] in self.policy.stop_set
-        text_ids = token_ids[:-1] if stopped else token_ids
+    def _at_stop_string(self, tokens: Tensor, length: int, stop: tuple[str, ...]) -> Tensor:
+        """Whether each row's text holds a stop string, looking back far enough for the longest."""
+        reach = max(len(text.encode()) for text in stop) + STOP_MARGIN
+        ends = tokens[:, max(0, length - reach) : length].tolist()
+        found = [any(text in self.policy.decode(row) for text in stop) for row in ends]
+        return torch.tensor(found, device=tokens.device)
+
+    def _completion(self, tokens: list[int], logprobs: list[float], stopped: bool) -> Completion:
+        at_end = bool(tokens) and tokens[-1] in self.policy.stop_set
         return Completion(
-            text=self.policy.decode(text_ids),
-            token_ids=token_ids,
-            logprobs=tuple(logprobs.tolist()),
+            text=self.policy.decode(tokens[:-1] if at_end else tokens),
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             policy_version=self.version,
         )
+
+
+def _tell(ended: Ended, rows: Tensor, tokens: Tensor, logprobs: Tensor, length: int, stopped: Tensor) -> None:
+    """Hand the rows that ended at `length` tokens over."""
+    parts = rows.tolist(), tokens[rows, :length].tolist(), logprobs[rows, :length].tolist(), stopped.tolist()
+    for row, ids, values, at_stop in zip(*parts, strict=True):
+        ended(row, ids, values, at_stop)
 
 
 def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:

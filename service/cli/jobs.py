@@ -121,7 +121,11 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("step", _steps(job)),
             ("remaining", duration(job["progress"].get("seconds_remaining"))),
             ("attempt", job["attempt"]),
-            *((f"eval {name}", _evaluation(row)) for name, row in evaluation.items()),
+            *((f"eval {name}", _evaluation(row)) for name, row in evaluation.items() if name != "retention"),
+            *(
+                (f"retention {name}", _evaluation(row.get("verdict") or row["last"]))
+                for name, row in evaluation.get("retention", {}).items()
+            ),
             ("created", at(job["created_at"])),
             ("finished", at(job.get("finished_at"))),
             ("trained model", job.get("fine_tuned_model")),
@@ -184,5 +188,7 @@ def _steps(job: dict[str, Any]) -> str:
 
 
 def _evaluation(row: dict[str, Any]) -> str:
+    if "text" in row:
+        return str(row["text"])
     reward = row.get("reward")
     return f"reward {reward:.3f} at step {row.get('step')}" if reward is not None else str(row)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from service.errors import InvalidRequest
+from service.files.parquet import MAGIC, BadParquet, is_parquet, parquet_lines
 from service.jobs.dataset import MAX_LINE_BYTES
+from service.storage import CHUNK_BYTES
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,33 @@ class Content:
     sha256: str
 
 
-def check_dataset(file: BinaryIO, *, max_rows: int) -> Content:
-    """Size and digest of a JSONL file: UTF-8, at least one row, at most `max_rows`, no endless line.
+def check_dataset(file: BinaryIO, *, max_rows: int, max_bytes: int) -> Content:
+    """Size and digest of a dataset, JSONL or Parquet: at least one row, at most `max_rows`.
 
-    Raises InvalidRequest naming the line. Needs the memory of one line.
+    Raises InvalidRequest naming the line. `max_bytes`: of a Parquet file's rows as JSON.
     """
+    file.seek(0)
+    if not is_parquet(file.read(len(MAGIC))):
+        return _check_jsonl(file, max_rows)
+    try:
+        num_rows = sum(1 for _ in parquet_lines(file, max_rows=max_rows, max_bytes=max_bytes))
+    except BadParquet as error:
+        raise _refused(error.reason, error.code) from error
+    if num_rows == 0:
+        raise _refused("the file is empty", "file_empty")
+    return _content_of(file)
+
+
+def _content_of(file: BinaryIO) -> Content:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while piece := file.read(CHUNK_BYTES):
+        digest.update(piece)
+    return Content(file.tell(), digest.hexdigest())
+
+
+def _check_jsonl(file: BinaryIO, max_rows: int) -> Content:
+    """UTF-8 without endless lines. Needs the memory of one line."""
     file.seek(0)
     digest, num_bytes, num_rows, number = hashlib.sha256(), 0, 0, 0
     while line := file.readline(MAX_LINE_BYTES + 2):

@@ -47,7 +47,7 @@ WriteFiles = Annotated[Files, Depends(_for_writer)]
 
 @router.post("", openapi_extra=UPLOAD_FORM)
 async def create_file(request: Request, files: WriteFiles) -> FileRead:
-    """JSONL, one row a line; what the rows mean is checked when a job is created with them."""
+    """JSONL or Parquet; what the rows mean is checked when a job is created with them."""
     # read here, and not as a parameter: only who has a key can send us bytes
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         upload, name, fields = parse_form(form)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sqlalchemy import ColumnElement, and_, or_, select, tuple_
+from sqlalchemy import ColumnElement, Text, and_, cast, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.clock import db_now
@@ -59,7 +59,9 @@ def unfinished_user(session: Session, file: File) -> str | None:
         .join(Artifact, Artifact.job_id == Job.id)
         .where(Artifact.id == file.id, Artifact.kind != "metrics")
     )
-    reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, Job.model.in_(models))
+    # retention sets stand inside the method
+    named = cast(Job.method, Text).contains(f'"{file.id}"', autoescape=True)
+    reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, named, Job.model.in_(models))
     query = select(Job.id).where(Job.tenant == file.tenant, Job.state.in_(UNFINISHED), reads_it)
     return session.scalar(query.limit(1))
 

@@ -47,7 +47,8 @@ class Files:
         if num_bytes > self._settings.max_upload_bytes:
             limit = f"at most {self._settings.max_upload_bytes} bytes"
             raise PayloadTooLarge(f"file: it has {num_bytes} bytes, {limit} are allowed.", param="file")
-        content = check_dataset(file, max_rows=self._settings.max_rows)
+        limits = {"max_rows": self._settings.max_rows, "max_bytes": self._settings.max_upload_bytes}
+        content = check_dataset(file, **limits)
         self._purge_expired()
         file_id = new_id("file")
         key = f"files/{file_id}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from service.auth import Reader
+from service.dependencies import CatalogDep
 from service.graders import service
 from service.graders.schemas import RunRequest, RunResponse, ValidateRequest, ValidateResponse
 
@@ -12,12 +13,13 @@ router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 
 
 @router.post("/validate")
-def validate(request: ValidateRequest, _principal: Reader) -> ValidateResponse:
+def validate(request: ValidateRequest, _principal: Reader, catalog: CatalogDep) -> ValidateResponse:
     """The grader as this service reads it; 400 with `param` on the wrong field."""
+    service.check(request.grader, catalog)
     return ValidateResponse(grader=request.grader.model_dump(mode="json"))
 
 
 @router.post("/run")
-def run(request: RunRequest, _principal: Reader) -> RunResponse:
-    """The grader's score of `model_sample`, as training would give it."""
-    return service.run(request)
+def run(request: RunRequest, _principal: Reader, catalog: CatalogDep) -> RunResponse:
+    """The grader's score of `model_sample`, as training would give it, within two minutes."""
+    return service.run(request, catalog)

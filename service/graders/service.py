@@ -1,30 +1,100 @@
-"""Tries a grader on one completion, as training would.
+"""Tries a grader on one completion, as training would, and checks what it needs of this deployment.
 
+Rules that may hang, flood or die run in a grading process that is killed at the deadline; a few at a time.
 Boundary: no HTTP, no database. The rules are the engine's; only OpenAI's answer shape is made here.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from grpo_engine.graders import grade, make_sample
+from grpo_engine.graders import Grader, grade, make_sample
+from grpo_engine.graders.judging import ModelUsage
+from grpo_engine.graders.pool import open_grading
+from grpo_engine.graders.score_model import ScoreModel, usage
 from grpo_engine.records import GradeError, Score
+from service.catalog import Catalog
+from service.errors import InvalidRequest, TooManyRequests
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse
+from service.jobs.dataset import Problems
+from service.jobs.grader_checks import check_grader, with_places
+from service.jobs.method_parts import leaves
 
 RESERVED_FIELDS = ("messages", "tools")
 """Of a dataset row; the rest is what graders see as `item`."""
+DEADLINE_SECONDS = 120.0
+"""OpenAI's limit."""
+MAX_RUNS = 4
+"""At a time, of rules that take a process or wait for a server: other requests need threads too."""
+RETRY_SECONDS = 5
+_runs = threading.BoundedSemaphore(MAX_RUNS)
 
 
-def run(request: RunRequest) -> RunResponse:
-    """The grader's score of the sample."""
+def check(grader: Grader, catalog: Catalog) -> None:
+    """Raises InvalidRequest naming the field where this deployment lacks what the grader needs."""
+    problems = Problems()
+    check_grader("grader", grader, catalog, problems)
+    if problems.found:
+        first = problems.found[0]
+        raise InvalidRequest(first.message, param=first.param, code=first.code)
+
+
+def run(request: RunRequest, catalog: Catalog) -> RunResponse:
+    """The grader's score of the sample. Raises InvalidRequest, and TooManyRequests while others run."""
+    check(request.grader, catalog)
+    before, started = usage(), time.perf_counter()
+    score = _score(request, with_places(request.grader, catalog))
+    seconds = time.perf_counter() - started
+    return _response(request, score, seconds, _used(before, usage()))
+
+
+def _score(request: RunRequest, grader: Grader) -> Score:
     item = {key: value for key, value in (request.item or {}).items() if key not in RESERVED_FIELDS}
-    started = time.perf_counter()
-    score = grade(request.grader, make_sample(request.model_sample, num_tokens=request.num_tokens), item)
-    return _response(request, score, time.perf_counter() - started)
+    sample = make_sample(request.model_sample, num_tokens=request.num_tokens)
+    if grader.execution == "inline":
+        return grade(grader, sample, item)
+    with _turn(), open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+        return grading.submit(sample, item).result()
 
 
-def _response(request: RunRequest, score: Score, seconds: float) -> RunResponse:
+@contextmanager
+def _turn() -> Iterator[None]:
+    if not _runs.acquire(blocking=False):
+        raise TooManyRequests(
+            f"{MAX_RUNS} graders are being run, the limit here: try again.",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
+    try:
+        yield
+    finally:
+        _runs.release()
+
+
+def _used(before: Mapping[str, ModelUsage], after: Mapping[str, ModelUsage]) -> dict[str, ModelUsage]:
+    """What was asked of judges in between, by model; of runs at the same time they are told together."""
+    none = ModelUsage()
+    return {
+        model: ModelUsage(
+            calls=now.calls - before.get(model, none).calls,
+            input_tokens=now.input_tokens - before.get(model, none).input_tokens,
+            output_tokens=now.output_tokens - before.get(model, none).output_tokens,
+            usd=now.usd - before.get(model, none).usd,
+        )
+        for model, now in after.items()
+        if now != before.get(model, none)
+    }
+
+
+def _response(
+    request: RunRequest, score: Score, seconds: float, used: Mapping[str, ModelUsage]
+) -> RunResponse:
     parts = dict(score.parts) if request.grader.type == "multi" else {}
+    judges = [rule.model for _, rule in leaves("", request.grader) if isinstance(rule, ScoreModel)]
+    asked = {model: used[model] for model in dict.fromkeys(judges) if model in used}
+    tokens = sum(each.input_tokens + each.output_tokens for each in asked.values())
     return RunResponse(
         reward=0.0 if score.reward is None else score.reward,
         scorable=score.reward is not None,
@@ -33,10 +103,13 @@ def _response(request: RunRequest, score: Score, seconds: float) -> RunResponse:
             type=request.grader.type,
             execution_time=seconds,
             scores=parts,
+            token_usage=tokens if judges else None,
+            sampled_model_name=judges[0] if len(set(judges)) == 1 else None,
             errors=_flags(list(score.errors.values())),
         ),
         sub_rewards=parts,
         grader_errors=score.errors,
+        model_grader_token_usage_per_model={model: each.model_dump() for model, each in asked.items()},
     )
 
 

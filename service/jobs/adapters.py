@@ -69,7 +69,10 @@ def _best(job: Job, available: list[Weights]) -> Weights:
     for weights in available:
         if weights.step == best.get("step"):
             return weights
-    message = f"{job.id} was best at step {best.get('step')}, of which no checkpoint is kept"
+    if best.get("step") == 0:
+        message = f"{job.id} was best before training: no evaluated step did better on the held-out rows"
+    else:
+        message = f"{job.id} was best at step {best.get('step')}, of which no checkpoint is kept"
     raise NotFound(f"{message}: take which=final", param="which", code="no_best_checkpoint")
 
 

@@ -18,6 +18,8 @@ from service.auth import Principal
 from service.errors import InvalidRequest, TooManyRequests, Unprocessable
 from service.ids import new_id
 from service.jobs import history, repository
+from service.jobs.capabilities import as_text, required_by
+from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
 from service.jobs.reading import read_jobs
 from service.jobs.schemas import JobCreate, JobRead
@@ -110,10 +112,10 @@ def _check_limit(session: Session, tenant: str, max_unfinished: int) -> None:
 def _check_still_there(session: Session, request: Request) -> None:
     """What preflight found may have been deleted while it read the rows."""
     tenant, body = request.principal.tenant, request.body
-    wanted = {"training_file": body.training_file, "validation_file": body.validation_file}
+    wanted = {use.param: use.file_id for use in datasets_of(body, body.method)}
     files = repository.files_by_id(session, tenant, wanted.values())
     for param, file_id in wanted.items():
-        if file_id is not None and file_id not in files:
+        if file_id not in files:
             raise InvalidRequest(f"{param}: there is no file {file_id}", param=param, code="file_not_found")
     if repository.base_model_name(session, tenant, body.model) is None:
         message = f"model: {body.model!r} is no longer there"
@@ -148,6 +150,7 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
         method=report.method.model_dump(mode="json"),
         total_steps=report.total_steps,
         warnings=report.warnings,
+        required_capabilities=as_text(required_by(report.method)),
     )
     if body.metadata is not None:
         job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null

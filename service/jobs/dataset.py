@@ -1,4 +1,4 @@
-"""Dataset rows: JSONL → checked rows, every fault located by line and field.
+"""Dataset rows: JSON lines → checked rows, every fault located by line and field.
 
 Boundary: pure functions over an iterator of byte lines; no storage, no model, no grader. Rows stream:
 a file of any size needs the memory of one row.
@@ -43,7 +43,7 @@ class Problems:
     def add(self, param: str, reason: str, *, code: str | None = None) -> None:
         """Without a code it is the file's that `param` lies in."""
         if code is None:
-            code = f"invalid_{'validation' if param.startswith('validation_file') else 'training'}_file"
+            code = f"invalid_{_file_of(param)}_file"
         if not self.full:
             self.found.append(Problem(param, f"{param}: {reason}", code))
 
@@ -70,6 +70,12 @@ class RowError(Exception):
         super().__init__(reason)
         self.where = where
         self.reason = reason
+
+
+def _file_of(param: str) -> str:
+    if param.startswith("validation_file"):
+        return "validation"
+    return "retention" if ".retention[" in param else "training"
 
 
 def read_rows(

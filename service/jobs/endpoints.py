@@ -156,7 +156,10 @@ def download_adapter(
     checkpoint: str | None = None,
     format: Literal["peft"] = "peft",
 ) -> Response:
-    """tar.gz in PEFT layout (the whole model for `lora: full`); with ETag, ranges and its sha256."""
+    """tar.gz in PEFT layout (the whole model for `lora: full`); with ETag, ranges and its sha256.
+
+    The job's final weights, with `checkpoint=best` the best ones by held-out reward, or a checkpoint's.
+    """
     weights = jobs.weights(principal.tenant, job_id, which=which, checkpoint=checkpoint)
     return _send(request, storage, weights)
 

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/jobs/{job_id}")
 
 RECONNECT_MS = 2000
 Names = Annotated[list[str] | None, Query(description="Metric names, separated by commas or repeated.")]
-Split = Annotated[Literal["train", "validation"] | None, Query()]
+Split = Annotated[Literal["train", "validation", "retention"] | None, Query()]
 Step = Annotated[int | None, Query(ge=0)]
 
 

@@ -1,35 +1,48 @@
 """A job's grader tried on some rows before anything is queued: does it break, is it mute, is it constant?
 
-Boundary: grades made-up completions; no model, no storage.
+Boundary: grades made-up completions; no model, no storage, no server of anybody is asked.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders import formula as formulas
-from grpo_engine.graders.base import row_value
+from grpo_engine.graders.base import GraderBase, row_value
+from grpo_engine.graders.leaf import LeafGrader
 from grpo_engine.graders.multi import Multi
-from grpo_engine.graders.registry import SingleGrader
+from grpo_engine.graders.pool import open_grading
+from grpo_engine.graders.process import Process
+from grpo_engine.graders.reward_model import RewardModel
 from grpo_engine.graders.template import uses_sample
-from grpo_engine.records import Sample, Score
+from grpo_engine.records import GradeError, Sample, Score
 from service.jobs.dataset import Problems, Row
 from service.jobs.method_checks import Warn
+from service.jobs.method_parts import leaves
 
 TRIAL_COMPLETIONS = ("", "The answer is 42.", '{"answer": 42}')
-WHERE = "method.reinforcement.grader"
+DEADLINE_SECONDS = 5.0
+"""For one completion."""
+TRIAL_SECONDS = 20.0
+"""For all of them: what has no score by then is not waited for."""
+MAX_ROW_VALUES = 4
+MAX_VALUE_CHARACTERS = 2000
 
 
-def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn) -> None:
-    """A grader that breaks on trial completions is refused, a mute or constant one is told."""
-    scores: list[Score] = []
-    for row in rows:
-        try:
-            scores += [grader.grade(sample, row.item) for sample in _samples(grader, row)]
-        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
-            problems.add(WHERE, f"fails on row {row.line}: {error}", code="invalid_grader")
-            return
+def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
+    """A grader that breaks on trial completions is refused, a mute or constant one is told.
+
+    Rules that ask a server, or load a model, are not tried; nor is anything said of what only workers have.
+    """
+    if not all(_runs_here(rule) for _, rule in leaves(where, grader)):
+        return
+    try:
+        scores = _tried_apart(grader, rows) if grader.execution == "process" else _tried(grader, rows)
+    except _Broken as broken:
+        problems.add(where, str(broken), code="invalid_grader")
+        return
     rewards = {score.reward for score in scores}
     if rewards == {None}:
         errors = [error.message for score in scores for error in score.errors.values()]
@@ -37,6 +50,44 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
     elif len(rewards) == 1 and not _wants_a_shape(grader):
         message = f"The grader gave every trial completion the reward {rewards.pop():g}"
         warn("grader_constant", f"{message}: if it always does, no group can have signal.")
+
+
+class _Broken(Exception):
+    """The grader raises; says where."""
+
+
+def _runs_here(rule: GraderBase) -> bool:
+    return rule.execution != "thread" and not isinstance(rule, RewardModel)
+
+
+def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
+    """Raises _Broken."""
+    scores: list[Score] = []
+    for row in rows:
+        try:
+            scores += [grader.grade(sample, row.item) for sample in _samples(grader, row)]
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            raise _Broken(f"fails on row {row.line}: {error}") from error
+    return scores
+
+
+def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
+    """Scores from a grading process, but those that this machine could not give."""
+    end = time.monotonic() + TRIAL_SECONDS
+    scores: list[Score] = []
+    with open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+        futures = [grading.submit(sample, row.item) for row in rows for sample in _samples(grader, row)]
+        for future in futures:
+            try:
+                scores.append(future.result(max(0.0, end - time.monotonic())))
+            except TimeoutError:
+                break
+    return [score for score in scores if not any(map(_is_the_machines, score.errors.values()))]
+
+
+def _is_the_machines(error: GradeError) -> bool:
+    """No sandbox or no library here: workers may have it."""
+    return error.code == "python_grader_server_error" or "grading process" in error.message
 
 
 def _samples(grader: Grader, row: Row) -> Iterator[Sample]:
@@ -47,22 +98,30 @@ def _samples(grader: Grader, row: Row) -> Iterator[Sample]:
             answer = row_value(template, row.item)
             tag = getattr(part, "tag", None) or "answer"
             texts += [] if answer is None else [answer, f"<{tag}>{answer}</{tag}>"]
+        if part.type == "python":
+            texts += _values(row)
     for text in dict.fromkeys(texts):
         yield make_sample(text, num_tokens=max(1, len(text) // 4))
 
 
-def _parts(grader: Grader) -> list[SingleGrader]:
-    """The rules that the reward depends on."""
+def _values(row: Row) -> list[str]:
+    """Short texts and numbers of the row: one of them may be what a python grader compares with."""
+    found = [str(value) for value in row.item.values() if isinstance(value, str | int | float)]
+    return [text for text in found if len(text) <= MAX_VALUE_CHARACTERS][:MAX_ROW_VALUES]
+
+
+def _parts(grader: Grader) -> list[LeafGrader]:
+    """The rules that the reward depends on; of a process grader the one for its steps."""
     if not isinstance(grader, Multi):
-        return [grader]
+        return [grader.grader if isinstance(grader, Process) else grader]
     variables = formulas.parse(grader.calculate_output).variables
-    return [part for key, part in grader.graders.items() if key in variables]
+    return [rule for key, part in grader.graders.items() if key in variables for rule in _parts(part)]
 
 
 def _wants_a_shape(grader: Grader) -> bool:
     """Whether it looks at lengths, formats or fields, of which no right completion can be made up here."""
     return any(
-        part.type == "length"
+        part.type in ("length", "code_tests")
         or (part.type == "format" and uses_sample(part.input))
         or any("sample.output_json" in template for template in part.templates().values())
         for part in _parts(grader)

@@ -5,11 +5,12 @@ Boundary: adds to a request's problems; rows come from `dataset.py`, tokens from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from grpo_engine.config import Reinforcement, ReinforcementHyperparameters, Supervised
 from service.jobs.dataset import MAX_PROBLEMS, Problems, Row
+from service.jobs.method_parts import kind_of, settings_of
 from service.tokens import ModelText, RenderError, joined
 
 BATCH_ROWS = 256
@@ -34,11 +35,14 @@ class LengthCheck:
     """Looks at rows as they stream by; counts tokens a batch at a time."""
 
     text: ModelText
-    method: Reinforcement | Supervised
+    method: Any
+    """Of any type."""
     context_tokens: int | None
     """Positions of the model, or the operator's lower limit."""
     file: str
     problems: Problems
+    tools: tuple[dict[str, Any], ...] = ()
+    """The job's own, as function schemas."""
     _waiting: list[_Texts] = field(default_factory=list)
     _lacks_template: bool = False
     _some_prompt_fits: bool = False
@@ -71,8 +75,9 @@ class LengthCheck:
     def _texts(self, row: Row) -> _Texts:
         if row.messages is None:
             return _Texts(row, row.prompt or "", row.completion)
-        if isinstance(self.method, Reinforcement):
-            return _Texts(row, self.text.render(row.messages, row.tools, for_completion=True), None)
+        if self._model_answers:
+            tools = shown_tools(self.tools, row.tools)
+            return _Texts(row, self.text.render(row.messages, tools, for_completion=True), None)
         prompt = self.text.render(row.messages[:-1], row.tools, for_completion=True)
         whole = self.text.render(row.messages, row.tools, for_completion=False)
         target = whole.removeprefix(prompt) if whole.startswith(prompt) else joined(row.messages[-1])
@@ -96,7 +101,7 @@ class LengthCheck:
         if reason is None:
             self._some_prompt_fits = True
             self._tell_over()
-        elif self._some_prompt_fits or num_tokens == 0 or isinstance(self.method, Supervised):
+        elif self._some_prompt_fits or num_tokens == 0 or not self._model_answers:
             self.problems.add(place, reason)
         else:
             self._shortest_prompt = min(num_tokens, self._shortest_prompt or num_tokens)
@@ -113,7 +118,7 @@ class LengthCheck:
         if not self._over or self.context_tokens is None or self._shortest_prompt >= self.context_tokens:
             self._tell_over()
             return
-        where = "method.reinforcement.hyperparameters.max_completion_tokens"
+        where = f"method.{self.method.type}.hyperparameters.max_completion_tokens"
         most = self.context_tokens - self._shortest_prompt
         reason = (
             f"leaves no prompt of {self.file} any room: the shortest has {self._shortest_prompt} tokens, the "
@@ -123,21 +128,37 @@ class LengthCheck:
             self.problems.add(where, reason, code="invalid_value")
 
     def _too_long(self, num_tokens: int) -> str | None:
-        if isinstance(self.method, Reinforcement):
-            return self._prompt_too_long(num_tokens, self.method.reinforcement.hyperparameters)
-        limit = self.method.supervised.hyperparameters.max_tokens
+        hyperparameters = settings_of(self.method).hyperparameters
+        if self._model_answers:
+            return self._prompt_too_long(num_tokens, hyperparameters.max_completion_tokens)
+        limit = hyperparameters.max_tokens
         if num_tokens > limit:
             return f"has {num_tokens} tokens, more than max_tokens = {limit}"
         if self.context_tokens is not None and num_tokens > self.context_tokens:
             return f"has {num_tokens} tokens, more than the model's {self.context_tokens} positions"
         return None
 
-    def _prompt_too_long(self, num_tokens: int, given: ReinforcementHyperparameters) -> str | None:
+    @property
+    def _model_answers(self) -> bool:
+        return kind_of(self.method) == "reinforcement"
+
+    def _prompt_too_long(self, num_tokens: int, max_completion_tokens: int) -> str | None:
         if num_tokens == 0:
             return "has no tokens"
-        if self.context_tokens is None or num_tokens + given.max_completion_tokens <= self.context_tokens:
+        if self.context_tokens is None or num_tokens + max_completion_tokens <= self.context_tokens:
             return None
         return (
-            f"has {num_tokens} tokens; with max_completion_tokens = {given.max_completion_tokens} "
+            f"has {num_tokens} tokens; with max_completion_tokens = {max_completion_tokens} "
             f"that is more than the model's {self.context_tokens} positions"
         )
+
+
+def shown_tools(own: Sequence[dict[str, Any]], of_row: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a prompt shows: the job's tools, then the row's but those with the name of one of the job's."""
+    names = {_function_name(tool) for tool in own}
+    return [*own, *(tool for tool in of_row if _function_name(tool) not in names)]
+
+
+def _function_name(tool: dict[str, Any]) -> Any:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, dict) else tool.get("name")

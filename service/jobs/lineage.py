@@ -1,14 +1,18 @@
 """What a job inherits from the job it goes on from: the shape of its adapter.
 
-Boundary: pure. A job on a catalogue model, or on another job's whole weights, starts a fresh adapter.
+Boundary: pure. A job on a catalogue model, or on another job's whole weights, starts a fresh adapter. From a
+training-free job nothing can go on: it has lessons and no weights.
 """
 
 from __future__ import annotations
 
-from grpo_engine.config import Lora, Reinforcement, Supervised, hyperparameters_of
+from grpo_engine.config import Lora, Method, Reinforcement, Supervised, TrainingFree, hyperparameters_of
 from service.jobs.dataset import Problems
 
-Method = Reinforcement | Supervised
+NO_WEIGHTS = (
+    "is what a training-free job has learnt: lessons for a prompt, and no weights to go on from; name the "
+    "model that it was made with"
+)
 
 
 def with_adapter_shape(method: Method, parent: Method | None, problems: Problems) -> Method:
@@ -17,6 +21,11 @@ def with_adapter_shape(method: Method, parent: Method | None, problems: Problems
     The adapter that is gone on from keeps its shape, so another one would silently do nothing. `parent`:
     the method of the job whose adapter that is, None where there is no such adapter.
     """
+    if isinstance(parent, TrainingFree):
+        problems.add("model", NO_WEIGHTS, code="model_without_weights")
+        return method
+    if isinstance(method, TrainingFree):
+        return method
     given = hyperparameters_of(method).lora
     inherited = None if parent is None else hyperparameters_of(parent).lora
     if given == "full" or inherited is None or inherited == "full":
@@ -29,7 +38,7 @@ def with_adapter_shape(method: Method, parent: Method | None, problems: Problems
     return _with_lora(method, inherited)
 
 
-def _with_lora(method: Method, lora: object) -> Method:
+def _with_lora(method: Reinforcement | Supervised, lora: object) -> Method:
     settings = method.reinforcement if isinstance(method, Reinforcement) else method.supervised
     hyperparameters = settings.hyperparameters.model_copy(update={"lora": lora})
     inner = settings.model_copy(update={"hyperparameters": hyperparameters})

@@ -1,4 +1,5 @@
-"""What is wrong with a method whatever the rows: response format, adapter targets, formulas without a value.
+"""What is wrong with a method whatever the rows: response format, adapter targets, formulas without a value,
+fields that need a file that is not given.
 
 Boundary: pure; problems and warnings go to the caller's report. Ranges of single fields are the engine's
 configuration's business, rows are `preflight.py`'s.
@@ -11,11 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_engine.config import Lora, Reinforcement, Supervised, hyperparameters_of
+from grpo_engine.config import Lora
+from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.json_schema import check_schema
 from grpo_engine.graders.multi import Multi
+from grpo_engine.tools.specs import function_schemas
 from service.jobs.dataset import Problems
+from service.jobs.method_parts import graders_of, settings_of
+from service.tokens import ModelText, RenderError
 
 Warn = Callable[[str, str], None]
 """Takes `code` and `message`."""
@@ -54,21 +59,53 @@ _response_format: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-def check_method(method: Reinforcement | Supervised, problems: Problems, warn: Warn) -> None:
-    """All of these checks."""
-    lora = hyperparameters_of(method).lora
+def check_method(method: Any, has_validation: bool, problems: Problems, warn: Warn) -> None:
+    """All of these checks, for a method of any type."""
+    settings, where = settings_of(method), f"method.{method.type}"
+    lora = getattr(settings.hyperparameters, "lora", None)
     if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
-        where = f"method.{method.type}.hyperparameters.lora.target_modules"
-        problems.add(where, 'name at least one module, or write "all-linear"', code="invalid_value")
-    if isinstance(method, Reinforcement):
-        _check_response_format(method.reinforcement.response_format, problems, warn)
-        _check_formula(method, problems)
+        reason = 'name at least one module, or write "all-linear"'
+        problems.add(f"{where}.hyperparameters.lora.target_modules", reason, code="invalid_value")
+    _check_held_out(method, has_validation, problems)
+    _check_response_format(
+        f"{where}.response_format", getattr(settings, "response_format", None), problems, warn
+    )
+    for place, grader in graders_of(method):
+        _check_formula(place, grader, problems)
 
 
-def _check_response_format(given: dict[str, Any] | None, problems: Problems, warn: Warn) -> None:
+def _check_held_out(method: Any, has_validation: bool, problems: Problems) -> None:
+    """Fields that only held-out rows give a meaning."""
+    if has_validation:
+        return
+    settings, where = settings_of(method), f"method.{method.type}"
+    if getattr(settings.hyperparameters, "early_stopping", None) is not None:
+        reason = "needs a validation_file: the held-out reward decides"
+        problems.add(f"{where}.hyperparameters.early_stopping", reason, code="missing_validation_file")
+    if getattr(settings, "eval_grader", None) is not None:
+        reason = "needs a validation_file: it scores the held-out rows"
+        problems.add(f"{where}.eval_grader", reason, code="missing_validation_file")
+
+
+def check_tools(method: Any, text: ModelText | None, warn: Warn) -> None:
+    """Whether the model gets to know of the job's tools."""
+    tools = tuple(getattr(settings_of(method), "tools", ()))
+    if not tools or text is None:
+        return
+    messages = [{"role": "user", "content": "question"}]
+    try:
+        plain = text.render(messages, None, for_completion=True)
+        shown = text.render(messages, function_schemas(tools), for_completion=True)
+    except RenderError:
+        return  # told for the rows
+    if shown == plain:
+        message = "The model's chat template does not show tools: the prompts must say how to call them."
+        warn("tools_not_shown", message)
+
+
+def _check_response_format(where: str, given: dict[str, Any] | None, problems: Problems, warn: Warn) -> None:
     if given is None:
         return
-    where = "method.reinforcement.response_format"
     try:
         found = _response_format.validate_python(given)
     except ValidationError as invalid:
@@ -81,11 +118,10 @@ def _check_response_format(given: dict[str, Any] | None, problems: Problems, war
         warn("response_format_not_enforced", NOT_ENFORCED)
 
 
-def _check_formula(method: Reinforcement, problems: Problems) -> None:
-    grader = method.reinforcement.grader
+def _check_formula(place: str, grader: Grader, problems: Problems) -> None:
     reason = never_a_number(grader.calculate_output) if isinstance(grader, Multi) else None
     if reason is not None:
-        where = "method.reinforcement.grader.calculate_output"
+        where = f"{place}.calculate_output"
         problems.add(where, f"can never give a number: {reason}", code="invalid_value")
 
 

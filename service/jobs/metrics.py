@@ -21,9 +21,10 @@ EVALUATION = "eval/"
 
 
 def add_metrics(session: Session, job_id: str, measured: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-    """Stores (step, values), of training or of an evaluation: both meet in the step's row, in any order.
+    """Stores (step, values), of training or of an evaluation: all meet in the step's row, in any order.
 
-    Of each the first write wins. The caller holds the job's row, so nobody else writes here.
+    Values whose names are there are a repetition, and the first write wins. The caller holds the job's row,
+    so nobody else writes here.
     """
     steps = {step for step, _ in measured}
     query = select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps))
@@ -32,15 +33,10 @@ def add_metrics(session: Session, job_id: str, measured: Sequence[tuple[int, Map
         row = rows.get(step)
         if row is None:
             rows[step] = Metric(job_id=job_id, step=step, values=dict(values))
-        elif not _kinds(values) & _kinds(row.values):
+        elif values.keys().isdisjoint(row.values):
             row.values = {**row.values, **values}
     session.add_all(rows.values())
     session.flush()
-
-
-def _kinds(values: Mapping[str, Any]) -> set[bool]:
-    """Whether they are an evaluation's, training's, or both."""
-    return {name.startswith(EVALUATION) for name in values}
 
 
 def metric_rows(

@@ -64,5 +64,5 @@ def rollout_id(split: str, step: int, position: int) -> str:
 
 def rollout_place(rollout: str) -> tuple[str, int, int] | None:
     """Split, step and position of a rollout id."""
-    match = re.fullmatch(r"rollout-(train|validation)-(\d{1,15})-(\d{1,15})", rollout)
+    match = re.fullmatch(r"rollout-(train|validation|retention)-(\d{1,15})-(\d{1,15})", rollout)
     return (match[1], int(match[2]), int(match[3])) if match else None

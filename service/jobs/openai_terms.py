@@ -1,8 +1,9 @@
 """A method in OpenAI's terms, and back.
 
 Strict clients refuse a whole job for a grader type that their library does not know. A rule that is not one
-of OpenAI's is therefore answered as a `python` grader with all its own fields, its true type in `rule`; a
-job that is sent that way is understood.
+of OpenAI's is therefore answered as a `python` grader with all its own fields, its true type in `rule`. The
+same holds for a method: `training_free` is answered as `reinforcement`, with all its own settings under that
+name and its true type in `rule`. A job that is sent that way is understood.
 """
 
 from __future__ import annotations
@@ -10,35 +11,67 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OPENAI_TYPES = frozenset({"string_check"})
-"""Grader types whose fields are exactly OpenAI's."""
+OPENAI_TYPES = frozenset({"string_check", "text_similarity", "python", "score_model"})
+"""Grader types whose fields are OpenAI's; what is added beside them strict clients keep. `multi` is not one:
+they want one grader where its graders are."""
+
+
+TRAINING_FREE = "training_free"
 
 
 def in_openai_terms(method: Mapping[str, Any]) -> dict[str, Any]:
     """The method as strict clients can read it."""
-    if method.get("type") != "reinforcement":
+    kind = method.get("type")
+    if kind not in ("reinforcement", TRAINING_FREE):
         return dict(method)
-    settings = method["reinforcement"]
-    return {**method, "reinforcement": {**settings, "grader": _stand_in(settings["grader"])}}
+    settings = method[kind]
+    rule = {"rule": TRAINING_FREE} if kind == TRAINING_FREE else {}
+    return {
+        "type": "reinforcement",
+        **rule,
+        "reinforcement": {**settings, "grader": _stand_in(settings["grader"])},
+    }
 
 
 def _stand_in(grader: Mapping[str, Any]) -> dict[str, Any]:
     kind = grader["type"]
-    if kind in OPENAI_TYPES:
+    if kind in OPENAI_TYPES and not _has_plain_parts(grader):
         return dict(grader)
     source = f"# A rule of type {kind!r}, which the service runs itself; its fields are beside this one."
     return {**grader, "type": "python", "name": grader.get("name") or kind, "source": source, "rule": kind}
 
 
+def _has_plain_parts(grader: Mapping[str, Any]) -> bool:
+    """Whether a judge's message has a part of type `text`, which OpenAI's graders do not know."""
+    if grader["type"] != "score_model":
+        return False
+    contents = [message["content"] for message in grader["input"]]
+    parts = [part for content in contents for part in (content if isinstance(content, list) else [content])]
+    return any(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
+
+
 def from_openai_terms(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request whose grader is such a stand-in → the same with the rule itself."""
+    """A request whose method or grader is such a stand-in → the same with the rule itself."""
     method = body.get("method")
-    settings = method.get("reinforcement") if isinstance(method, Mapping) else None
+    if not isinstance(method, Mapping):
+        return dict(body)
+    return {**body, "method": _with_own_grader(_with_own_type(method))}
+
+
+def _with_own_type(method: Mapping[str, Any]) -> dict[str, Any]:
+    if method.get("type") != "reinforcement" or method.get("rule") != TRAINING_FREE:
+        return dict(method)
+    rest = {name: value for name, value in method.items() if name not in ("rule", "reinforcement")}
+    return {**rest, "type": TRAINING_FREE, TRAINING_FREE: method.get("reinforcement")}
+
+
+def _with_own_grader(method: dict[str, Any]) -> dict[str, Any]:
+    kind = "reinforcement" if method.get("type") == "reinforcement" else TRAINING_FREE
+    settings = method.get(kind)
     grader = settings.get("grader") if isinstance(settings, Mapping) else None
-    if not (isinstance(method, Mapping) and isinstance(settings, Mapping) and isinstance(grader, Mapping)):
-        return dict(body)
+    if not isinstance(settings, Mapping) or not isinstance(grader, Mapping):
+        return method
     if grader.get("type") != "python" or not isinstance(grader.get("rule"), str):
-        return dict(body)
+        return method
     own = {name: value for name, value in grader.items() if name not in ("rule", "source")}
-    rule = {**own, "type": grader["rule"]}
-    return {**body, "method": {**method, "reinforcement": {**settings, "grader": rule}}}
+    return {**method, kind: {**settings, "grader": {**own, "type": grader["rule"]}}}

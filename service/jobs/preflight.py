@@ -1,36 +1,36 @@
 """Everything that can be known to be wrong about a job before anything is queued.
 
-Model, files, every row, every template, the grader on trial completions, every row's length. Boundary:
-reads storage and the model's folder, writes nothing; memory and time are not estimated here.
+Model, files, every row, every template, graders on trial completions, every row's length, rows that come
+twice, what the deployment must offer. Boundary: reads storage, the operator's files and the model's folder,
+writes nothing; memory and time are not estimated here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
-from grpo_engine.config import Method, Reinforcement, Supervised, hyperparameters_of
-from grpo_engine.graders import Grader
+from grpo_engine.config import Method
 from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import InvalidRequest
 from service.jobs import repository
-from service.jobs.dataset import Kind, Problem, Problems, Row, read_rows
-from service.jobs.grader_trial import try_grader
-from service.jobs.lengths import LengthCheck
+from service.jobs.capabilities import announced, check_capabilities
+from service.jobs.dataset import Problem, Problems
+from service.jobs.duplicates import DuplicateCheck
+from service.jobs.file_checks import FileCheck
+from service.jobs.grader_checks import check_grader, check_speakers
 from service.jobs.lineage import with_adapter_shape
-from service.jobs.method_checks import check_method
+from service.jobs.method_checks import check_method, check_tools
+from service.jobs.method_parts import datasets_of, graders_of, reads_rows, settings_of
 from service.jobs.schemas import JobCreate
-from service.models import File
 from service.settings import Settings
-from service.storage import ObjectMissing, Storage
+from service.storage import Storage
 from service.tokens import ModelText, ModelTextError, load_model_text
 
 _method: TypeAdapter[Method] = TypeAdapter(Method)
 
-TRIAL_ROWS = 3
 SHOWN_PROBLEMS = 10
 
 
@@ -38,7 +38,7 @@ SHOWN_PROBLEMS = 10
 class Report:
     """What preflight found; a job may be queued where `problems` is empty."""
 
-    method: Reinforcement | Supervised
+    method: Method
     """Expanded: what a queued job will run with."""
     problems: Problems = field(default_factory=Problems)
     warnings: list[dict[str, str]] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def total_steps(self) -> int:
-        return hyperparameters_of(self.method).total_steps(max(1, self.num_training_rows))
+        return settings_of(self.method).hyperparameters.total_steps(max(1, self.num_training_rows))
 
 
 class InvalidJob(InvalidRequest):
@@ -86,23 +86,43 @@ class Preflight:
         """All problems of a request, up to a hundred. Raises nothing for what a user may have got wrong."""
         report = Report(job.method)
         _warn_of_unused(job, report)
+        uses = datasets_of(job, job.method)
         with self.database.reading() as session:
             base = repository.base_model_name(session, tenant, job.model)
-            files = repository.files_by_id(session, tenant, [job.training_file, job.validation_file])
+            files = repository.files_by_id(session, tenant, [use.file_id for use in uses])
             parent = repository.resolve_model(session, tenant, job.model)
+            hosts = announced(session, self.settings.pool)
         earlier = None if parent is None else _method.validate_python(parent.job.method)
         report.method = with_adapter_shape(job.method, earlier, report.problems)
-        check_method(job.method, report.problems, report.warn)
+        check_method(job.method, job.validation_file is not None, report.problems, report.warn)
         entry = self.catalog.find(base) if base else None
         if entry is None:
             reason = f"{job.model!r} is neither in the model catalogue nor one of your fine-tuned models"
             report.problems.add("model", reason, code="model_not_found")
         text = self._model_text(entry, report) if entry else None
-        check = _FileCheck(self, report, entry, text)
-        report.num_training_rows = check.rows_of("training_file", job.training_file, files)
-        if job.validation_file is not None:
-            report.num_validation_rows = check.rows_of("validation_file", job.validation_file, files)
+        check_tools(job.method, text, report.warn)
+        check_capabilities(job.method, hosts, self.settings, report.problems)
+        for where, grader in graders_of(job.method):
+            check_grader(where, grader, self.catalog, report.problems)
+        check_speakers(job.method, report.problems)
+        check = self._file_check(report, entry, text)
+        counts = {use.param: check.num_rows(use, files.get(use.file_id)) for use in uses}
+        report.num_training_rows = counts["training_file"]
+        report.num_validation_rows = counts.get("validation_file", 0)
         return report
+
+    def _file_check(self, report: Report, entry: CatalogEntry | None, text: ModelText | None) -> FileCheck:
+        limits = [text.context_tokens if text else None, entry.max_context_tokens if entry else None]
+        return FileCheck(
+            storage=self.storage,
+            settings=self.settings,
+            method=report.method,
+            text=text if reads_rows(report.method) else None,
+            context_tokens=min((limit for limit in limits if limit is not None), default=None),
+            problems=report.problems,
+            warn=report.warn,
+            duplicates=DuplicateCheck(report.warn),
+        )
 
     def _model_text(self, entry: CatalogEntry, report: Report) -> ModelText | None:
         if entry.folder is None:
@@ -114,75 +134,6 @@ class Preflight:
         except ModelTextError as error:
             report.warn("lengths_unchecked", f"The lengths of the rows were not checked: {error}.")
             return None
-
-
-@dataclass(frozen=True)
-class _FileCheck:
-    """The checks of one request's files."""
-
-    places: Preflight
-    report: Report
-    entry: CatalogEntry | None
-    text: ModelText | None
-
-    def rows_of(self, param: str, file_id: str, files: dict[str, File]) -> int:
-        """Number of usable rows of a file; what is wrong with it goes to the report."""
-        problems, file = self.report.problems, files.get(file_id)
-        if file is None:
-            problems.add(param, f"there is no file {file_id}", code="file_not_found")
-            return 0
-        if file.purpose != "fine-tune":
-            reason = f"{file_id} has the purpose {file.purpose!r}, not 'fine-tune'"
-            problems.add(param, reason, code="invalid_file_purpose")
-            return 0
-        try:
-            return self._count_checked(param, self.places.storage.lines(file.storage_key))
-        except ObjectMissing:
-            problems.add(param, f"the content of {file_id} is no longer stored", code="file_not_found")
-            return 0
-
-    def _count_checked(self, param: str, lines: Iterable[bytes]) -> int:
-        kind: Kind = "reinforcement" if isinstance(self.report.method, Reinforcement) else "supervised"
-        rows: Iterable[Row] = read_rows(
-            lines,
-            file=param,
-            kind=kind,
-            max_rows=self.places.settings.max_rows,
-            problems=self.report.problems,
-        )
-        if self.text is not None:
-            limits = [self.text.context_tokens, self.entry.max_context_tokens if self.entry else None]
-            context_tokens = min((limit for limit in limits if limit is not None), default=None)
-            check = LengthCheck(self.text, self.report.method, context_tokens, param, self.report.problems)
-            rows = check.watch(rows)
-        rows = self._graded(rows, param)
-        return sum(1 for _ in rows)
-
-    def _graded(self, rows: Iterable[Row], param: str) -> Iterator[Row]:
-        """The same rows, after the grader's templates were resolved and its trial was run on them."""
-        if not isinstance(self.report.method, Reinforcement):
-            yield from rows
-            return
-        grader, iterator = self.report.method.reinforcement.grader, iter(rows)
-        trial: list[Row] = []
-        for row in iterator:
-            if self._is_gradable(row, f"{param}[{row.line}]", grader) and len(trial) < TRIAL_ROWS:
-                trial.append(row)
-            yield row
-        if param == "training_file":
-            try_grader(grader, trial, self.report.problems, self.report.warn)
-
-    def _is_gradable(self, row: Row, place: str, grader: Grader) -> bool:
-        """Whether the grader can score some completion of this row; if not, why goes to the report."""
-        problems = self.report.problems
-        paths = grader.unresolved(row.item)
-        for path in paths:
-            where = f"{place}.{path.removeprefix('item.')}"
-            problems.add(where, f"the grader's {{{{{path}}}}} does not resolve in this row")
-        sentences = [] if paths else grader.problems(row.item)
-        for sentence in sentences:
-            problems.add(place, f"the grader can score nothing here: {sentence}")
-        return not paths and not sentences
 
 
 def _warn_of_unused(job: JobCreate, report: Report) -> None:

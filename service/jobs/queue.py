@@ -8,6 +8,7 @@ it moves, so that the choice of the next state and the UPDATE see the same row: 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, func, select, update
@@ -15,6 +16,7 @@ from sqlalchemy.orm import Session, aliased
 
 from service.clock import db_now
 from service.jobs import history
+from service.jobs.capabilities import satisfied_by
 from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
 
@@ -34,13 +36,24 @@ class WrongState(Exception):
         self.current = current
 
 
-def claim(session: Session, *, pool: str, worker: str, lease_seconds: float) -> Job | None:
-    """Take the best eligible job: running, under a new fence and a lease. None: nothing to do."""
+def claim(
+    session: Session,
+    *,
+    pool: str,
+    worker: str,
+    lease_seconds: float,
+    capabilities: Collection[str] = (),
+) -> Job | None:
+    """Take the best eligible job: running, under a new fence and a lease. None: nothing to do.
+
+    A job that needs what is not among the worker's `capabilities` is left for others.
+    """
     candidate = aliased(Job)
     best = (
         select(candidate.id)
         .where(candidate.state == JobState.QUEUED.value, candidate.pool == pool)
         .where(candidate.not_before <= db_now())
+        .where(candidate.required_capabilities.in_(satisfied_by(capabilities)))
         .order_by(candidate.priority.desc(), candidate.created_at)
         .limit(1)
         .with_for_update(skip_locked=True)

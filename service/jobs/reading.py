@@ -1,4 +1,4 @@
-"""Jobs as their answers, with the three queries that all jobs of a page share."""
+"""Jobs as their answers, with the four queries that all jobs of a page share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,18 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job]) -> list[JobRea
     results: dict[str, list[tuple[Artifact, File]]] = {job.id: [] for job in jobs}
     for artifact, file in repository.artifacts_of(session, tenant, list(results)):
         results[artifact.job_id].append((artifact, file))
+    best = repository.best_checkpoints(session, tenant, jobs)
     now = repository.now(session)
-    return [job_read(job, position=positions.get(job.id), results=results[job.id], now=now) for job in jobs]
+    return [
+        job_read(
+            job,
+            position=positions.get(job.id),
+            results=results[job.id],
+            now=now,
+            best_checkpoint=best.get(job.id),
+        )
+        for job in jobs
+    ]
 
 
 def require_job(session: Session, tenant: str, job_id: str) -> Job:

@@ -14,8 +14,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from grpo_engine import events as engine
-from service.jobs import history
-from service.jobs.metrics import EVALUATION, add_metrics
+from service.jobs import evaluations, history
+from service.jobs.metrics import add_metrics
 from service.jobs.queue import QUIET, holds
 from service.jobs.states import JobState
 from service.models import Base, Job, Rollout
@@ -77,7 +77,7 @@ def rollout_rows(job_id: str, events: Sequence[engine.Event]) -> list[tuple[int,
                 "step": event.step,
                 "position": position,
                 "has_signal": group.has_signal,
-                "data": clean(group.model_dump(mode="json")),
+                "data": clean(group.model_dump(mode="json") | ({"set": event.name} if event.name else {})),
             },
         )
         for event in events
@@ -103,6 +103,13 @@ def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]])
     for start in range(0, len(rows), BATCH_ROWS):
         statement: Insert = dialect.insert(table).on_conflict_do_nothing()
         session.execute(statement, rows[start : start + BATCH_ROWS])
+
+
+SKIPPED: dict[engine.SkipReason, str] = {
+    "no_signal": "no group had two different rewards",
+    "all_masked": "every completion was cut, and cut ones are masked",
+    "nothing_to_distil": "no attempt failed with something to tell about it",
+}
 
 
 class _Batch:
@@ -153,7 +160,7 @@ class _Batch:
         self.metrics.append((event.step, event.metrics))
         data = self._numbers(event.step, event.metrics, TRAINING_NAMES)
         if isinstance(event, engine.StepSkipped):
-            text = f"Step {event.step}/{self.total_steps} skipped: no group had two different rewards."
+            text = f"Step {event.step}/{self.total_steps} skipped: {SKIPPED[event.reason]}."
             self._tell("metrics", text, data | {"skipped": event.reason}, level="warn")
         else:
             text = f"Step {event.step}/{self.total_steps}: {_headline(event.metrics)}"
@@ -164,23 +171,30 @@ class _Batch:
         return {"step": step, "total_steps": self.total_steps, **metrics, **openai}
 
     def _evaluated(self, event: engine.Evaluated) -> None:
-        """The first evaluation of a step counts: a resumed engine repeats those since its checkpoint."""
-        found = {"step": event.step, **event.metrics}
         known = self.values.get("evaluation", self.job.evaluation)
-        if known and event.step <= known["last"]["step"]:
+        changed = evaluations.with_event(known, event)
+        if changed is None:
             return
-        best = max(known.get("best", found), found, key=_quality)
-        self.values["evaluation"] = {"baseline": known.get("baseline", found), "best": best, "last": found}
-        prefixed = {f"{EVALUATION}{name}": value for name, value in event.metrics.items()}
-        if event.step:  # steps count from 1; what was before them is the baseline above
+        self.values["evaluation"] = changed
+        prefixed = evaluations.metrics(event)
+        if event.step:  # steps count from 1; what was before them is the baseline
             self.metrics.append((event.step, prefixed))
-        openai = {theirs: event.metrics[ours] for ours, theirs in EVALUATION_NAMES.items() if ours in found}
-        data = {"step": event.step, "total_steps": self.total_steps, **prefixed, **openai}
-        self._tell("metrics", f"Evaluation after step {event.step}: {_headline(event.metrics)}", data)
+        data = {"step": event.step, "total_steps": self.total_steps, **prefixed}
+        shown = _headline(event.metrics) + (f"; {event.verdict.text}" if event.verdict else "")
+        if event.name == engine.VALIDATION:
+            names = EVALUATION_NAMES.items()
+            data |= {theirs: event.metrics[ours] for ours, theirs in names if ours in event.metrics}
+            self._tell("metrics", f"Evaluation after step {event.step}: {shown}", data)
+        else:
+            self._tell("message", f"Retention set {event.name} after step {event.step}: {shown}", data)
+        if (conclusion := evaluations.conclusion(event)) is not None:
+            self._tell("message", *conclusion)
 
     def _warned(self, event: engine.Warned) -> None:
         warning = clean({"code": event.code, "message": event.message})
         known = self.values.get("warnings", self.job.warnings)
+        if event.step is not None and warning in known:
+            return  # a resumed engine repeats the steps since its checkpoint
         if warning not in known and len(known) < MAX_WARNINGS:
             self.values["warnings"] = [*known, warning]
         self._tell("message", event.message, {"code": event.code}, level="warn")
@@ -189,11 +203,6 @@ class _Batch:
 def _headline(metrics: dict[str, float]) -> str:
     shown = [f"{name}={metrics[name]:.4g}" for name in ("reward", "kl", "loss") if name in metrics]
     return ", ".join(shown) or "done"
-
-
-def _quality(evaluation: dict[str, Any]) -> float:
-    """Higher is better: the reward, or the loss turned round where there is no reward."""
-    return float(evaluation["reward"]) if "reward" in evaluation else -float(evaluation.get("loss", 0.0))
 
 
 def clean(value: Any) -> Any:

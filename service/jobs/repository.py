@@ -26,13 +26,16 @@ MAX_LINEAGE = 100
 _ENDED = [state.value for state in TERMINAL]
 
 
+WeightsKind = Literal["adapter", "model", "experiences"]
+
+
 @dataclass(frozen=True)
 class ModelWeights:
     """What a fine-tuned model's name stands for: a job's result, or one of its checkpoints."""
 
     job: Job
-    kind: Literal["adapter", "model"]
-    """`model`: whole weights."""
+    kind: WeightsKind
+    """`model`: whole weights; `experiences`: none, but the library of a training-free job."""
     storage_key: str
     """Of the tar.gz."""
     sha256: str
@@ -71,9 +74,8 @@ def resolve_model(session: Session, tenant: str, name: str) -> ModelWeights | No
     pairs = [] if job is None else artifacts_of(session, tenant, [job.id])
     for artifact, file in pairs:
         if job is not None and artifact.kind != "metrics":
-            kind: Literal["adapter", "model"] = "model" if artifact.kind == "model" else "adapter"
             created_at = job.finished_at or job.created_at
-            return ModelWeights(job, kind, file.storage_key, file.sha256, created_at)
+            return ModelWeights(job, _kind_of(job), file.storage_key, file.sha256, created_at)
     return None
 
 
@@ -86,11 +88,15 @@ def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: in
     point = session.scalar(found)
     if point is None:
         return None
-    settings = job.method[job.method["type"]]
-    kind: Literal["adapter", "model"] = (
-        "model" if settings["hyperparameters"]["lora"] == "full" else "adapter"
-    )
-    return ModelWeights(job, kind, point.adapter_key, point.adapter_sha256, point.created_at)
+    return ModelWeights(job, _kind_of(job), point.adapter_key, point.adapter_sha256, point.created_at)
+
+
+def _kind_of(job: Job) -> WeightsKind:
+    """What a job makes."""
+    if job.method["type"] == "training_free":
+        return "experiences"
+    is_whole = job.method[job.method["type"]]["hyperparameters"]["lora"] == "full"
+    return "model" if is_whole else "adapter"
 
 
 def base_model_name(session: Session, tenant: str, model: str) -> str | None:
@@ -239,6 +245,15 @@ def checkpoints_of(
     if before_step is not None:
         query = query.where(Checkpoint.step < before_step)
     return list(session.scalars(query.order_by(Checkpoint.step.desc()).limit(limit)))
+
+
+def best_checkpoints(session: Session, tenant: str, jobs: Sequence[Job]) -> dict[str, str]:
+    """Job → id of the checkpoint of its best evaluated step, where there is one."""
+    steps = {job.id: job.evaluation.get("best", {}).get("step") for job in jobs}
+    wanted = [(job_id, step) for job_id, step in steps.items() if step]
+    query = select(Checkpoint.job_id, Checkpoint.id).join(Job, Job.id == Checkpoint.job_id)
+    query = query.where(tuple_(Checkpoint.job_id, Checkpoint.step).in_(wanted), Job.tenant == tenant)
+    return dict(session.execute(query).all()) if wanted else {}
 
 
 def find_checkpoint(session: Session, tenant: str, checkpoint_id: str) -> Checkpoint | None:

@@ -31,8 +31,10 @@ class RolloutRead(BaseModel):
     id: str
     step: int
     split: str
+    set: str | None = None
+    """Name of the retention set, where `split` is retention."""
     position: int
-    """Of the prompt in its step, from 0."""
+    """Of the prompt in its step and split, from 0."""
     has_signal: bool
     row: int
     """Of the prompt in the dataset, from 0."""
@@ -73,6 +75,7 @@ def rollout_read(row: Rollout) -> RolloutRead:
         id=names.rollout_id(row.split, row.step, row.position),
         step=row.step,
         split=row.split,
+        set=row.data.get("set"),
         position=row.position,
         has_signal=row.has_signal,
         row=row.data["row"],

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from grpo_engine.config import Method
 from service.jobs.openai_terms import from_openai_terms
@@ -83,9 +91,23 @@ class ProgressRead(BaseModel):
 
 
 class EvalRead(BaseModel):
+    """Each evaluation as `{step, reward, …}`; `verdict` and `retention` are there once there is something."""
+
     baseline: dict[str, Any] | None = None
+    """Before step 1."""
     best: dict[str, Any] | None = None
+    """By held-out reward; `checkpoint` is its id where one is kept."""
     last: dict[str, Any] | None = None
+    verdict: dict[str, Any] | None = None
+    """`last` against `baseline`, row by row: {text, difference, low, high, rows}."""
+    retention: dict[str, dict[str, Any]] | None = None
+    """Retention set → its baseline, last and verdict."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        always = {"baseline", "best", "last"}
+        shown: dict[str, Any] = handler(self)
+        return {name: value for name, value in shown.items() if value is not None or name in always}
 
 
 class ArtifactRead(BaseModel):
@@ -152,6 +174,8 @@ class CheckpointRead(BaseModel):
     fine_tuning_job_id: str
     fine_tuned_model_checkpoint: str
     step_number: int
+    is_best: bool
+    """Its policy is the best of all evaluated ones."""
     metrics: dict[str, Any]
     bytes: int
     sha256: str

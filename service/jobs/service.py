@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast, get_args
 
 from sqlalchemy.orm import Session
 
@@ -93,7 +94,12 @@ class Jobs:
     def weights(
         self, tenant: str, job_id: str, *, which: adapters.Which, checkpoint: str | None
     ) -> adapters.Weights:
-        """What to download of a job: a checkpoint's adapter where one is named, else the job's."""
+        """What to download of a job: a checkpoint's adapter where one is named, else the job's.
+
+        `checkpoint` is an id, or like `which` the word "final" or "best".
+        """
+        if checkpoint in get_args(adapters.Which):
+            which, checkpoint = cast(adapters.Which, checkpoint), None
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
             if checkpoint is None:

@@ -3,6 +3,7 @@
     POST ─► queued ──claim──► running ──finish──► succeeded | failed
               ▲  ▲               │ │ └─cancel──► cancelling ──► cancelled
               │  │               │ └──pause──► pausing ──► paused ──resume──► queued
+              │  │               ├─── a guard of the job ────► paused
               │  └─ release (drain) ┘
               └──── lease expired, engine died (backoff); too often without a checkpoint → failed
 
@@ -34,6 +35,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
             JobState.QUEUED,
             JobState.CANCELLING,
             JobState.PAUSING,
+            JobState.PAUSED,
             JobState.SUCCEEDED,
             JobState.FAILED,
         }

@@ -21,13 +21,18 @@ from service.jobs.schemas import (
 from service.jobs.states import HELD, PUBLIC, JobState
 from service.models import Artifact, Checkpoint, File, Job, JobEvent
 
-_RESULT_ORDER = ("metrics", "adapter", "model")
+_RESULT_ORDER = ("metrics", "adapter", "model", "experiences")
 
 
 def job_read(
-    job: Job, *, position: int | None, results: Sequence[tuple[Artifact, File]], now: float
+    job: Job,
+    *,
+    position: int | None,
+    results: Sequence[tuple[Artifact, File]],
+    now: float,
+    best_checkpoint: str | None = None,
 ) -> JobRead:
-    """The whole answer. `now`: the database's clock, Unix seconds."""
+    """The whole answer. `now`: the database's clock, Unix seconds; `best_checkpoint`: its id."""
     state = JobState(job.state)
     seconds = seconds_remaining(job, now)
     ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
@@ -58,7 +63,7 @@ def job_read(
         phase=_phase(job),
         attempt=job.attempt,
         warnings=job.warnings,
-        eval=EvalRead(**{name: job.evaluation.get(name) for name in ("baseline", "best", "last")}),
+        eval=_evaluation(job, best_checkpoint),
         artifacts=[_artifact(artifact, file) for artifact, file in ordered],
         resources=job.resources,
     )
@@ -83,6 +88,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job) -> CheckpointRead:
         fine_tuning_job_id=job.id,
         fine_tuned_model_checkpoint=names.checkpoint_model(names.model_of(job), checkpoint.step),
         step_number=checkpoint.step,
+        is_best=checkpoint.step == job.evaluation.get("best", {}).get("step"),
         metrics={"step": checkpoint.step, **checkpoint.metrics},
         bytes=checkpoint.adapter_bytes,
         sha256=checkpoint.adapter_sha256,
@@ -95,6 +101,13 @@ def seconds_remaining(job: Job, now: float) -> float | None:
         return None
     rate = (now - job.started_at) / job.step
     return round(max(0.0, rate * (job.total_steps - job.step)), 1)
+
+
+def _evaluation(job: Job, best_checkpoint: str | None) -> EvalRead:
+    known = EvalRead(**{name: job.evaluation.get(name) for name in EvalRead.model_fields})
+    if known.best is None:
+        return known
+    return known.model_copy(update={"best": {**known.best, "checkpoint": best_checkpoint}})
 
 
 def _seconds(time: float | None) -> int | None:

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from examples.tiny_model import make_tokenizer
 from grpo_engine.config import Lora, ModelSource, SupervisedHyperparameters
 from grpo_engine.errors import ModelError
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.policy import Policy, load_policy
 from grpo_engine.sampler.base import Sampling
 from grpo_engine.sampler.torch_sampler import TorchSampler
 from grpo_engine.types import Group, Prompt
+from tests.engine.injection import trained_batch
 
 SIZES = {
     "hidden_size": 32,
@@ -76,8 +76,7 @@ def test_what_is_sampled_is_what_is_trained(kind: str, tmp_path: Path) -> None:
     policy = policy_of(kind, tmp_path)
     assert policy.shares_prompts == KINDS[kind][0]
     for group in sample(policy):
-        sequences = tuple(TrainingSequence(c.token_ids, c.logprobs, 1.0, 1.0) for c in group.completions)
-        batch = next(pack([TrainingGroup(group.prompt.token_ids, sequences)], 1000, torch.device("cpu")))
+        batch = trained_batch(group)
         logprobs, _ = policy.logprobs(batch)
         logprobs.sum().backward()
         assert float((logprobs.detach() - batch.sampled_logprobs_N).abs().max()) < 1e-4
@@ -103,8 +102,7 @@ def test_an_adapter_on_tied_embeddings_is_sampled_as_it_is_trained(target: str, 
     lora = Lora(rank=4, target_modules=(target, "q_proj"))
     policy = policy_of("Qwen2Config", tmp_path, lora, tie_word_embeddings=True)
     for group in sample(policy):
-        sequences = tuple(TrainingSequence(c.token_ids, c.logprobs, 1.0, 1.0) for c in group.completions)
-        batch = next(pack([TrainingGroup(group.prompt.token_ids, sequences)], 1000, torch.device("cpu")))
+        batch = trained_batch(group)
         with torch.no_grad():
             logprobs, _ = policy.logprobs(batch)
         assert float((logprobs - batch.sampled_logprobs_N).abs().max()) < 1e-4

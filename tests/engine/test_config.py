@@ -53,9 +53,36 @@ def test_a_recipe_fills_in_only_what_the_job_does_not_say() -> None:
     assert (parse(recipe="dr_grpo").advantage, parse(recipe="dr_grpo").beta) == ("mean_only", 0.0)
 
 
+RECIPES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("grpo", {"loss_type": "grpo", "advantage": "group_std", "beta": 0.04}),
+        ("dr_grpo", {"loss_type": "dr_grpo", "advantage": "mean_only", "beta": 0.0}),
+        ("dapo", {"loss_type": "dapo", "dynamic_sampling": 3, "mask_truncated_completions": True}),
+        ("gspo", {"loss_type": "gspo", "epsilon_low": 3e-4, "epsilon_high": 4e-4}),
+        ("cispo", {"loss_type": "cispo", "epsilon_high": 5.0}),
+        ("sapo", {"sapo_temperature_positive": 1.0, "sapo_temperature_negative": 1.05}),
+        ("rloo", {"loss_type": "reinforce", "advantage": "leave_one_out", "kl_placement": "reward"}),
+        ("reinforce_plus_plus", {"advantage": "reinforce_plus_plus", "kl_estimator": "k2"}),
+    ],
+)
+def test_a_recipe_expands_to_a_visible_configuration(recipe: str, expected: dict[str, Any]) -> None:
+    assert parse(recipe=recipe).model_dump().items() >= expected.items()
+
+
+@pytest.mark.parametrize(("loss_type", "high"), [("gspo", 4e-4), ("cispo", 5.0), ("dapo", 0.2)])
+def test_a_loss_brings_its_own_clip_range_unless_the_job_states_one(loss_type: str, high: float) -> None:
+    assert parse(loss_type=loss_type).epsilon_high == high
+    assert parse(loss_type=loss_type, epsilon_high=2.0).epsilon_high == 2.0
+
+
 @pytest.mark.parametrize(
     "fields",
     [
+        *({"recipe": recipe} for recipe in RECIPES),
         {},
         {"recipe": "dapo", "learning_rate_multiplier": 2, "compute_multiplier": 2},
         {"epsilon": 0.3, "batch_size": 16, "lora": "full"},
@@ -87,10 +114,24 @@ def test_openais_multipliers_scale_our_defaults() -> None:
         {"batch_size": 4, "prompts_per_step": 8},
         {"n_epochs": 2, "n_steps": 10},
         {"learning_rate": 1e-3, "learning_rate_multiplier": 2},
+        {"loss_type": "luspo"},
+        {"recipe": "nope"},
+        {"delta": 1.0},
+        {"top_entropy_quantile": 0.0},
+        {"beta": 0.0, "kl_target": 0.1},
+        {"max_completion_tokens": 8, "overlong_buffer_tokens": 9},
+        {"self_distillation": {"alone": True}},
+        {"self_distillation": {"template": "no placeholders"}},
     ],
 )
 def test_what_cannot_be_run_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
+        parse(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_k": 5}])
+def test_a_truncated_support_is_refused_with_the_reason(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="biases every ratio"):
         parse(**fields)
 
 

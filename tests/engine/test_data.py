@@ -1,4 +1,4 @@
-"""Rows as tokens: refusals name the row, the date is the job's, the order is the seed's."""
+"""Rows as tokens: refusals name the row, the date is the job's."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.data import PromptSource, RowReader, read_rows
+from grpo_engine.data import RowReader, read_rows
 from grpo_engine.errors import DatasetError
 from grpo_engine.policy import Policy
-from grpo_engine.types import Prompt
 from tests.engine.conftest import sum_rows
 
 
@@ -47,20 +46,3 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"a": 1}\nnot json\n')
     with pytest.raises(DatasetError, match=r"rows.jsonl line 2 is not JSON"):
         read_rows(tmp_path / "rows.jsonl")
-
-
-def source(seed: int) -> PromptSource:
-    return PromptSource([Prompt(row, "", (1,), {}) for row in range(5)], 2, seed)
-
-
-def test_every_epoch_holds_each_row_once_in_another_order() -> None:
-    rows = [prompt.row for step in range(1, 6) for prompt in source(1).batch(step)]
-    assert sorted(rows[:5]) == sorted(rows[5:]) == [0, 1, 2, 3, 4]
-    assert rows[:5] != rows[5:]
-
-
-def test_a_steps_rows_depend_on_seed_and_step_alone() -> None:
-    forwards = source(3)
-    one_after_another = [forwards.batch(step) for step in range(1, 9)]
-    assert source(3).batch(8) == one_after_another[7]
-    assert [source(4).batch(step) for step in range(1, 9)] != one_after_another

@@ -69,10 +69,10 @@ def test_out_of_memory_repeats_the_step_in_smaller_pieces_with_the_same_result(
     whole = trained(config, tmp_path / "whole")
     run = Policy.logprobs
 
-    def small_device(self: Policy, batch: PackedBatch, temperature: float = 1.0) -> Any:
+    def small_device(self: Policy, batch: PackedBatch, *arguments: Any, **options: Any) -> Any:
         if batch.input_ids.shape[1] > 100:
             raise torch.OutOfMemoryError("too large")
-        return run(self, batch, temperature)
+        return run(self, batch, *arguments, **options)
 
     monkeypatch.setattr(Policy, "logprobs", small_device)
     trainer = build_trainer(cut(config, token_budget=512), tmp_path / "small")
@@ -87,7 +87,7 @@ def test_a_step_that_fits_in_no_piece_fails_as_out_of_memory(
 ) -> None:
     trainer = build_trainer(make_config(), tmp_path)
 
-    def no_memory(self: Policy, batch: PackedBatch, temperature: float = 1.0) -> Any:
+    def no_memory(self: Policy, *arguments: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("far too large")
 
     monkeypatch.setattr(Policy, "logprobs", no_memory)

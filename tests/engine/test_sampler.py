@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.policy import Policy
 from grpo_engine.records import FinishReason
 from grpo_engine.sampler.base import Sampling, uniforms
@@ -16,6 +16,7 @@ from grpo_engine.sampler.decoding import CacheDecoder, PlainDecoder, SharedDecod
 from grpo_engine.sampler.torch_sampler import TorchSampler, choose
 from grpo_engine.types import Group, Prompt
 from tests.engine.conftest import FAMILIES
+from tests.engine.injection import trained_batch
 
 PROMPTS = [
     Prompt(row, str(row), tuple(6 + (row * 5 + i) % 60 for i in range(length)), {})
@@ -74,8 +75,7 @@ def test_sampled_log_probabilities_are_those_of_the_trained_policy(
 ) -> None:
     policy = make_policy(family)
     for group in TorchSampler(policy, 64).generate(PROMPTS, 4, SAMPLING):
-        sequences = tuple(TrainingSequence(c.token_ids, c.logprobs, 1.0, 1.0) for c in group.completions)
-        batch = next(pack([TrainingGroup(group.prompt.token_ids, sequences)], 1000, torch.device("cpu")))
+        batch = trained_batch(group)
         with torch.no_grad():
             logprobs, _ = policy.logprobs(batch, SAMPLING.temperature)
         assert float((logprobs - batch.sampled_logprobs_N).abs().max()) < 1e-4
@@ -143,3 +143,46 @@ def test_a_low_temperature_sharpens_the_reported_log_probability() -> None:
     logits = torch.tensor([[1.0, 0.0]])
     _, logprob = choose(logits, torch.tensor([0.0]), 0.5)
     assert logprob.item() == pytest.approx(float((logits / 0.5).log_softmax(-1)[0, 0]))
+
+
+def test_a_completion_ends_after_its_first_stop_string_and_keeps_it(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    sampling = Sampling(max_tokens=30, seed=3, stop=("a", "7", "Qz"))
+    completions = [c for g in TorchSampler(policy, 64).generate(PROMPTS, 16, sampling) for c in g.completions]
+    ended = [c for c in completions if any(text in c.text for text in sampling.stop)]
+    assert len(ended) > 10
+    for each in ended:
+        assert each.finish_reason is FinishReason.STOP
+        assert any(each.text.endswith(text) for text in sampling.stop)
+        assert not any(text in each.text[:-1] for text in ("a", "7"))
+        assert policy.decode(each.token_ids) == each.text
+        assert len(each.token_ids) == len(each.logprobs)
+
+
+def test_stop_strings_change_nothing_before_them(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    free = TorchSampler(policy, 64).generate(PROMPTS, 8, SAMPLING)
+    stopped = TorchSampler(policy, 64).generate(PROMPTS, 8, replace(SAMPLING, stop=("a", "7")))
+    for left, right in zip(free, stopped, strict=True):
+        for whole, part in zip(left.completions, right.completions, strict=True):
+            assert whole.token_ids[: len(part.token_ids)] == part.token_ids
+
+
+def test_every_group_is_told_once_as_soon_as_it_is_whole(make_policy: Callable[..., Policy]) -> None:
+    told: dict[int, Group] = {}
+    sampler = TorchSampler(make_policy(), sample_budget=8)
+    groups = sampler.generate(PROMPTS, 4, SAMPLING, lambda place, group: told.update({place: group}))
+    assert [told[place] for place in range(len(PROMPTS))] == groups
+    assert [group.prompt for group in groups] == PROMPTS
+
+
+def test_further_prompts_of_a_step_draw_other_tokens(make_policy: Callable[..., Policy]) -> None:
+    sampler = TorchSampler(make_policy(), 64)
+    again = sampler.generate(PROMPTS[:1], 8, SAMPLING)
+    later = sampler.generate(PROMPTS[:1], 8, SAMPLING.starting_at(4))
+    assert tokens(again) == tokens(sampler.generate(PROMPTS[:1], 8, SAMPLING.starting_at(0)))
+    assert tokens(again) != tokens(later)
+    together = sampler.generate([*PROMPTS, PROMPTS[0]], 8, SAMPLING)
+    assert tokens(together)[4:] == tokens(later)

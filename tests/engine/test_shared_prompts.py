@@ -21,7 +21,9 @@ def batch_of(*shapes: tuple[int, tuple[int, ...]]) -> PackedBatch:
         return tuple(torch.randint(6, 60, (count,), generator=generator).tolist())
 
     groups = [
-        TrainingGroup(tokens(p), tuple(TrainingSequence(tokens(n), (0.0,) * n, 1.0, 1.0) for n in lengths))
+        TrainingGroup(
+            tokens(p), tuple(TrainingSequence(tokens(n), (0.0,) * n, (1.0,) * n, 1.0) for n in lengths)
+        )
         for p, lengths in shapes
     ]
     return next(pack(groups, 10_000, torch.device("cpu")))

@@ -38,11 +38,10 @@ def steps(events: list[BaseEvent]) -> list[dict[str, float]]:
     return [event.metrics for event in events if isinstance(event, StepFinished)]
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_three_steps_do_not_depend_on_how_they_are_cut(
-    make_config: Callable[..., RunConfig], tmp_path: Path, loss_type: str
+def test_three_sampled_steps_do_not_depend_on_how_they_are_cut(
+    make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    config = make_config(loss_type=loss_type, beta=0.1, learning_rate=3e-4)
+    config = make_config(beta=0.1, learning_rate=3e-4)
     found = [
         parameters_of(trained(cut(config, **runtime), tmp_path / str(index)))
         for index, runtime in enumerate(CUTS)

@@ -43,7 +43,7 @@ def post(client: TestClient, body: dict[str, Any], **headers: str) -> Any:
 
 
 def test_a_created_job_is_queued_with_its_whole_configuration(client: TestClient) -> None:
-    file_id = upload(client, jsonl(*[row()] * 20))
+    file_id = upload(client, jsonl(*(row(f"What is {n}+0?", str(n)) for n in range(20))))
     job = create(client, file_id, suffix="demo", seed=7, metadata={"team": "a"})
     assert job["id"].startswith("ftjob-")
     assert (job["object"], job["status"], job["phase"]) == ("fine_tuning.job", "queued", "queued")

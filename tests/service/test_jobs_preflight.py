@@ -222,9 +222,10 @@ def validated(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_validate_tells_all_without_queueing(client: TestClient, database: Database) -> None:
-    file_id = upload(client, jsonl(row(), row()))
+    file_id = upload(client, jsonl(row(), row("What is 3+3?", "6")))
+    held_out = upload(client, jsonl(row("What is 4+4?", "8"), row("What is 5+5?", "10")))
     method = reinforcement(prompts_per_step=1, n_epochs=3)
-    report = validated(client, request(file_id, validation_file=file_id, method=method))
+    report = validated(client, request(file_id, validation_file=held_out, method=method))
     assert report["object"] == "fine_tuning.job.validation"
     assert (report["valid"], report["problems"], report["warnings"]) == (True, [], [])
     assert report["rows"] == {"training": 2, "validation": 2}

@@ -8,15 +8,19 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
+from openai.types.fine_tuning.fine_tuning_job import Method as OpenAIMethod
+from openai.types.graders import PythonGrader, StringCheckGrader, TextSimilarityGrader
 from sqlalchemy import select
 
 from service.db import Database
 from service.jobs import history
 from service.jobs.history import Entry
+from service.jobs.openai_terms import from_openai_terms, in_openai_terms
 from service.jobs.states import JobState
 from service.models import IdempotencyKey, Job
 from service.settings import Settings
 from tests.service.job_samples import (
+    METHOD,
     add_artifact,
     add_checkpoint,
     add_job,
@@ -63,6 +67,17 @@ OWN_GRADERS: list[dict[str, Any]] = [
     FORMAT,
     {"type": "length", "mode": "linear", "unit": "characters", "target": 5, "maximum": 9},
     {"type": "multi", "graders": {"a": NUMERIC, "b": FORMAT}, "calculate_output": "a + 0.1 * b"},
+    {"type": "math", "reference": "{{item.answer}}"},
+    {"type": "code_tests", "tests": '[{"call": "f", "args": [], "expected": 1}]'},
+    {"type": "process", "grader": NUMERIC},
+    {"type": "reward_model", "model": "tiny"},
+    {"type": "endpoint", "url": "https://grade.example.com/run"},
+]
+TEXT = {"input": "{{sample.output_text}}", "reference": "{{item.answer}}"}
+OPENAIS_GRADERS: list[tuple[type[object], dict[str, Any]]] = [
+    (StringCheckGrader, {"type": "string_check", "operation": "eq", **TEXT}),
+    (TextSimilarityGrader, {"type": "text_similarity", "evaluation_metric": "rouge_l", **TEXT}),
+    (PythonGrader, {"type": "python", "source": "def grade(sample, item):\n    return 1.0"}),
 ]
 
 
@@ -80,6 +95,46 @@ def test_strict_parsers_read_a_job_with_a_rule_that_openai_has_no_type_for(
     assert kept.keys() > grader.keys()
     again: Any = jobs.create(model="tiny", training_file=training_file, method=answer["method"]).to_dict()
     assert again["method"] == answer["method"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "grader"), OPENAIS_GRADERS, ids=lambda given: getattr(given, "__name__", "")
+)
+def test_openais_own_graders_come_back_as_what_they_are(
+    openai_client: OpenAI, training_file: str, kind: type[object], grader: dict[str, Any]
+) -> None:
+    jobs = openai_client.fine_tuning.jobs
+    method: Any = reinforcement({"name": "own", **grader}, group_size=4)
+    method["reinforcement"] |= {"tools": [{"type": "python"}]}
+    job: Any = jobs.create(model="tiny", training_file=training_file, method=method).to_dict()
+    assert type(FineTuningJob.model_validate(job).method.reinforcement.grader) is kind  # type: ignore[union-attr]
+    assert "rule" not in job["method"]["reinforcement"]["grader"]
+    assert job["method"]["reinforcement"]["tools"][0]["name"] == "python"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("Rate it.", "score_model"),
+        ([{"type": "input_text", "text": "Rate it."}, "Please."], "score_model"),
+        ({"type": "text", "text": "Rate it."}, "python"),
+    ],
+    ids=["text", "openai's part", "plain part"],
+)
+def test_judges_are_openais_own_as_far_as_their_messages_are(content: Any, kind: str) -> None:
+    judge = {"type": "score_model", "model": "large", "input": [{"role": "user", "content": content}]}
+    method = METHOD.dump_python(METHOD.validate_python(reinforcement(judge)), mode="json")
+    answer = in_openai_terms(method)
+    assert OpenAIMethod.model_validate(answer).reinforcement is not None
+    assert answer["reinforcement"]["grader"]["type"] == kind
+    assert from_openai_terms({"method": answer})["method"] == (
+        method if kind == "score_model" else {**method, "reinforcement": _named(method["reinforcement"])}
+    )
+
+
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """A stand-in needs a name; the rule's type where it had none."""
+    return {**settings, "grader": {**settings["grader"], "name": settings["grader"]["type"]}}
 
 
 def test_jobs_are_listed_over_pages_and_by_metadata(openai_client: OpenAI, training_file: str) -> None:

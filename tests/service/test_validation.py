@@ -46,7 +46,7 @@ def with_grader(**changes: Any) -> dict[str, Any]:
         ({"lora": {"rank": 0}}, "lora.rank", "invalid_value", "greater than or equal to 1, got 0"),
         ({"lora": {"bogus": 0}}, "lora.bogus", "unknown_field", "Unknown field"),
         ({"lora": "half"}, "lora", "invalid_value", "a JSON object or 'full', got 'half'"),
-        ({"recipe": "x"}, "recipe", "invalid_value", "'grpo', 'dr_grpo' or 'dapo', got 'x'"),
+        ({"recipe": "x"}, "recipe", "invalid_value", "'rloo' or 'reinforce_plus_plus', got 'x'"),
         ({"temperature": "nan"}, "temperature", "invalid_value", "a finite number"),
     ],
     ids=str,
@@ -93,7 +93,8 @@ def test_several_bad_fields_are_all_named(client: TestClient) -> None:
 @on_sqlite
 def test_an_unknown_tag_is_shown_beside_the_known_ones(client: TestClient) -> None:
     error = error_of(client.post(JOBS, json=job(method={"type": "sft"})))
-    assert error["message"] == "method.type: Input should be one of 'reinforcement', 'supervised', got 'sft'."
+    known = "'reinforcement', 'supervised', 'training_free'"
+    assert error["message"] == f"method.type: Input should be one of {known}, got 'sft'."
 
 
 def test_a_field_named_like_its_tag_stays_in_the_path() -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def settings(database_url: str, tmp_path: Path) -> Settings:
-    """Everything fast; the lease lasts two seconds."""
+    """Everything fast; the lease lasts three seconds."""
     home = tmp_path / "home"
     model = home / "models" / "tiny"
     model.mkdir(parents=True)
@@ -34,9 +34,9 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
         home,
         database_url,
         engine_module="tests.fake_engine",
-        lease_seconds=2,
+        lease_seconds=3,
         heartbeat_seconds=0.1,
-        self_fence_seconds=1.5,
+        self_fence_seconds=2.5,
         sweep_seconds=0.2,
         poll_seconds=0.05,
         stop_grace_seconds=5,

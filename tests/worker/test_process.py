@@ -62,9 +62,9 @@ def test_sigterm_comes_first_and_sigkill_after_the_grace(tmp_path: Path) -> None
     )
     engine = start(program, tmp_path)
     wait_until(lambda: engine.log_tail() == ("ready",))
-    engine.stop(grace_seconds=0.3)
-    engine.stop(grace_seconds=0.3)
-    assert engine.wait(10) == -signal.SIGKILL
+    engine.stop(grace_seconds=1.5)
+    engine.stop(grace_seconds=1.5)
+    assert engine.wait(20) == -signal.SIGKILL
     assert engine.log_tail() == ("ready", "asked")
     engine.close()
 
@@ -115,6 +115,12 @@ def test_the_way_to_a_model_hub_reaches_the_engine() -> None:
     names = "HTTPS_PROXY HTTP_PROXY NO_PROXY https_proxy http_proxy no_proxy SSL_CERT_FILE REQUESTS_CA_BUNDLE"
     environment = dict.fromkeys(names.split(), "value")
     assert engine_environment(environment) == environment
+
+
+def test_the_operators_way_out_reaches_the_engine() -> None:
+    names = ("GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET")
+    environment = dict.fromkeys(names, "value")
+    assert engine_environment({**environment, "GRPO_BROKER_URL": "s"}) == environment
 
 
 def test_an_engine_whose_worker_is_gone_never_starts(tmp_path: Path) -> None:

@@ -39,6 +39,26 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "calculate_output": "0.8*right + 0.2*shape",
         "invalid_grade": -1.0,
     },
+    "gdpo": {
+        "type": "multi",
+        "graders": {
+            "right": {"type": "numeric", "reference": "{{item.answer}}"},
+            "shape": {"type": "format", "tags": ["answer"]},
+        },
+        "aggregation": "gdpo",
+        "weights": {"shape": 0.5},
+    },
+    "text_similarity": {
+        "type": "text_similarity",
+        "input": "{{sample.output_text}}",
+        "reference": "{{item.answer}}",
+        "evaluation_metric": "fuzzy_match",
+    },
+    "process": {
+        "type": "process",
+        "splitter": "lines",
+        "grader": {"type": "format", "pattern": r"\d+", "match": "search"},
+    },
 }
 
 

@@ -123,3 +123,71 @@ def test_a_multi_measures_as_one_number_or_one_error() -> None:
     grader = read(**multi("right"))
     assert grader.measure(make_sample("5"), {"answer": 5}) == 1.0
     assert grader.measure(make_sample("5"), {}).message == "item.answer does not resolve"
+
+
+def test_feedback_of_the_parts_is_joined_with_their_names_in_front() -> None:
+    graders = {"right": RIGHT, "again": {**RIGHT, "tag": "answer"}, "shape": SHAPE}
+    found = score(
+        {"type": "multi", "graders": graders, "calculate_output": "right"},
+        "<answer>6</answer>",
+        {"answer": 5},
+    )
+    assert found.feedback == "right: expected 5, found 6\nagain: expected 5, found 6 in <answer>"
+
+
+def test_parts_measured_elsewhere_combine_to_the_same_score() -> None:
+    grader = read(**multi("0.8*right + 0.2*shape"))
+    sample, item = make_sample("<answer>6</answer>"), {"answer": 5}
+    measured = {key: grader.graders[key].measure(sample, item) for key in ("shape", "right")}
+    found = grader.combine(measured, {"right": "expected 5, found 6"})
+    assert found == grader.grade(sample, item)
+    assert list(found.parts) == ["right", "shape"]
+
+
+def test_a_multi_of_inline_rules_runs_inline() -> None:
+    assert read(**multi("right")).execution == "inline"
+
+
+def test_gdpo_needs_no_formula_and_shows_the_weighted_sum_that_it_uses() -> None:
+    graders = {"right": RIGHT, "shape": SHAPE}
+    plain = read(type="multi", graders=graders, aggregation="gdpo")
+    assert plain.weights == {"right": 1.0, "shape": 1.0}
+    assert plain.calculate_output == "1.0*right + 1.0*shape"
+    weighed = read(type="multi", graders=graders, aggregation="gdpo", weights={"shape": -0.5})
+    assert weighed.weights == {"right": 1.0, "shape": -0.5}
+    assert weighed.calculate_output == "1.0*right + -0.5*shape"
+    assert weighed.grade(make_sample("<answer>5</answer>"), {"answer": 5}).reward == 0.5
+    assert read(**weighed.model_dump()) == weighed
+
+
+def test_gdpo_keeps_a_formula_that_is_given() -> None:
+    grader = read(**multi("right", aggregation="gdpo", weights={"right": 2}))
+    assert grader.calculate_output == "right"
+    assert grader.weights == {"right": 2.0, "shape": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "complaint"),
+    [
+        ({"weights": {"right": 1}}, ("weights",), "weights need aggregation gdpo"),
+        (
+            {"weights": {"wrong": 1}, "aggregation": "gdpo"},
+            ("weights",),
+            "unknown grader wrong: there are right, shape",
+        ),
+        ({"weights": {"right": float("inf")}, "aggregation": "gdpo"}, ("weights", "right"), "finite number"),
+        ({"calculate_output": ""}, ("calculate_output",), "Field required"),
+        ({"aggregation": "mean"}, ("aggregation",), "'formula' or 'gdpo'"),
+    ],
+)
+def test_a_wrong_aggregation_is_refused_with_its_place(
+    fields: dict[str, Any], place: tuple[str, ...], complaint: str
+) -> None:
+    found, message = refusal(**{**multi("right"), **fields})
+    assert found == ("multi", *place)
+    assert complaint in message
+
+
+def test_a_multi_without_a_formula_says_that_it_is_missing() -> None:
+    place, message = refusal(type="multi", graders={"right": RIGHT})
+    assert (place, message) == (("multi", "calculate_output"), "Field required")

@@ -1,0 +1,1 @@
+"""Measurements behind the claims: each file says the command that repeats it."""

@@ -1,0 +1,218 @@
+"""Which URLs may be asked: https, public names, public addresses; and what the operator adds to them.
+
+Sources: OWASP's notes on server-side request forgery; the IANA special-purpose address registries.
+Boundary: literal checks of a URL and of addresses, no connection. `web.py` connects, and only to an address
+that `public_addresses` has passed: a name says nothing about where it leads.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+MAX_URL_CHARACTERS = 2048
+PORTS = (443, 8443)
+INNER_NAMES = ("localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "private")
+"""Last labels of names that never mean a host of the public Internet; `home.arpa` besides."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolver = Callable[[str, int], Sequence[str]]
+
+_HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_URL = re.compile(r"[!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]+")
+_UNICAST = ipaddress.ip_network("2000::/3")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_REFUSED = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "168.63.129.16/32",  # Azure's host agent: a public address that reaches only the inside
+        "192.0.0.0/24",
+        "192.88.99.0/24",
+        "3fff::/20",
+        "2001::/23",
+        "2001:db8::/32",
+    )
+)
+
+
+class RefusedUrl(ValueError):
+    """This URL may not be asked; the message says why."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A URL taken apart; nothing parses it a second time."""
+
+    scheme: str
+    host: str
+    """Lower case, an IPv6 address without brackets."""
+    port: int
+    path: str
+    """With the query."""
+    trusted: bool
+    """The operator allowed this host: plain http, any port and private addresses are fine."""
+
+    @property
+    def authority(self) -> str:
+        """The Host header."""
+        default = 443 if self.scheme == "https" else 80
+        return _bracketed(self.host) + ("" if self.port == default else f":{self.port}")
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What the operator allows beyond public https: `host:port`, or `host` for all its ports."""
+
+    allowed: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_environment(cls) -> Outside:
+        """Reads GRPO_ALLOWED_HOSTS, comma separated."""
+        entries = os.environ.get("GRPO_ALLOWED_HOSTS", "").split(",")
+        return cls(frozenset(entry.strip().lower() for entry in entries if entry.strip()))
+
+    def trusting(self, url: str) -> Outside:
+        """This policy, and the host and port of a URL that the operator wrote."""
+        scheme, host, port, _ = _take_apart(url)
+        if scheme not in ("http", "https"):
+            raise RefusedUrl(f"{scheme or 'no scheme'} is not http or https")
+        return Outside(self.allowed | {f"{_bracketed(host)}:{port}"})
+
+    def permits(self, host: str, port: int) -> bool:
+        shown = _bracketed(host)
+        return shown in self.allowed or f"{shown}:{port}" in self.allowed
+
+
+def check_url(url: str, outside: Outside | None = None) -> None:
+    """Refuses what no look-up is needed for: for the moment a job is submitted. Raises RefusedUrl."""
+    parse(url, outside or Outside.from_environment())
+
+
+def parse(url: str, outside: Outside) -> Target:
+    """The URL's parts. Raises RefusedUrl; a name is not looked up here."""
+    scheme, host, port, path = _take_apart(url)
+    if scheme not in ("http", "https"):
+        raise RefusedUrl(f"{scheme or 'no scheme'} is not https")
+    trusted = outside.permits(host, port)
+    if not trusted:
+        _check_public(scheme, host, port)
+    return Target(scheme, host, port, path, trusted)
+
+
+def _take_apart(url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port and path with query; one strict reading, so no two parsers can disagree."""
+    if len(url) > MAX_URL_CHARACTERS:
+        raise RefusedUrl(f"longer than {MAX_URL_CHARACTERS} characters")
+    if not _URL.fullmatch(url):
+        raise RefusedUrl("holds a character that no URL has: write others as %XX, names in punycode")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise RefusedUrl("not a URL") from None
+    if "@" in parts.netloc:
+        raise RefusedUrl("holds credentials")
+    if "#" in url:
+        raise RefusedUrl("holds a fragment")
+    default = 443 if parts.scheme == "https" else 80
+    host = _check_host(parts.netloc, parts.hostname or "")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return parts.scheme, host, default if port is None else port, path
+
+
+def _check_host(netloc: str, host: str) -> str:
+    """The host, canonical. An address is written in its one usual form or it is none."""
+    if netloc.startswith("["):
+        if not re.fullmatch(r"\[[0-9a-fA-F:.]+\](:\d+)?", netloc):
+            raise RefusedUrl("not an IPv6 address")
+        try:
+            return str(ipaddress.IPv6Address(host))
+        except ValueError:
+            raise RefusedUrl("not an IPv6 address") from None
+    host = host.removesuffix(".")
+    if len(host) > 253 or not _HOST.fullmatch(host):
+        raise RefusedUrl("not a host name")
+    if re.fullmatch(r"\d+|0x[0-9a-f]*", host.rpartition(".")[2]):
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError:
+            raise RefusedUrl("not an IPv4 address in its usual form") from None
+    return host
+
+
+def _check_public(scheme: str, host: str, port: int) -> None:
+    if scheme != "https":
+        raise RefusedUrl("not https")
+    if port not in PORTS:
+        raise RefusedUrl(f"port {port}: only {' and '.join(map(str, PORTS))} may be asked")
+    address = as_address(host)
+    if address is not None:
+        _check_address(address)
+        return
+    labels = host.split(".")
+    if len(labels) == 1 or labels[-1] in INNER_NAMES or labels[-2:] == ["home", "arpa"]:
+        raise RefusedUrl(f"{host} is not a public name")
+
+
+def as_address(host: str) -> Address | None:
+    """The address that the text is, None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _check_address(address: Address) -> None:
+    if not is_public(address):
+        raise RefusedUrl(f"{address} is not a public address")
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is a host of the public Internet, whatever form it hides in."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = _inner_address(address)
+        if inner is not None:
+            return is_public(inner)
+        if address not in _UNICAST or address.scope_id:
+            return False
+    if any(address in network for network in _REFUSED if network.version == address.version):
+        return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def _inner_address(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address inside a mapped, NAT64 or 6to4 address."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.sixtofour
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Addresses of a name, by the system's resolver. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def addresses_of(target: Target, resolver: Resolver) -> list[str]:
+    """Where to connect: one look-up, and every address must be public. Raises RefusedUrl, OSError."""
+    literal = as_address(target.host)
+    found = [target.host] if literal is not None else list(resolver(target.host, target.port))
+    if not found:
+        raise OSError(f"{target.host} has no address")
+    if not target.trusted:
+        for text in found:
+            address = as_address(text)
+            if address is None or not is_public(address):
+                raise RefusedUrl(f"{target.host} leads to an address that is not public")
+    return found
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

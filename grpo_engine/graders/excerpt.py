@@ -1,0 +1,24 @@
+"""Bounded feedback: what a teacher says of a completion, short whatever the completion holds.
+
+Boundary: text only. It quotes the expected and the found text, so it is as long as its quotes.
+"""
+
+from __future__ import annotations
+
+import json
+
+MAX_FEEDBACK_CHARACTERS = 300
+_MAX_QUOTED_CHARACTERS = 110
+
+
+def excerpt(text: str) -> str:
+    """The text in quotes, on one line; of a long one its beginning and its end."""
+    if len(text) > _MAX_QUOTED_CHARACTERS:
+        half = (_MAX_QUOTED_CHARACTERS - 3) // 2
+        text = f"{text[:half]}...{text[-half:]}"
+    return json.dumps(text, ensure_ascii=False)
+
+
+def told(text: str) -> str:
+    """Feedback of at most MAX_FEEDBACK_CHARACTERS."""
+    return text if len(text) <= MAX_FEEDBACK_CHARACTERS else f"{text[: MAX_FEEDBACK_CHARACTERS - 3]}..."

@@ -1,0 +1,100 @@
+"""Connections to addresses that were checked, under one deadline for all that happens on them.
+
+Boundary: loads httpcore, so `web.py` imports it where it is used. The host that httpcore names goes into
+TLS and the Host header only; where the connection leads is fixed here.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import httpcore
+import httpx
+
+CONNECT_SECONDS = 5.0
+MAX_ADDRESSES = 4
+WRITE_BYTES = 16_384
+
+
+class Deadline:
+    """A moment on the monotonic clock."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.moment = time.monotonic() + seconds
+
+    def left(self, kind: type[Exception] = httpcore.ReadTimeout) -> float:
+        """Seconds until then, never 0. Raises `kind` once it has passed."""
+        seconds = self.moment - time.monotonic()
+        if seconds <= 0:
+            raise kind("the time is over")
+        return seconds
+
+
+class PinnedBackend(httpcore.NetworkBackend):
+    """Connects to the given addresses, in order, whatever host it is asked for."""
+
+    def __init__(self, addresses: Sequence[str], deadline: Deadline) -> None:
+        self.addresses = addresses[:MAX_ADDRESSES]
+        self.deadline = deadline
+        self.system = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        connecting = Deadline(min(CONNECT_SECONDS, self.deadline.left(httpcore.ConnectTimeout)))
+        for position, address in enumerate(self.addresses):
+            seconds = connecting.left(httpcore.ConnectTimeout) / (len(self.addresses) - position)
+            try:
+                stream = self.system.connect_tcp(address, port, seconds, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                if position + 1 == len(self.addresses):
+                    raise
+            else:
+                return _TimedStream(stream, self.deadline)
+        raise httpcore.ConnectError("no address")
+
+
+class _TimedStream(httpcore.NetworkStream):
+    """A stream whose every wait ends at the deadline: a peer that drips bytes gains nothing."""
+
+    def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
+        self.stream = stream
+        self.deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self.stream.read(max_bytes, self.deadline.left())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        for start in range(0, len(buffer), WRITE_BYTES):
+            self.stream.write(buffer[start : start + WRITE_BYTES], self.deadline.left(httpcore.WriteTimeout))
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        seconds = min(CONNECT_SECONDS, self.deadline.left(httpcore.ConnectTimeout))
+        return _TimedStream(self.stream.start_tls(ssl_context, server_hostname, seconds), self.deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self.stream.get_extra_info(info)
+
+
+@lru_cache(maxsize=4)
+def tls_context(certificates: str | None) -> ssl.SSLContext:
+    """Trust in the public authorities, or in those of SSL_CERT_FILE where `certificates` names it."""
+    return ssl.create_default_context(cafile=certificates) if certificates else httpx.create_ssl_context()

@@ -1,0 +1,105 @@
+"""Similarity of two texts: each metric is a function (text, reference) → [0, 1].
+
+Equal texts have 1, but for METEOR, whose penalty leaves 1 - 0.5 / (number of words)^3, and for texts without
+a word, or for ROUGE-N with fewer than N words, which have 0.
+
+Boundary: pure functions. The libraries are loaded where they are used. Words of bleu, gleu and meteor are
+those of mteval-v13a, the tokens of sacrebleu's default; those of ROUGE are its own: runs of a-z and 0-9 in
+lower case, so it sees only such words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+_ROUGE_WORD = re.compile(r"[a-z0-9]+")
+
+
+def fuzzy_match(text: str, reference: str) -> float:
+    """rapidfuzz's ratio: 1 - (insertions + deletions) / (length of both), over characters."""
+    from rapidfuzz import fuzz
+
+    return fuzz.ratio(text, reference) / 100
+
+
+def bleu(text: str, reference: str) -> float:
+    """Sentence BLEU-4 (Papineni et al. 2002) by sacrebleu, with its exponential smoothing."""
+    import sacrebleu
+
+    # Rounding takes equal texts to a trace above 100.
+    return min(1.0, sacrebleu.sentence_bleu(text, [reference]).score / 100)
+
+
+def gleu(text: str, reference: str) -> float:
+    """Google BLEU (Wu et al. 2016): common 1- to 4-grams over those of the longer text, by nltk."""
+    from nltk.translate.gleu_score import sentence_gleu
+
+    return float(sentence_gleu([_words(reference)], _words(text)))
+
+
+def meteor(text: str, reference: str) -> float:
+    """METEOR (Banerjee and Lavie 2005) by nltk with its default parameters, over exact and stem matches.
+
+    Synonyms, its third kind of match, need WordNet's data and are left out.
+    """
+    from nltk.translate.meteor_score import single_meteor_score
+
+    return float(single_meteor_score(_words(reference), _words(text), wordnet=_NoSynonyms()))
+
+
+def rouge_n(text: str, reference: str, *, n: int) -> float:
+    """ROUGE-N (Lin 2004): F1 of the n-grams that both have."""
+    found, wanted = (_grams(_rouge_words(each), n) for each in (text, reference))
+    return _f1((found & wanted).total(), found.total(), wanted.total())
+
+
+def rouge_l(text: str, reference: str) -> float:
+    """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words."""
+    from rapidfuzz.distance import LCSseq
+
+    found, wanted = _rouge_words(text), _rouge_words(reference)
+    return _f1(LCSseq.similarity(found, wanted), len(found), len(wanted))
+
+
+METRICS: dict[str, Callable[[str, str], float]] = {
+    "fuzzy_match": fuzzy_match,
+    "bleu": bleu,
+    "gleu": gleu,
+    "meteor": meteor,
+    **{f"rouge_{n}": partial(rouge_n, n=n) for n in range(1, 6)},
+    "rouge_l": rouge_l,
+}
+
+
+class _NoSynonyms:
+    """Stands in for nltk's WordNet reader."""
+
+    def synsets(self, word: str) -> list[Any]:
+        return []
+
+
+@lru_cache(maxsize=1)
+def _tokenizer() -> Any:
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    return Tokenizer13a()
+
+
+def _words(text: str) -> list[str]:
+    return str(_tokenizer()(text)).split()
+
+
+def _rouge_words(text: str) -> list[str]:
+    return _ROUGE_WORD.findall(text.lower())
+
+
+def _grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(words[start:] for start in range(n)), strict=False))
+
+
+def _f1(common: int, num_found: int, num_wanted: int) -> float:
+    return 2 * common / (num_found + num_wanted) if common else 0.0

@@ -1,0 +1,114 @@
+"""Reward models: sequence classification with one label, in a grading process of its own.
+
+Safetensors only, no remote code, float32 on the CPU, one thread: grading processes run beside the training.
+Boundary: texts in, a logit out. `graders/reward_model.py` is the rule around it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jinja2 import TemplateError
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+MODELS_KEPT = 2
+HUGE = 10**9
+"""A tokenizer without a limit states a number beyond any."""
+
+
+class RewardModelError(ValueError):
+    """The folder is not a reward model that this engine runs."""
+
+
+class TooLongError(ValueError):
+    """The texts are longer than the model reads, or than it may."""
+
+
+class Loaded(NamedTuple):
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_length: float
+    """Tokens that it can read; infinite where it states none."""
+
+
+@lru_cache(maxsize=MODELS_KEPT)
+def load(path: str, revision: str | None = None) -> Loaded:
+    """Model and tokenizer of a folder or a hub id, kept for this process. Raises RewardModelError.
+
+    Sets torch's threads of this process to one.
+    """
+    torch.set_num_threads(1)
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    options["local_files_only"] = Path(path).is_dir()
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+        _refuse_labels(config.num_labels)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            path,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    except RewardModelError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise RewardModelError(f"the reward model cannot be loaded: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise RewardModelError(f"no weights for {', '.join(missing[:5])}: was it trained as a reward model?")
+    model.eval()
+    return Loaded(model, tokenizer, _longest(config, tokenizer))
+
+
+def score(
+    path: str, revision: str | None, prompt: str | None, completion: str, *, max_length: int | None = None
+) -> float:
+    """The model's logit for a completion. Raises RewardModelError, TooLongError."""
+    loaded = load(path, revision)
+    encoded = encode(loaded.tokenizer, prompt, completion)
+    num_tokens = encoded["input_ids"].shape[1]
+    limit = min(loaded.max_length, max_length or math.inf)
+    if num_tokens > limit:
+        raise TooLongError(f"{num_tokens} tokens for the reward model, which reads at most {limit:g}")
+    if num_tokens == 0:
+        raise RewardModelError("the tokenizer makes no token of an empty text")
+    with torch.inference_mode():
+        return float(loaded.model(**encoded).logits[0, 0])
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | None, completion: str) -> Any:
+    """Model inputs [1, T]: two turns by the chat template, a pair of texts, or the completion alone."""
+    if prompt is None:
+        return tokenizer(completion, return_tensors="pt")
+    if not tokenizer.chat_template:
+        return tokenizer(prompt, completion, return_tensors="pt")
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+    except TemplateError as error:
+        raise RewardModelError(f"the chat template refuses the texts: {error}") from None
+
+
+def _refuse_labels(num_labels: int) -> None:
+    if num_labels != 1:
+        raise RewardModelError(
+            f"the model has {num_labels} labels: a reward model is a sequence-classification model with one"
+        )
+
+
+def _longest(config: Any, tokenizer: PreTrainedTokenizerBase) -> float:
+    stated = (getattr(config, "max_position_embeddings", None), tokenizer.model_max_length)
+    return min((limit for limit in stated if limit and limit < HUGE), default=math.inf)

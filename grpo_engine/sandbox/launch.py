@@ -1,0 +1,144 @@
+"""How a process is started in the sandbox: an unprivileged uid first, then bubblewrap.
+
+As root, bubblewrap would map its user onto the host's root, so the uid is dropped before it starts; an
+interpreter that this uid cannot reach (below /root, say) is first bound to a place that it can, in a mount
+namespace of its own. Inside there is no network, no /proc, no /etc, no writable file system but a small
+/tmp, no program but the interpreter, and no process of others.
+Boundary: argument lists only, nothing is started here. Linux.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+UNPRIVILEGED_UID = 65534
+TMP_BYTES = 64 * 2**20
+_STAGE = "/mnt"
+"""Where a hidden interpreter is bound, in a mount namespace that only this start sees."""
+_LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
+_FIRST_VICTIM = "echo 1000 >/proc/self/oom_score_adj"
+"""Where the machine runs out of memory, the kernel ends a sandbox before anything else."""
+
+
+class SandboxUnavailable(Exception):
+    """Untrusted code cannot run on this machine; says why."""
+
+
+class Interpreter(NamedTuple):
+    """A Python outside that is shown inside, read-only, under its own path."""
+
+    executable: str
+    prefix: str
+    version: str
+    """`3.11`."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the unprivileged uid cannot reach it."""
+        return not _reachable(Path(self.executable))
+
+
+def interpreters() -> list[Interpreter]:
+    """This process's own Python (of a virtual environment: its base), then the system's."""
+    own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    found = [Interpreter(own, sys.base_prefix, sysconfig.get_python_version())]
+    system = os.path.realpath("/usr/bin/python3")
+    version = system.removeprefix("/usr/bin/python")
+    if os.path.exists(system) and system != own and os.path.isdir(f"/usr/lib/python{version}"):
+        found.append(Interpreter(system, "/usr", version))
+    return found
+
+
+def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd: int) -> list[str]:
+    """Argument list that runs the interpreter with `arguments` in a fresh sandbox.
+
+    Both descriptors must be passed on to the process. Raises SandboxUnavailable where a program is missing.
+    """
+    bubblewrap = [_program("bwrap"), "--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
+    inside = [
+        *bubblewrap,
+        *_ISOLATION,
+        *_view(interpreter),
+        "--",
+        interpreter.executable,
+        *_FLAGS,
+        *arguments,
+    ]
+    shell = _program("sh")
+    if os.geteuid() != 0:
+        return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *inside]
+    unprivileged = [_program("setpriv"), *_DROP, "--", *inside]
+    if not interpreter.hidden:
+        return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *unprivileged]
+    script = f'{_FIRST_VICTIM}; mount --bind "$1" {_STAGE} || exit 1; shift; exec "$@"'
+    return [
+        _program("unshare"),
+        "--mount",
+        "--",
+        shell,
+        "-c",
+        script,
+        "sh",
+        interpreter.prefix,
+        *unprivileged,
+    ]
+
+
+_DROP = [
+    f"--reuid={UNPRIVILEGED_UID}",
+    f"--regid={UNPRIVILEGED_UID}",
+    "--clear-groups",
+    "--inh-caps=-all",
+    "--bounding-set=-all",
+]
+_ISOLATION = [
+    *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+    *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
+    *("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"),  # noqa: S108 - the sandbox's own
+    *("--setenv", "PYTHONHASHSEED", "0"),  # sets iterate alike in every run
+]
+_FLAGS = ["-s", "-S", "-P", "-B", "-W", "ignore"]
+
+
+def _view(interpreter: Interpreter) -> list[str]:
+    """The file system inside: libraries and interpreter read-only, /dev, a sized /tmp, nothing else."""
+    arguments: list[str] = []
+    for folder in _LIBRARIES:
+        if os.path.islink(folder):
+            arguments += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            arguments += ["--ro-bind", folder, folder]
+    outside = _STAGE if interpreter.hidden and os.geteuid() == 0 else interpreter.prefix
+    library = f"{interpreter.prefix}/lib"
+    if library not in _LIBRARIES:
+        arguments += ["--ro-bind", f"{outside}/lib", library]
+    executable = interpreter.executable
+    if executable.startswith(f"{interpreter.prefix}/"):
+        executable = outside + executable.removeprefix(interpreter.prefix)
+    arguments += ["--ro-bind", executable, interpreter.executable]
+    arguments += ["--setenv", "LD_LIBRARY_PATH", library]
+    packages = f"{library}/python{interpreter.version}/site-packages"
+    if os.path.isdir(packages):  # what is installed beside us is nobody's business
+        arguments += ["--tmpfs", packages, "--remount-ro", packages]
+    arguments += ["--dev", "/dev", "--remount-ro", "/dev"]
+    arguments += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"]  # noqa: S108
+    return [*arguments, "--remount-ro", "/"]
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin")
+    if found is None:
+        raise SandboxUnavailable(f"{name} is not installed")
+    return found
+
+
+def _reachable(path: Path) -> bool:
+    """Whether everybody may read it, and enter each folder above it."""
+    folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+    return folders and bool(path.stat().st_mode & stat.S_IROTH)

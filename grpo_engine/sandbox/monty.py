@@ -1,0 +1,87 @@
+"""Graders without bubblewrap: pydantic-monty, an interpreter of a Python subset that has no operating system.
+
+Boundary: for `python` graders only, never for a model's code. The package is an extra and is imported when
+it is needed. API: pydantic-monty 1.4.0.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_engine.sandbox.launch import SandboxUnavailable
+from grpo_engine.sandbox.process import Limits, Outcome
+
+MAX_ERROR_CHARACTERS = 2000
+_CHECK_SECONDS = 2.0
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("pydantic_monty") is not None
+
+
+def subset_problems(source: str) -> list[str]:
+    """Why this grader would not run in the subset; empty where it would. Its module level runs, contained.
+
+    Raises SandboxUnavailable where pydantic-monty is missing.
+    """
+    with MontyServer(source) as server:
+        error = server.load(_CHECK_SECONDS).error
+    return [error] if error else []
+
+
+class MontyServer:
+    """Like `PythonServer`, for graders that fit the subset: each call is a fresh session of a worker.
+
+    Raises SandboxUnavailable where pydantic-monty is missing or its worker does not start.
+    """
+
+    def __init__(self, source: str, limits: Limits = Limits()) -> None:
+        if not installed():
+            raise SandboxUnavailable("pydantic-monty is not installed")
+        import pydantic_monty
+
+        self._source, self._limits = source, limits
+        self._monty = pydantic_monty
+        try:
+            self._pool = pydantic_monty.Monty(max_processes=1)
+            self._pool.__enter__()
+        except (OSError, RuntimeError, pydantic_monty.MontyError) as error:
+            raise SandboxUnavailable(f"pydantic-monty does not start: {error}") from None
+
+    def __enter__(self) -> MontyServer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def load(self, timeout: float) -> Outcome:
+        """Runs the module level and says whether there is a `grade`."""
+        return self._feed(timeout, {}, "grade is not None")
+
+    def call(self, sample: Mapping[str, Any], item: Mapping[str, Any], timeout: float) -> Outcome:
+        """`grade(sample, item)`: a JSON number, or an object of score and feedback."""
+        return self._feed(timeout, {"sample": dict(sample), "item": dict(item)}, "grade(sample, item)")
+
+    def close(self) -> None:
+        self._pool.__exit__(None, None, None)
+
+    def _feed(self, timeout: float, inputs: dict[str, Any], expression: str) -> Outcome:
+        """The module level and the expression, each within half of the time."""
+        limits = self._monty.ResourceLimits(
+            max_feed_duration_secs=timeout / 2, max_memory=self._limits.memory_bytes, max_total_sleep_secs=1.0
+        )
+        printed = self._monty.CollectString(self._limits.output_bytes)
+        try:
+            with self._pool.checkout(script_name="grader.py", limits=limits) as session:
+                session.feed_run(self._source, print_callback=printed)
+                value = session.feed_run(expression, inputs=inputs, print_callback=printed)
+            return Outcome(value=json.dumps(value, allow_nan=False))
+        except self._monty.MontyError as error:
+            text = error.display() if hasattr(error, "display") else str(error)
+            late = "time limit exceeded" in text[-200:]
+            return Outcome(error=text[-MAX_ERROR_CHARACTERS:] or type(error).__name__, timed_out=late)
+        except (TypeError, ValueError, RecursionError) as error:
+            return Outcome(error=f"grade() must return a number: {error}"[:MAX_ERROR_CHARACTERS])

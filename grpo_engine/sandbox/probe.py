@@ -1,0 +1,113 @@
+"""Whether untrusted code can run on this machine: known by attacking it, not by looking at versions.
+
+Fail closed: a probe that is not contained, or cannot be run, means that there is no sandbox here.
+Boundary: it says so, and nothing else; the callers refuse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command, interpreters
+from grpo_engine.sandbox.process import Limits, Sandbox, filter_descriptor, own_text
+
+_SECONDS = 10.0
+_DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What the self-test found."""
+
+    interpreter: Interpreter | None
+    """The Python that untrusted code gets; None where there is no sandbox."""
+    reason: str = ""
+    """Why there is none."""
+    probes: dict[str, bool] = field(default_factory=dict)
+    """Attack → whether it was contained."""
+
+    @property
+    def available(self) -> bool:
+        return self.interpreter is not None
+
+    def require(self) -> Interpreter:
+        """The interpreter. Raises SandboxUnavailable where there is no sandbox."""
+        if self.interpreter is None:
+            raise SandboxUnavailable(self.reason)
+        return self.interpreter
+
+
+@cache
+def self_test() -> Capability:
+    """Attacks a sandbox from inside, of this process's Python, else of the system's. Once in a process."""
+    reasons: list[str] = []
+    for interpreter in interpreters():
+        try:
+            probes = _attack(interpreter)
+        except (SandboxUnavailable, OSError, ValueError) as error:
+            reasons.append(f"{interpreter.executable}: {error}")
+            continue
+        failed = [name for name, contained in probes.items() if not contained]
+        if not failed:
+            return Capability(interpreter, probes=probes)
+        reasons.append(f"{interpreter.executable}: not contained: {', '.join(failed)}")
+    return Capability(None, reason="; ".join(reasons))
+
+
+def _attack(interpreter: Interpreter) -> dict[str, bool]:
+    sandbox = Sandbox(interpreter, own_text("hostile_probe"), "<probe>", Limits())
+    try:
+        unprivileged = sandbox.uid not in (0, None)
+        files = json.dumps([str(Path(__file__).resolve()), str(Path.home() / ".profile")])
+        outcome = sandbox.request(_SECONDS, mode="script", stdin=files)
+    finally:
+        sandbox.close()
+    if outcome.error:
+        raise SandboxUnavailable(f"the probes did not run: {outcome.error}")
+    probes: dict[str, bool] = json.loads(outcome.output)
+    return {**probes, "host_root": unprivileged, "outliving": _dies_with_its_parent(interpreter)}
+
+
+def _dies_with_its_parent(interpreter: Interpreter) -> bool:
+    """A shell starts a sandbox with a daemon in it and is killed: its output ends when all have died."""
+    program_fd, null = filter_descriptor(), os.open(os.devnull, os.O_WRONLY)
+    try:
+        argv = command(interpreter, "-c", _DAEMON, seccomp_fd=program_fd, info_fd=null)
+        shell = subprocess.Popen(
+            ["/bin/sh", "-c", '"$@" & read nothing', "sh", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={},
+            pass_fds=(program_fd, null),
+        )
+    finally:
+        os.close(program_fd)
+        os.close(null)
+    with shell:
+        assert shell.stdout is not None
+        output = shell.stdout.fileno()
+        up = _read_in_time(output)
+        shell.kill()
+        return up == b"up\n" and _read_in_time(output) == b""
+
+
+def _read_in_time(descriptor: int) -> bytes | None:
+    """What comes next, empty at the end; None where nothing comes."""
+    with contextlib.closing(selectors.DefaultSelector()) as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return os.read(descriptor, 4096) if selector.select(_SECONDS) else None

@@ -1,0 +1,261 @@
+"""One running sandbox and the talk with the fork server inside it (`guest.py`).
+
+Boundary: it trusts nothing that comes out. Answers are bounded in size and time, carry the nonce of their
+request, and anything else ends the sandbox. Whether sandboxes hold on this machine is `probe.py`'s question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import secrets
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from grpo_engine.sandbox import seccomp
+from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command
+
+START_SECONDS = 10.0
+_GRACE_SECONDS = 1.0
+"""The server inside ends a child at its deadline; if it does not answer so much later, the sandbox ends."""
+_MAX_REPLY_BYTES = 16 * 2**20
+_NONCE_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one call may use. `preload`: modules imported once, before the server forks."""
+
+    memory_bytes: int = 2 * 2**30
+    processes: int = 32
+    """Threads count."""
+    file_bytes: int = 16 * 2**20
+    output_bytes: int = 2**20
+    """Standard output and error together; more is an error of the call."""
+    value_bytes: int = 2**20
+    preload: Sequence[str] = ("collections", "functools", "itertools", "math", "re", "typing")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one call: a value or an error."""
+
+    value: str | None = None
+    """JSON text, exactly as the untrusted side wrote it: parse it strictly. None where there is an error."""
+    error: str = ""
+    """Traceback's end, or why there is no answer; bounded."""
+    output: str = ""
+    """Standard output, and in the modes other than `script` standard error."""
+    timed_out: bool = False
+    reusable: bool = True
+    """False where the sandbox must not be used again."""
+
+
+class BrokenSandbox(Exception):
+    """The sandbox ended or answered nonsense."""
+
+
+class Sandbox:
+    """A started sandbox with one program. Raises SandboxUnavailable where it does not start."""
+
+    def __init__(self, interpreter: Interpreter, source: str, filename: str, limits: Limits) -> None:
+        self._process, first = _start(interpreter)
+        self._inside, self.uid = _handle(first)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        settings = {**vars(limits), "modes": own_text("guest_modes"), "source": source, "filename": filename}
+        try:
+            if self._exchange(_message(settings), time.monotonic() + START_SECONDS) != {"ready": True}:
+                raise BrokenSandbox("its first answer is not the fork server's")
+        except BrokenSandbox as broken:
+            raise SandboxUnavailable(f"the sandbox does not start: {broken}{self._complaint()}") from None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(self, seconds: float, **fields: Any) -> Outcome:
+        """Runs the program once; within `seconds` and a second."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        payload = _message({"seconds": seconds, **fields}) + nonce
+        deadline = time.monotonic() + seconds + _GRACE_SECONDS
+        try:
+            reply = self._exchange(payload, deadline)
+            if not secrets.compare_digest(str(reply.get("nonce")), nonce.hex()):
+                raise BrokenSandbox("it answered without the nonce")
+        except BrokenSandbox as broken:
+            self.close()
+            late = time.monotonic() >= deadline
+            return Outcome(error=f"the sandbox ended: {broken}", timed_out=late, reusable=False)
+        return _outcome(reply)
+
+    def close(self) -> None:
+        """Ends every process inside and waits for the last. Safe to call twice."""
+        if self._inside is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._inside, signal.SIGKILL)
+            os.close(self._inside)
+            self._inside = None
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _exchange(self, payload: bytes, deadline: float) -> dict[str, Any]:
+        """Sends, and reads one message. Raises BrokenSandbox."""
+        reply = bytearray()
+        waiting = memoryview(payload)
+        try:
+            while len(reply) < 4 or len(reply) < 4 + int.from_bytes(reply[:4], "big"):
+                self._wait(writing=bool(waiting), deadline=deadline)
+                waiting = waiting[self._send(waiting) :]
+                reply += self._receive()
+                if len(reply) > _MAX_REPLY_BYTES:
+                    raise BrokenSandbox("its answer is too long")
+            answer = json.loads(bytes(reply[4:]))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BrokenSandbox(str(error)) from None
+        if not isinstance(answer, dict):
+            raise BrokenSandbox("its answer is not an object")
+        return answer
+
+    def _wait(self, *, writing: bool, deadline: float) -> None:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        selector = selectors.DefaultSelector()
+        with contextlib.closing(selector):
+            assert stdin is not None
+            assert stdout is not None
+            selector.register(stdout, selectors.EVENT_READ)
+            if writing:
+                selector.register(stdin, selectors.EVENT_WRITE)
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise BrokenSandbox("no answer in time")
+
+    def _send(self, data: memoryview) -> int:
+        assert self._process.stdin is not None
+        try:
+            return os.write(self._process.stdin.fileno(), data) if data else 0
+        except BlockingIOError:
+            return 0
+
+    def _receive(self) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            data = os.read(self._process.stdout.fileno(), 2**20)
+        except BlockingIOError:
+            return b""
+        if not data:
+            raise BrokenSandbox("no process is left in it")
+        return data
+
+    def _complaint(self) -> str:
+        """What bubblewrap said before it ended."""
+        self._process.kill()
+        assert self._process.stderr is not None
+        said = self._process.stderr.read(2000).decode("utf-8", "replace").strip()
+        self.close()
+        return f" ({said})" if said else ""
+
+
+def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | None]:
+    """The process, and the pid of the first process inside, whose end is the end of all."""
+    program_fd, info_fd, info_end = filter_descriptor(), *os.pipe()
+    try:
+        argv = command(interpreter, "-c", own_text("guest"), seccomp_fd=program_fd, info_fd=info_end)
+        process = (
+            _starter(os.getpid())
+            .submit(
+                subprocess.Popen,
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                cwd="/",
+                env={},
+                pass_fds=(program_fd, info_end),
+            )
+            .result()
+        )
+    except (OSError, SandboxUnavailable) as error:
+        os.close(info_fd)
+        raise SandboxUnavailable(f"the sandbox does not start: {error}") from None
+    finally:
+        os.close(program_fd)
+        os.close(info_end)
+    return process, _first_process(info_fd)
+
+
+@cache
+def _starter(pid: int) -> ThreadPoolExecutor:
+    """The thread that starts this process's sandboxes: each dies with the thread that started it."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-starter")
+
+
+def _first_process(info_fd: int) -> int | None:
+    """bubblewrap writes `{"child-pid": …}`; None where it ended before."""
+    with os.fdopen(info_fd, "rb") as info:
+        try:
+            return int(json.loads(info.read())["child-pid"])
+        except (ValueError, KeyError):
+            return None
+
+
+def _handle(pid: int | None) -> tuple[int | None, int | None]:
+    """pidfd and uid, as this machine sees it, of a process; None and None where it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
+        return os.pidfd_open(pid or 0), min(map(int, uids))
+    except (OSError, StopIteration):
+        return None, None
+
+
+def filter_descriptor() -> int:
+    """Read end of a pipe that holds the system-call filter."""
+    machine = platform.machine()
+    if not seccomp.supported(machine):
+        raise SandboxUnavailable(f"there is no system-call filter for {machine}")
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as pipe:
+        pipe.write(seccomp.filter_program(machine))
+    return read
+
+
+@cache
+def own_text(name: str) -> str:
+    """A file of ours that runs inside."""
+    return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+
+
+def _message(fields: Mapping[str, Any]) -> bytes:
+    body = json.dumps(fields).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+def _outcome(reply: Mapping[str, Any]) -> Outcome:
+    value, error = reply.get("value"), reply.get("error", "")
+    return Outcome(
+        value=None if error or value is None else str(value),
+        error=str(error) or ("" if value is not None else "no answer"),
+        output=str(reply.get("output", "")),
+        timed_out=bool(reply.get("timed_out")),
+        reusable=not reply.get("dirty", True),
+    )

@@ -1,0 +1,149 @@
+"""Tool answers as the token ids that follow a model's turn, up to where its next turn begins.
+
+The chat template is asked once how it writes tool answers: a made-up conversation is rendered with markers
+in the place of answers, and what stands between the markers is kept as token ids. What the model sampled is
+never rendered, decoded or tokenised again. Answers are data: no special token comes out of their text.
+
+A model without a chat template, or with one that knows no tool answers, reads the plain format:
+
+    \\n<tool_response>\\nANSWER\\n</tool_response>   (one for each answer)   \\n
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+MARKER = "answerqzx{}xzq"
+SPOKEN = "spokenqzxxzq"
+OPENING, CLOSING = "\n<tool_response>\n", "\n</tool_response>"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around n tool answers."""
+
+    closing: tuple[int, ...]
+    """Ends the model's turn where it did not do so itself (it was ended by a stop string)."""
+    pieces: tuple[tuple[int, ...], ...]
+    """n + 1: before the first answer, between two, after the last."""
+
+    def around(self, answers: Sequence[Sequence[int]], *, ended: bool, room: int) -> tuple[int, ...] | None:
+        """Token ids of the answers in their frame, at most `room`: the longest answers are cut first.
+
+        `ended`: the model's turn ends in its own end-of-turn token. None where not even the frame fits.
+        """
+        head = () if ended else self.closing
+        left = room - len(head) - sum(map(len, self.pieces))
+        if left < 0:
+            return None
+        ids = [*head, *self.pieces[0]]
+        kept = _fair([len(answer) for answer in answers], left)
+        for answer, count, piece in zip(answers, kept, self.pieces[1:], strict=True):
+            ids += [*answer[:count], *piece]
+        return tuple(ids)
+
+
+class AnswerRenderer:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
+        self.tokenizer = tokenizer
+        self.stop_ids = stop_ids
+        texts = {cast(str, tokenizer.decode([token])): token for token in sorted(stop_ids)}
+        self._stops = {text: token for text, token in texts.items() if text}
+        self._frames: dict[tuple[str, ...], Frame] = {}
+
+    def render(
+        self, names: Sequence[str], answers: Sequence[str], *, last_token: int | None, room: int
+    ) -> tuple[int, ...] | None:
+        """Ids of the answers of the tools `names` after a turn that ended in `last_token`.
+
+        Answers are cut to what fits into `room` tokens; None where nothing does.
+        """
+        frame = self.frame(tuple(names))
+        ids = [self._plain(answer) for answer in answers]
+        return frame.around(ids, ended=last_token in self.stop_ids, room=room)
+
+    def frame(self, names: tuple[str, ...]) -> Frame:
+        """What this model's template writes around answers of these tools."""
+        if names not in self._frames:
+            self._frames[names] = next(self._candidates(names))
+        return self._frames[names]
+
+    def _candidates(self, names: tuple[str, ...]) -> Iterator[Frame]:
+        """Frames that the template gives, the likeliest first; in the end the plain one."""
+        if self.tokenizer.chat_template is not None:
+            for with_calls in (True, False):
+                text = self._rendered(names, with_calls=with_calls)
+                frame = None if text is None else self._taken_apart(text, len(names), with_calls)
+                if frame is not None:
+                    yield frame
+        pieces = [OPENING, *[CLOSING + OPENING] * (len(names) - 1), CLOSING + "\n"]
+        yield Frame((), tuple(map(self._structure, pieces)))
+
+    def _rendered(self, names: Sequence[str], *, with_calls: bool) -> str | None:
+        """A question, a turn of the model, the markers in the place of answers; None where it is refused."""
+        spoken: dict[str, Any] = {"role": "assistant", "content": "" if with_calls else SPOKEN}
+        calls = [{"id": f"call{place:05d}", "name": name} for place, name in enumerate(names)]
+        if with_calls:
+            function = {"name": SPOKEN, "arguments": {}}
+            spoken["tool_calls"] = [
+                {"id": call["id"], "type": "function", "function": function} for call in calls
+            ]
+        answers = [
+            {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": MARKER.format(n)}
+            for n, call in enumerate(calls)
+        ]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": "question"}, spoken, *answers],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except (TemplateError, ValueError, TypeError, KeyError):
+            return None
+        return cast(str, text)
+
+    def _taken_apart(self, text: str, count: int, with_calls: bool) -> Frame | None:
+        """The frame in a rendered conversation; None where turn or answers are not to be found in it.
+
+        The model's turn ends at the first end-of-turn token after what it spoke, or, in templates that write
+        none, right after it.
+        """
+        places = [text.find(MARKER.format(n)) for n in range(count)]
+        spoken = text.rfind(SPOKEN, 0, max(places[0], 0))
+        if spoken < 0 or places != sorted(places) or places[0] < 0:
+            return None
+        start = spoken + len(SPOKEN)
+        ends = [(at, stop) for stop in self._stops if (at := text.find(stop, start, places[0])) >= 0]
+        closing: tuple[int, ...] = ()
+        if ends:
+            at, stop = min(ends)
+            start, closing = at + len(stop), (self._stops[stop],)
+        elif with_calls:
+            return None
+        parts = re.split("|".join(map(MARKER.format, range(count))), text[start:])
+        if len(parts) != count + 1:
+            return None
+        return Frame(closing, tuple(map(self._structure, parts)))
+
+    def _structure(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        return tuple(ids)
+
+
+def _fair(lengths: Sequence[int], room: int) -> list[int]:
+    """How much of each may stay, `room` in all: short ones whole, long ones equal shares of the rest."""
+    kept = [0] * len(lengths)
+    order = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    for done, place in enumerate(order):
+        kept[place] = min(lengths[place], room // (len(lengths) - done))
+        room -= kept[place]
+    return kept

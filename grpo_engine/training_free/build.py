@@ -1,0 +1,87 @@
+"""From a configuration to a training-free run. Weights are loaded only where somebody speaks with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from grpo_engine.config import RunConfig
+from grpo_engine.data import RowReader, read_rows
+from grpo_engine.errors import DatasetError
+from grpo_engine.graders import Grader
+from grpo_engine.graders.pool import Grading, open_grading
+from grpo_engine.policy import Policy
+from grpo_engine.sampler.torch_sampler import TorchSampler
+from grpo_engine.training_free.config import Speaker as Asked
+from grpo_engine.training_free.config import TrainingFreeHyperparameters, TrainingFreeMethod
+from grpo_engine.training_free.local import LocalSpeaker
+from grpo_engine.training_free.loop import TrainingFreeLoop
+from grpo_engine.training_free.parts import Machine, Parts
+from grpo_engine.training_free.prompts import Row
+from grpo_engine.training_free.remote import Budget, RemoteSpeaker
+from grpo_engine.training_free.speakers import Speaker
+
+
+def build_training_free(
+    config: RunConfig, method: TrainingFreeMethod, run_dir: Path, load: Callable[[], Policy]
+) -> TrainingFreeLoop:
+    """`load` gives the job's own model. Raises an EngineError that names what is wrong."""
+    settings = method.hyperparameters
+    rows = read_rows(config.training_file)
+    validation = read_rows(config.validation_file) if config.validation_file else []
+    budget = Budget(settings)
+    policy = load() if settings.needs_model else None
+    local = None if policy is None else _local(config, policy)
+
+    def speaker(asked: Asked) -> Speaker:
+        if asked == "model":
+            assert local is not None
+            return local
+        return RemoteSpeaker(asked, settings, budget)
+
+    attempting, reflecting = speaker(settings.rollouts), speaker(settings.reflection)
+    _refuse_long([*rows, *validation], attempting, settings)
+    parts = Parts(
+        attempting,
+        reflecting,
+        _grading(config, method.grader, settings),
+        _grading(config, method.eval_grader or method.grader, settings),
+        budget,
+        _machine(policy),
+    )
+    return TrainingFreeLoop(config, settings, run_dir, parts, rows, validation)
+
+
+def _local(config: RunConfig, policy: Policy) -> LocalSpeaker:
+    return LocalSpeaker(
+        RowReader(policy.tokenizer, config.created_at),
+        TorchSampler(policy, config.runtime.sample_budget),
+        max_length=policy.max_length,
+        seed=config.seed,
+        has_template=bool(policy.tokenizer.chat_template),
+    )
+
+
+def _grading(config: RunConfig, grader: Grader, settings: TrainingFreeHyperparameters) -> Grading:
+    return open_grading(
+        grader,
+        processes=config.runtime.grader_processes,
+        deadline_seconds=settings.grader_timeout_seconds,
+    )
+
+
+def _refuse_long(rows: Sequence[Row], attempting: Speaker, settings: TrainingFreeHyperparameters) -> None:
+    for number, row in enumerate(rows, 1):
+        if not attempting.fits(row, settings.max_completion_tokens):
+            raise DatasetError(
+                f"row {number}: the prompt and max_completion_tokens {settings.max_completion_tokens} "
+                "exceed the model's context",
+                hint="Shorten the prompt or lower max_completion_tokens.",
+            )
+
+
+def _machine(policy: Policy | None) -> Machine:
+    if policy is None:
+        return Machine()
+    num_parameters = sum(parameter.numel() for parameter in policy.model.parameters())
+    return Machine(str(policy.device), str(policy.model.dtype).removeprefix("torch."), num_parameters)

@@ -1,0 +1,181 @@
+"""The experience library E: short lessons with ids, changed by operations and by nothing else.
+
+Boundary: plain data. Who proposes operations and why is `reflection.py`'s; the prompt is `prompts.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from grpo_engine.records import Record
+
+Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class _Operation(BaseModel):
+    """As a model writes it: fields beyond those that are asked for are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class Add(_Operation):
+    operation: Literal["add"]
+    text: Words
+
+
+class Modify(_Operation):
+    operation: Literal["modify"]
+    id: str
+    text: Words
+
+
+class Delete(_Operation):
+    operation: Literal["delete"]
+    id: str
+
+
+class Keep(_Operation):
+    """This lesson was of use: it goes last when room is needed."""
+
+    operation: Literal["keep"]
+    id: str
+
+
+Operation = Annotated[Add | Modify | Delete | Keep, Field(discriminator="operation")]
+
+
+class Experience(Record):
+    """One lesson."""
+
+    id: str
+    """`G0`, `G1`, …; a number is never given twice."""
+    text: str
+    """One line."""
+    created_step: int
+    changed_step: int
+    useful_step: int
+    """Newest step that added, changed or kept it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a step's operations did."""
+
+    added: int = 0
+    modified: int = 0
+    deleted: int = 0
+    evicted: int = 0
+    """Made room for others."""
+    ignored: int = 0
+    """Operations on ids that are not there, and lessons that are there already."""
+
+    @property
+    def any(self) -> bool:
+        return bool(self.added or self.modified or self.deleted or self.evicted)
+
+    def metrics(self) -> dict[str, float]:
+        names = ("added", "modified", "deleted", "evicted", "ignored")
+        return {f"experiences/{name}": float(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """E, in the order of the lessons' numbers."""
+
+    experiences: tuple[Experience, ...] = ()
+    next_number: int = 0
+    version: int = field(default=0)
+    """Steps that changed it; attempts carry the version they were made with."""
+
+    def changed(
+        self, operations: Sequence[Operation], step: int, *, limit: int, max_chars: int
+    ) -> tuple[Library, Changes]:
+        """E after the operations in order, at most `limit` lessons of at most `max_chars` characters.
+
+        Above the limit the lesson with the oldest `useful_step` goes, of equal ones the lowest number.
+        """
+        draft = _Draft({each.id: each for each in self.experiences}, self.next_number, step, max_chars)
+        for operation in operations:
+            draft.apply(operation)
+        draft.shrink(limit)
+        version = self.version + draft.changes.any
+        return Library(tuple(draft.lessons.values()), draft.next_number, version), draft.changes
+
+    def by_use(self) -> list[Experience]:
+        """Most recently useful first."""
+        return sorted(self.experiences, key=lambda each: (-each.useful_step, -number_of(each)))
+
+
+def number_of(experience: Experience) -> int:
+    return int(experience.id.removeprefix("G"))
+
+
+@dataclass
+class _Draft:
+    """A library while operations run over it."""
+
+    lessons: dict[str, Experience]
+    next_number: int
+    step: int
+    max_chars: int
+    changes: Changes = Changes()
+
+    def apply(self, operation: Operation) -> None:
+        if isinstance(operation, Add):
+            self._add(one_line(operation.text, self.max_chars))
+        elif operation.id not in self.lessons:
+            self._count("ignored")
+        elif isinstance(operation, Modify):
+            self._modify(operation.id, one_line(operation.text, self.max_chars))
+        elif isinstance(operation, Delete):
+            del self.lessons[operation.id]
+            self._count("deleted")
+        else:
+            self._touch(operation.id)
+
+    def shrink(self, limit: int) -> None:
+        while len(self.lessons) > limit:
+            oldest = min(self.lessons.values(), key=lambda each: (each.useful_step, number_of(each)))
+            del self.lessons[oldest.id]
+            self._count("evicted")
+
+    def _add(self, text: str) -> None:
+        same = next((each.id for each in self.lessons.values() if each.text == text), None)
+        if same is not None:
+            self._touch(same)
+            self._count("ignored")
+            return
+        name = f"G{self.next_number}"
+        self.next_number += 1
+        self.lessons[name] = Experience(
+            id=name, text=text, created_step=self.step, changed_step=self.step, useful_step=self.step
+        )
+        self._count("added")
+
+    def _modify(self, name: str, text: str) -> None:
+        if self.lessons[name].text == text:
+            self._touch(name)
+            return
+        update = {"text": text, "changed_step": self.step, "useful_step": self.step}
+        self.lessons[name] = self.lessons[name].model_copy(update=update)
+        self._count("modified")
+
+    def _touch(self, name: str) -> None:
+        self.lessons[name] = self.lessons[name].model_copy(update={"useful_step": self.step})
+
+    def _count(self, what: str) -> None:
+        self.changes = replace(self.changes, **{what: getattr(self.changes, what) + 1})
+
+
+def one_line(text: str, max_chars: int) -> str:
+    """The text on one line of printable characters; a longer one ends at a word, with an ellipsis."""
+    readable = text.encode("utf-8", "replace").decode("utf-8")
+    line = " ".join("".join(each if each.isprintable() else " " for each in readable).split())
+    if len(line) <= max_chars:
+        return line
+    cut = line[: max_chars - 1]
+    return (cut.rsplit(" ", 1)[0] if " " in cut else cut) + "…"

@@ -1,0 +1,119 @@
+"""Checkpoints of a training-free job, which are its artifact too: a library in plain files.
+
+    step-00000003/  manifest.json  state.json
+                    experiences/  experiences.json  prompt.txt  prompt.json  manifest.json
+
+Complete or invisible like every checkpoint: written beside, fsynced, the manifest last, then renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_engine import manifest
+from grpo_engine.checkpoint import config_digest
+from grpo_engine.config import RunConfig
+from grpo_engine.errors import DiskFullError
+from grpo_engine.evaluation import Rewards
+from grpo_engine.training_free.library import Experience, Library
+from grpo_engine.training_free.prompts import Row, library_text, with_experiences
+
+FOLDER = "experiences"
+PLACEMENT = (
+    "prompt.txt stands before the text of the system message, with an empty line between; without a system "
+    "message before the text of the first user message. `example` is the first training row as it is sent."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that a run needs to go on as if never interrupted."""
+
+    step: int = 0
+    num_tokens: int = 0
+    """Tokens of all attempts."""
+    num_calls: int = 0
+    """Calls to endpoints, of attempts and reflection, evaluations included."""
+    cost_usd: float = 0.0
+    evaluated_step: int = -1
+    library: Library = field(default_factory=Library)
+    baseline: Rewards = field(default_factory=dict)
+    """Of the held-out rows before step 1, which verdicts compare with."""
+
+
+def save(folder: Path, config: RunConfig, state: State, template: str, example: Row) -> Path:
+    """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact."""
+    final = folder / f"step-{state.step:08d}"
+    temporary = folder / f".tmp-{final.name}"
+    try:
+        for leftover in (temporary, final):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        (temporary / FOLDER).mkdir(parents=True)
+        _write_artifact(temporary / FOLDER, state, template, example)
+        _write_json(temporary / "state.json", _state_dict(state))
+        _seal(temporary / FOLDER, {"job_id": config.job_id, "step": state.step})
+        facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}
+        _seal(temporary, facts)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"no space left for the checkpoint of step {state.step}") from error
+        raise
+    temporary.rename(final)
+    _fsync(folder)
+    return final
+
+
+def load(folder: Path) -> State:
+    """The state of a checkpoint whose manifest holds."""
+    found = json.loads((folder / "state.json").read_text())
+    lessons = json.loads((folder / FOLDER / "experiences.json").read_text())
+    library = Library(
+        tuple(Experience.model_validate(lesson) for lesson in lessons),
+        found.pop("next_number"),
+        found.pop("version"),
+    )
+    return State(**found, library=library)
+
+
+def _state_dict(state: State) -> dict[str, Any]:
+    own = {name: getattr(state, name) for name in State.__slots__ if name != "library"}
+    return {**own, "next_number": state.library.next_number, "version": state.library.version}
+
+
+def _write_artifact(folder: Path, state: State, template: str, example: Row) -> None:
+    lessons = state.library.experiences
+    text = library_text(lessons, template)
+    _write_json(folder / "experiences.json", [lesson.model_dump() for lesson in lessons])
+    (folder / "prompt.txt").write_text(text, encoding="utf-8")
+    sent = with_experiences(example, lessons, template)
+    shown = {name: sent[name] for name in ("messages", "prompt") if name in sent}
+    _write_json(folder / "prompt.json", {"text": text, "placement": PLACEMENT, "example": shown})
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def _seal(folder: Path, facts: dict[str, Any]) -> None:
+    """Everything on disk, then the manifest, then the folder."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _fsync(path)
+    _fsync(manifest.write(folder, facts))
+    _fsync(folder)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

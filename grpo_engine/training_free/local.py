@@ -1,0 +1,96 @@
+"""The job's own model as a speaker: its tokenizer's chat template, the worker's sampler.
+
+Boundary: no network. Without a chat template a conversation is read as one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from grpo_engine.data import RowReader, joined
+from grpo_engine.records import FinishReason
+from grpo_engine.sampler.base import Sampler, Sampling
+from grpo_engine.training_free.prompts import Row
+from grpo_engine.training_free.speakers import Asking, OnRow, Reply
+from grpo_engine.types import Completion, Group, Prompt
+
+ROUND = 1_000_000
+"""Rounds of a step draw as if their prompts were so far apart."""
+
+
+class LocalSpeaker:
+    def __init__(
+        self,
+        reader: RowReader,
+        sampler: Sampler,
+        *,
+        max_length: int | None,
+        seed: int,
+        has_template: bool,
+    ) -> None:
+        self.label = type(sampler).__name__
+        self.reader = reader
+        self.sampler = sampler
+        self.max_length = max_length
+        self.seed = seed
+        self.has_template = has_template
+
+    def answer(
+        self, rows: Sequence[Row], count: int, asking: Asking, on_row: OnRow | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """Completions; a row without room for an answer is a failure."""
+        prompts = self._prompts(rows)
+        places = [place for place, prompt in enumerate(prompts) if self._has_room(prompt, asking.max_tokens)]
+        self.sampler.load_policy(asking.version)
+        groups = self.sampler.generate(
+            [prompts[place] for place in places], count, self._sampling(asking), _told(on_row, places)
+        )
+        found = {place: group.completions for place, group in zip(places, groups, strict=True)}
+        answers = []
+        for place in range(len(rows)):
+            if place not in found:
+                found[place] = (_too_long(asking.version),) * count
+                if on_row is not None:
+                    on_row(place, found[place])
+            answers.append(found[place])
+        return answers
+
+    def fits(self, row: Row, max_tokens: int) -> bool:
+        return self._has_room(self._prompts([row])[0], max_tokens)
+
+    def _prompts(self, rows: Sequence[Row]) -> list[Prompt]:
+        found = self.reader.prompts(rows if self.has_template else [_flat(row) for row in rows])
+        return [replace(prompt, row=place) for place, prompt in enumerate(found)]
+
+    def _has_room(self, prompt: Prompt, max_tokens: int) -> bool:
+        return self.max_length is None or len(prompt.token_ids) + max_tokens <= self.max_length
+
+    def _sampling(self, asking: Asking) -> Sampling:
+        return Sampling(
+            max_tokens=asking.max_tokens,
+            temperature=asking.temperature,
+            seed=self.seed,
+            step=asking.step,
+            first_prompt=asking.round * ROUND,
+        )
+
+
+def _told(on_row: OnRow | None, places: Sequence[int]) -> Callable[[int, Group], None] | None:
+    if on_row is None:
+        return None
+    return lambda position, group: on_row(places[position], group.completions)
+
+
+def _too_long(version: int) -> Reply:
+    reason = "the prompt leaves no room for an answer"
+    return Reply("", (), (), FinishReason.LENGTH, version, failure=reason)
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A conversation for a model without a chat template."""
+    if "messages" not in row:
+        return row
+    texts = [str(joined(message.get("content")) or "") for message in row["messages"]]
+    return {**{name: row[name] for name in row if name != "messages"}, "prompt": "\n\n".join(texts)}

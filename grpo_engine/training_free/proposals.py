@@ -1,0 +1,46 @@
+"""What a reflecting model wrote → operations, or why it cannot be used.
+
+Boundary: pure. Strict: one JSON object, alone or in a fence, whose every operation is known and complete.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from grpo_engine.graders.samples import parse_json
+from grpo_engine.training_free.library import Operation
+
+MAX_LISTED = 512
+THOUGHTS_END = "</think>"
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    operations: list[Operation] = Field(max_length=MAX_LISTED)
+
+
+def read_operations(text: str) -> list[Operation]:
+    """`{"operations": […]}` → operations in order. Raises ValueError with a sentence for the model."""
+    body = without_thoughts(text)
+    fenced = _FENCE.findall(body)
+    try:
+        found = parse_json(fenced[-1] if fenced else body)
+    except ValueError:
+        raise ValueError("it is not a JSON object") from None
+    if not isinstance(found, dict):
+        raise ValueError("it is JSON, but no object")
+    try:
+        return _Answer.model_validate(found).operations
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"at {place}: {first['msg']}") from None
+
+
+def without_thoughts(text: str) -> str:
+    """What a reasoning model said after it had thought."""
+    return text.rpartition(THOUGHTS_END)[2].strip()

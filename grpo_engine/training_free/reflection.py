@@ -1,0 +1,185 @@
+"""A batch's groups → operations on the library: summarise, compare, consolidate.
+
+The semantic advantage of Training-Free GRPO (arXiv 2510.08191 §2): numeric advantages say who won, a model
+says in words why. Boundary: no task is attempted or graded here, and the library is not changed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from grpo_engine.training_free.config import TrainingFreeHyperparameters
+from grpo_engine.training_free.library import Library, Operation
+from grpo_engine.training_free.prompts import (
+    MAX_OPERATIONS,
+    AttemptView,
+    Messages,
+    Row,
+    again,
+    compare,
+    consolidate,
+    excerpt,
+    summarise,
+    task_text,
+)
+from grpo_engine.training_free.proposals import read_operations, without_thoughts
+from grpo_engine.training_free.speakers import Asking, Reply, Speaker, failure_of, tokens_of
+from grpo_engine.types import Completion, ScoredGroup
+
+MAX_SUMMARY_CHARS = 2000
+MAX_FEEDBACK_CHARS = 1000
+
+
+@dataclass
+class Tally:
+    """What a step's reflection cost and how much of it was of no use."""
+
+    calls: int = 0
+    tokens: int = 0
+    """Read and written, as far as they are counted."""
+    errors: int = 0
+    """Answers that did not come or could not be read."""
+    dropped: int = 0
+    """Proposals that were given up."""
+    notes: list[str] = field(default_factory=list)
+    """Why, for the first few."""
+
+    def count(self, completion: Completion) -> None:
+        self.calls += 1
+        self.tokens += tokens_of(completion)
+        if isinstance(completion, Reply):
+            self.tokens += completion.num_prompt_tokens
+
+    def metrics(self) -> dict[str, float]:
+        names = ("calls", "tokens", "errors", "dropped")
+        return {f"reflection/{name}": float(getattr(self, name)) for name in names}
+
+    def blame(self, reason: str) -> None:
+        self.errors += 1
+        if len(self.notes) < 3:
+            self.notes.append(reason)
+
+
+class Reflection:
+    """One step's look back."""
+
+    def __init__(
+        self, speaker: Speaker, settings: TrainingFreeHyperparameters, library: Library, step: int
+    ) -> None:
+        self.speaker = speaker
+        self.settings = settings
+        self.library = library
+        self.step = step
+        self.tally = Tally()
+        self.round = 0
+
+    def operations(self, groups: Sequence[ScoredGroup], rows: Sequence[Row]) -> list[Operation]:
+        """What to do to the library, from the groups with signal; `rows` without the library in front."""
+        pairs = [(group, row) for group, row in zip(groups, rows, strict=True) if group.has_signal]
+        if not pairs:
+            return []
+        tasks = [excerpt(task_text(row), self.settings.max_attempt_chars) for _, row in pairs]
+        views = self._summarised([group for group, _ in pairs], tasks)
+        experiences, max_chars = self.library.experiences, self.settings.max_experience_chars
+        questions = [
+            compare(task, each, experiences, max_chars) for task, each in zip(tasks, views, strict=True)
+        ]
+        listed = self._listed(questions)
+        self.tally.dropped = sum(found is None for found in listed)
+        proposals = [found[:MAX_OPERATIONS] for found in listed if found]
+        return self._consolidated(proposals) if proposals else []
+
+    def _summarised(self, groups: Sequence[ScoredGroup], tasks: Sequence[str]) -> list[list[AttemptView]]:
+        """Every scored attempt in the reflecting model's words; its own where those do not come."""
+        attempts = [list(scored_attempts(group)) for group in groups]
+        questions = [
+            summarise(task, self._shown(completion), view.reward, view.feedback)
+            for task, group in zip(tasks, attempts, strict=True)
+            for completion, view in group
+        ]
+        texts = iter(self._texts(questions))
+        return [
+            [self._view(completion, view, next(texts)) for completion, view in group] for group in attempts
+        ]
+
+    def _view(self, completion: Completion, view: AttemptView, summary: str | None) -> AttemptView:
+        text = without_thoughts(summary or "") or self._shown(completion)
+        return AttemptView(excerpt(text, MAX_SUMMARY_CHARS), view.reward, view.advantage, view.feedback)
+
+    def _shown(self, completion: Completion) -> str:
+        return excerpt(completion.text, self.settings.max_attempt_chars)
+
+    def _consolidated(self, proposals: Sequence[Sequence[Operation]]) -> list[Operation]:
+        """One list of the proposals; as they came, one after the other, where nobody merges them."""
+        settings = self.settings
+        question = consolidate(
+            proposals, self.library.experiences, settings.max_experiences, settings.max_experience_chars
+        )
+        merged = self._listed([question])[0]
+        return [each for proposal in proposals for each in proposal] if merged is None else merged
+
+    def _listed(self, questions: Sequence[Messages]) -> list[list[Operation] | None]:
+        """Operations of each answer; one that cannot be read is asked for once more, then given up (None)."""
+        found, faults = self._read(questions)
+        repeated = sorted(faults)
+        second, _ = self._read([again(questions[place], *faults[place]) for place in repeated])
+        for place, operations in zip(repeated, second, strict=True):
+            found[place] = operations
+        return found
+
+    def _read(
+        self, questions: Sequence[Messages]
+    ) -> tuple[list[list[Operation] | None], dict[int, tuple[str, str]]]:
+        """Operations of each answer, and (answer, fault) of those that cannot be read."""
+        found: list[list[Operation] | None] = []
+        faults: dict[int, tuple[str, str]] = {}
+        for place, text in enumerate(self._texts(questions)):
+            operations = None
+            if text is not None:
+                try:
+                    operations = read_operations(text)
+                except ValueError as error:
+                    self.tally.blame(str(error))
+                    faults[place] = text, str(error)
+            found.append(operations)
+        return found, faults
+
+    def _texts(self, questions: Sequence[Messages]) -> list[str | None]:
+        """One answer to each question, None where none came."""
+        if not questions:
+            return []
+        asking = Asking(
+            max_tokens=self.settings.reflection_max_tokens,
+            temperature=self.settings.reflection_temperature,
+            step=self.step,
+            round=self._next_round(),
+        )
+        rows: list[Row] = [{"messages": messages} for messages in questions]
+        return [self._text(answers[0]) for answers in self.speaker.answer(rows, 1, asking)]
+
+    def _text(self, completion: Completion) -> str | None:
+        self.tally.count(completion)
+        failure = failure_of(completion)
+        if failure is not None:
+            self.tally.blame(failure)
+            return None
+        return completion.text
+
+    def _next_round(self) -> int:
+        self.round += 1
+        return self.round
+
+
+def scored_attempts(group: ScoredGroup) -> list[tuple[Completion, AttemptView]]:
+    """The group's attempts that have a reward, with what the comparing model is told of each."""
+    return [
+        (
+            completion,
+            AttemptView("", score.reward, advantage, excerpt(score.feedback, MAX_FEEDBACK_CHARS)),
+        )
+        for completion, score, advantage in zip(
+            group.group.completions, group.scores, group.advantages, strict=True
+        )
+        if score.reward is not None
+    ]

@@ -1,0 +1,181 @@
+"""A model behind one of the operator's endpoints as a speaker: bounded threads, results in order, a budget.
+
+Passing trouble is retried by the client. What still fails is told as a failure of that one answer, until so
+much fails that the endpoint must be taken for down. Boundary: no key and no address is in any message.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from grpo_engine import chat
+from grpo_engine.errors import ConfigError, EndpointDownError, OverspentError
+from grpo_engine.graders.judging import Account, Ledger, SpendLimitError
+from grpo_engine.records import FinishReason
+from grpo_engine.training_free.config import EndpointModel, TrainingFreeHyperparameters
+from grpo_engine.training_free.prompts import Row
+from grpo_engine.training_free.speakers import Asking, OnRow, Reply, failure_of
+from grpo_engine.types import Completion
+
+ACCOUNT = "job"
+BREAK_AFTER = 6
+"""Answers in a row that did not come: nobody is asked any more."""
+HOPELESS = (401, 403, 404)
+"""Statuses that no further request changes: key, permission, address or model."""
+SHOWN_FAILURES = 3
+CHARACTERS_PER_TOKEN = 4
+
+
+class Budget:
+    """What the job's endpoints may be asked and cost, over all its attempts."""
+
+    def __init__(self, settings: TrainingFreeHyperparameters) -> None:
+        self.max_calls = settings.max_calls
+        self.max_cost_usd = settings.max_cost_usd
+        self.ledger = Ledger()
+        self.restore(0, 0.0)
+
+    def restore(self, num_calls: int, cost_usd: float) -> None:
+        """Go on from what was spent."""
+        self.ledger.accounts[ACCOUNT] = Account(calls=num_calls, usd=cost_usd)
+
+    @property
+    def num_calls(self) -> int:
+        return self.ledger.accounts[ACCOUNT].calls
+
+    @property
+    def cost_usd(self) -> float:
+        return self.ledger.accounts[ACCOUNT].usd
+
+
+class RemoteSpeaker:
+    def __init__(self, asked: EndpointModel, settings: TrainingFreeHyperparameters, budget: Budget) -> None:
+        """Raises ConfigError where the operator has no such endpoint, model or price."""
+        self.asked = asked
+        self.label = asked.label
+        self.budget = budget
+        self.concurrent_calls = settings.concurrent_calls
+        try:
+            self.endpoint = chat.find_endpoint(asked.endpoint)
+            self.client = chat.ChatClient.named(
+                asked.endpoint, asked.model, timeout=settings.request_timeout_seconds
+            )
+        except chat.EndpointError as error:
+            raise ConfigError(str(error)) from None
+        if budget.max_cost_usd is not None and self.endpoint.cost_usd(0, 0) is None:
+            raise ConfigError(f"max_cost_usd needs the prices of the endpoint {asked.endpoint!r}")
+        self._lock = threading.Lock()
+        self._failures_in_a_row = 0
+
+    def answer(
+        self, rows: Sequence[Row], count: int, asking: Asking, on_row: OnRow | None = None
+    ) -> list[tuple[Completion, ...]]:
+        """Answers in order. Raises EndpointDownError where more than half of several do not come, and
+        OverspentError where the budget is empty."""
+        with ThreadPoolExecutor(self.concurrent_calls, thread_name_prefix="endpoint") as threads:
+            futures = [[threads.submit(self._ask, row, asking) for _ in range(count)] for row in rows]
+            try:
+                answers = [self._gathered(place, each, on_row) for place, each in enumerate(futures)]
+            finally:
+                threads.shutdown(cancel_futures=True)
+        self._refuse_silence([reply for group in answers for reply in group])
+        return answers
+
+    def fits(self, row: Row, max_tokens: int) -> bool:
+        """The server's own limit is not known here; what exceeds it comes back as a failure."""
+        return True
+
+    def _gathered(
+        self, place: int, futures: Sequence[Future[Completion]], on_row: OnRow | None
+    ) -> tuple[Completion, ...]:
+        found = tuple(future.result() for future in futures)
+        if on_row is not None:
+            on_row(place, found)
+        return found
+
+    def _ask(self, row: Row, asking: Asking) -> Completion:
+        request = self._request(row, asking)
+        try:
+            answer = self._paid(request, asking.max_tokens)
+        except chat.ChatServerError as error:
+            self._note_failure(error)
+            return _failed(self._words(error), asking.version)
+        except chat.ChatParseError as error:
+            return _failed(str(error), asking.version)
+        with self._lock:
+            self._failures_in_a_row = 0
+        return _reply(answer, asking.version)
+
+    def _request(self, row: Row, asking: Asking) -> dict[str, Any]:
+        messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
+        return {
+            "messages": messages,
+            "temperature": asking.temperature,
+            self.asked.length_field: asking.max_tokens,
+            "tools": row.get("tools") or None,
+        }
+
+    def _paid(self, request: dict[str, Any], max_tokens: int) -> chat.ChatAnswer:
+        """The answer, counted. Raises ChatServerError, ChatParseError, OverspentError."""
+        size = len(json.dumps(request)) // CHARACTERS_PER_TOKEN
+        expected = self.endpoint.cost_usd(size, max_tokens) or 0.0
+        try:
+            with self.budget.ledger.call(
+                ACCOUNT,
+                self.label,
+                max_calls=self.budget.max_calls,
+                max_cost_usd=self.budget.max_cost_usd,
+                expected_usd=expected,
+            ) as receipt:
+                answer = self.client.complete(**request)
+                usage = answer.usage
+                receipt.input_tokens, receipt.output_tokens = usage.input_tokens, usage.output_tokens
+                receipt.usd = self.endpoint.cost_usd(usage.input_tokens, usage.output_tokens) or expected
+                receipt.answered = True
+        except SpendLimitError as error:
+            raise OverspentError(str(error)) from None
+        return answer
+
+    def _note_failure(self, error: chat.ChatServerError) -> None:
+        """Raises EndpointDownError where asking on is of no use."""
+        with self._lock:
+            self._failures_in_a_row += 1
+            is_down = self._failures_in_a_row >= BREAK_AFTER
+        if is_down or error.status in HOPELESS:
+            raise self._down([self._words(error)])
+
+    def _words(self, error: chat.ChatServerError) -> str:
+        """The error without the operator's host, which is no job's business."""
+        return str(error).replace(urlsplit(self.endpoint.url).hostname or "\0", self.asked.endpoint)
+
+    def _refuse_silence(self, replies: Sequence[Completion]) -> None:
+        failures = [failure for reply in replies if (failure := failure_of(reply)) is not None]
+        if len(replies) > 1 and 2 * len(failures) > len(replies):
+            raise self._down(failures)
+
+    def _down(self, failures: Sequence[str]) -> EndpointDownError:
+        evidence = tuple(dict.fromkeys(failures))[:SHOWN_FAILURES]
+        return EndpointDownError(f"{self.label} does not answer: {evidence[0]}", evidence=evidence)
+
+
+def _failed(reason: str, version: int) -> Reply:
+    return Reply("", (), (), FinishReason.STOP, version, failure=reason)
+
+
+def _reply(answer: chat.ChatAnswer, version: int) -> Reply:
+    """A refusal is an answer: its words, or none."""
+    cut = answer.finish_reason == "length"
+    return Reply(
+        answer.text or answer.refusal or "",
+        (),
+        (),
+        FinishReason.LENGTH if cut else FinishReason.STOP,
+        version,
+        num_tokens=answer.usage.output_tokens,
+        num_prompt_tokens=answer.usage.input_tokens,
+    )

@@ -1,0 +1,113 @@
+"""Attempts at rows, made with the library in the prompt, graded and compared.
+
+Boundary: groups and their metrics; nobody reflects here. An attempt that a speaker could not make is
+unscorable like one that a grader could not score.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from grpo_engine.advantages import GroupRewards, advantages
+from grpo_engine.graders.pool import Grading
+from grpo_engine.metrics import PhaseTimer, reward_metrics
+from grpo_engine.records import FinishReason, GradeError, Score
+from grpo_engine.training_free.config import TrainingFreeHyperparameters
+from grpo_engine.training_free.library import Experience, Library
+from grpo_engine.training_free.prompts import Row, task_text, with_experiences
+from grpo_engine.training_free.speakers import Asking, Speaker, failure_of, sample_of, tokens_of
+from grpo_engine.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
+
+UNANSWERED = "rollout"
+"""Part under which the reason of a missing attempt is shown."""
+
+
+def compare(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
+    """The groups with their advantages (`group_std`); those without signal get exactly 0."""
+    rewards = [GroupRewards(tuple(score.reward for score in group.scores)) for group in groups_P]
+    return [
+        ScoredGroup(graded.group, graded.scores, found.values, found.has_signal)
+        for graded, found in zip(groups_P, advantages(rewards), strict=True)
+    ]
+
+
+class Attempts:
+    """Makes attempts with one speaker."""
+
+    def __init__(self, speaker: Speaker, settings: TrainingFreeHyperparameters) -> None:
+        self.speaker = speaker
+        self.settings = settings
+
+    def prompted(self, row: Row, library: Library) -> tuple[Row, int]:
+        """The row with as much of the library as fits, and how many lessons had to stay out.
+
+        The lesson that was longest of no use stays out first.
+        """
+        by_use = library.by_use()
+        for count in range(len(by_use), -1, -1):
+            kept = {each.id for each in by_use[:count]}
+            shown: list[Experience] = [each for each in library.experiences if each.id in kept]
+            prompted = with_experiences(row, shown, self.settings.template)
+            if count == 0 or self.speaker.fits(prompted, self.settings.max_completion_tokens):
+                return prompted, len(by_use) - count
+        return row, len(by_use)
+
+    def graded(
+        self,
+        prompts_P: Sequence[Prompt],
+        rows_P: Sequence[Row],
+        count: int,
+        asking: Asking,
+        grading: Grading,
+        timer: PhaseTimer,
+    ) -> list[GradedGroup]:
+        """P groups of `count` attempts with their scores; `rows_P` are asked as they are.
+
+        A finished group is graded while others are still made.
+        """
+        waiting: dict[int, list[Future[Score] | Score]] = {}
+
+        def submit(place: int, completions: tuple[Completion, ...]) -> None:
+            item = prompts_P[place].item
+            waiting[place] = [_unscorable(c) or grading.submit(sample_of(c), item) for c in completions]
+
+        with timer.measure("sample"):
+            made = self.speaker.answer(rows_P, count, asking, submit)
+        with timer.measure("score"):
+            return [
+                GradedGroup(
+                    Group(replace(prompt, text=task_text(row)), completions),
+                    tuple(each if isinstance(each, Score) else each.result() for each in waiting[place]),
+                )
+                for place, (prompt, row, completions) in enumerate(zip(prompts_P, rows_P, made, strict=True))
+            ]
+
+
+def _unscorable(completion: Completion) -> Score | None:
+    reason = failure_of(completion)
+    if reason is None:
+        return None
+    error = GradeError(code="model_grader_server_error", message=reason)
+    return Score(reward=None, errors={UNANSWERED: error})
+
+
+def attempt_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Rewards as every method has them, and lengths."""
+    return {**reward_metrics(scored), **length_metrics(scored)}
+
+
+def length_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Tokens as whoever spoke counts them, the share that was cut, and attempts that were not made."""
+    completions = [completion for group in scored for completion in group.group.completions]
+    lengths = [float(tokens_of(completion)) for completion in completions]
+    cut = [1.0 if completion.finish_reason is FinishReason.LENGTH else 0.0 for completion in completions]
+    return {
+        "completions/mean_length": statistics.fmean(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": statistics.fmean(cut),
+        "completions/unanswered": float(sum(failure_of(each) is not None for each in completions)),
+    }

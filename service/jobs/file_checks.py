@@ -1,0 +1,101 @@
+"""One file of a job, row by row: readable, of the right shape, gradable, short enough, and not seen twice.
+
+Boundary: reads storage; what is found goes to the request's problems and warnings. The checks themselves
+are `dataset.py`'s, `lengths.py`'s, `duplicates.py`'s and `grader_trial.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_engine.graders import Grader
+from grpo_engine.tools.specs import function_schemas
+from service.files.parquet import BadParquet, stored_lines
+from service.jobs.dataset import Problems, Row, read_rows
+from service.jobs.duplicates import DuplicateCheck
+from service.jobs.grader_trial import try_grader
+from service.jobs.lengths import LengthCheck
+from service.jobs.method_checks import Warn
+from service.jobs.method_parts import DatasetUse, kind_of, settings_of
+from service.models import File
+from service.settings import Settings
+from service.storage import ObjectMissing, Storage
+from service.tokens import ModelText
+
+TRIAL_ROWS = 3
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """The checks of one request's files."""
+
+    storage: Storage
+    settings: Settings
+    method: Any
+    text: ModelText | None
+    """None: lengths are not checked."""
+    context_tokens: int | None
+    problems: Problems
+    warn: Warn
+    duplicates: DuplicateCheck
+
+    def num_rows(self, use: DatasetUse, file: File | None) -> int:
+        """Number of usable rows; what is wrong with the file goes to the problems."""
+        if file is None:
+            self.problems.add(use.param, f"there is no file {use.file_id}", code="file_not_found")
+            return 0
+        if file.purpose != "fine-tune":
+            reason = f"{file.id} has the purpose {file.purpose!r}, not 'fine-tune'"
+            self.problems.add(use.param, reason, code="invalid_file_purpose")
+            return 0
+        limits = {"max_rows": self.settings.max_rows, "max_bytes": self.settings.max_upload_bytes}
+        try:
+            return self._count_checked(use, stored_lines(self.storage, file.storage_key, **limits))
+        except ObjectMissing:
+            reason = f"the content of {file.id} is no longer stored"
+            self.problems.add(use.param, reason, code="file_not_found")
+        except BadParquet as error:
+            self.problems.add(use.param, error.reason)
+        return 0
+
+    def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:
+        rows: Iterable[Row] = read_rows(
+            lines,
+            file=use.param,
+            kind=kind_of(self.method),
+            max_rows=self.settings.max_rows,
+            problems=self.problems,
+        )
+        if self.text is not None:
+            tools = tuple(function_schemas(getattr(settings_of(self.method), "tools", ())))
+            check = LengthCheck(self.text, self.method, self.context_tokens, use.param, self.problems, tools)
+            rows = check.watch(rows)
+        rows = self.duplicates.watch(rows, use.param)
+        return sum(1 for _ in self._graded(rows, use))
+
+    def _graded(self, rows: Iterable[Row], use: DatasetUse) -> Iterator[Row]:
+        """The same rows, after the grader's templates were resolved and its trial was run on them."""
+        if use.grader is None:
+            yield from rows
+            return
+        trial: list[Row] = []
+        for row in rows:
+            if self._is_gradable(row, f"{use.param}[{row.line}]", use.grader) and len(trial) < TRIAL_ROWS:
+                trial.append(row)
+            yield row
+        is_new = use.param == "training_file" or not use.grader_param.endswith(f"{self.method.type}.grader")
+        if is_new:
+            try_grader(use.grader, trial, self.problems, self.warn, use.grader_param)
+
+    def _is_gradable(self, row: Row, place: str, grader: Grader) -> bool:
+        """Whether the grader can score some completion of this row; if not, why goes to the problems."""
+        paths = grader.unresolved(row.item)
+        for path in paths:
+            where = f"{place}.{path.removeprefix('item.')}"
+            self.problems.add(where, f"the grader's {{{{{path}}}}} does not resolve in this row")
+        sentences = [] if paths else grader.problems(row.item)
+        for sentence in sentences:
+            self.problems.add(place, f"the grader can score nothing here: {sentence}")
+        return not paths and not sentences

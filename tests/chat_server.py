@@ -1,0 +1,227 @@
+"""Scripted HTTP servers on 127.0.0.1: a chat server and a grader, real sockets, answers from the test.
+
+    with ChatServer(lambda request: "4") as server:
+        ChatClient(server.url, "judge").complete([...])   # with GRPO_ALLOWED_HOSTS = server.host
+
+An answer is a text, JSON, or a `Reply` that fails, stalls, drips, floods or redirects. Requests are recorded
+in `server.requests`.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What to answer where a text is not enough."""
+
+    status: int = 200
+    body: bytes | dict[str, Any] | str = b""
+    """Bytes as they are; a dictionary as JSON; a text as the model's answer (chat) or as it is."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    stall: bool = False
+    """Say nothing until the server closes."""
+    drip_seconds: float = 0.0
+    """Send the body one byte at a time, with such pauses, and break off when the server closes."""
+    flood_bytes: int = 0
+    """Send that many bytes instead of the body, or fewer where the client hangs up."""
+    drop: bool = False
+    """Close the connection without an answer."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One request as it arrived."""
+
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Answer = Reply | str | dict[str, Any] | bytes
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up, or does not trust the certificate, is part of the test; others are told."""
+        if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):
+            super().handle_error(request, client_address)
+
+
+class ScriptedServer:
+    """Answers every POST with what `answer(recorded)` returns. Use as a context manager."""
+
+    path = "/"
+
+    def __init__(self, answer: Callable[[Recorded], Answer]) -> None:
+        self.answer = answer
+        self.requests: list[Recorded] = []
+        self.closing = threading.Event()
+        self._server = _Server(("127.0.0.1", 0), _handler_of(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def host(self) -> str:
+        """`127.0.0.1:port`, an entry for GRPO_ALLOWED_HOSTS."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}{self.path}"
+
+    def wrap(self, context: ssl.SSLContext) -> None:
+        """Speak TLS. Before it starts."""
+        # The handshake is the connection's own thread's: a client that breaks it off stops nobody.
+        self._server.socket = context.wrap_socket(
+            self._server.socket, server_side=True, do_handshake_on_connect=False
+        )
+
+    def reply(self, recorded: Recorded) -> Reply:
+        """The answer as it goes out."""
+        answer = self.answer(recorded)
+        return answer if isinstance(answer, Reply) else Reply(body=answer)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class EndpointServer(ScriptedServer):
+    """A grader: `answer` gets the request's JSON and gives a score, a dictionary or a Reply."""
+
+    path = "/grade"
+
+    def __init__(self, answer: Callable[[dict[str, Any]], float | Answer]) -> None:
+        def as_answer(recorded: Recorded) -> Answer:
+            given = answer(recorded.json)
+            return {"score": given} if isinstance(given, int | float) else given
+
+        super().__init__(as_answer)
+
+
+class ChatServer(ScriptedServer):
+    """OpenAI's `/v1/chat/completions`: `answer` gets the request's JSON, gives the model's text or a Reply.
+
+    A dictionary is sent as the text that it is as JSON: what a model writes under a schema. Tokens are
+    counted as words.
+    """
+
+    path = "/v1"
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Answer]) -> None:
+        super().__init__(lambda recorded: answer(recorded.json))
+
+    def reply(self, recorded: Recorded) -> Reply:
+        if recorded.path != "/v1/chat/completions":
+            return Reply(status=404, body={"error": {"message": f"no {recorded.path}"}})
+        answer = self.answer(recorded)
+        if isinstance(answer, dict):
+            answer = json.dumps(answer)
+        if isinstance(answer, str):
+            answer = Reply(body=answer)
+        if isinstance(answer, bytes):
+            return Reply(body=answer)
+        if isinstance(answer.body, str):
+            return replace(answer, body=chat_completion(recorded.json, answer.body))
+        return answer
+
+
+def chat_completion(request: Mapping[str, Any], text: str | None, **message: Any) -> dict[str, Any]:
+    """The body of an answer; `message` adds fields such as `refusal`."""
+    words = sum(len(str(each.get("content", "")).split()) for each in request["messages"])
+    usage = {"prompt_tokens": words, "completion_tokens": len((text or "").split())}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": request.get("model", ""),
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": text, **message},
+            }
+        ],
+        "usage": usage | {"total_tokens": sum(usage.values())},
+    }
+
+
+def _handler_of(script: ScriptedServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 30
+
+        def do_POST(self) -> None:
+            size = int(self.headers.get("content-length", 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            recorded = Recorded(self.path, headers, self.rfile.read(size))
+            script.requests.append(recorded)
+            self.close_connection = True
+            try:
+                self._send(script.reply(recorded))
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the client hung up, as it may
+
+        def _send(self, reply: Reply) -> None:
+            if reply.stall:
+                script.closing.wait()
+            if reply.stall or reply.drop:
+                return
+            body = reply.body
+            if isinstance(body, dict):
+                body = json.dumps(body).encode()
+            elif isinstance(body, str):
+                body = body.encode()
+            self.send_response(reply.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(reply.flood_bytes or len(body)))
+            self.send_header("Connection", "close")
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if reply.flood_bytes:
+                self._flood(reply.flood_bytes)
+            elif reply.drip_seconds:
+                self._drip(body, reply.drip_seconds)
+            else:
+                self.wfile.write(body)
+
+        def _flood(self, size: int) -> None:
+            piece = b" " * 65_536
+            for start in range(0, size, len(piece)):
+                self.wfile.write(piece[: size - start])
+
+        def _drip(self, body: bytes, seconds: float) -> None:
+            for byte in body:
+                if script.closing.wait(seconds):
+                    return
+                self.wfile.write(bytes([byte]))
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: tests read `requests`."""
+
+    return Handler

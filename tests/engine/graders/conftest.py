@@ -1,0 +1,35 @@
+"""A judge for the tests of graders that ask one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_engine.graders import score_model
+from grpo_engine.graders.judging import Ledger, SharedCalls
+from tests.chat_server import Answer, ChatServer
+from tests.engine.graders.judges import KEY, Judge
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+    """Starts a judge that answers so, as the operator's endpoint "default"; nothing is remembered before."""
+    monkeypatch.setattr(score_model, "_ledger", Ledger())
+    monkeypatch.setattr(score_model, "_verdicts", SharedCalls(100))
+    started: list[ChatServer] = []
+
+    def start(answer: Callable[[dict[str, Any]], Answer], **endpoint: Any) -> ChatServer:
+        server = ChatServer(answer).__enter__()
+        started.append(server)
+        file = tmp_path / "endpoints.json"
+        file.write_text(json.dumps({"default": {"url": server.url, "api_key": KEY, **endpoint}}))
+        monkeypatch.setenv("GRPO_ENDPOINTS", str(file))
+        return server
+
+    yield start
+    for server in started:
+        server.__exit__(None, None, None)

@@ -1,0 +1,234 @@
+"""Where a user's URL may lead, and which headers it may carry."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from grpo_engine.graders.addresses import Outside, RefusedUrl, as_address, is_public
+from grpo_engine.graders.web import check_headers, check_url, post
+
+# PORT is a listening socket's on every local address: nothing may knock there.
+REFUSED = [
+    "http://example.com/",
+    "http://127.0.0.1:PORT/",
+    "https://127.0.0.1:PORT/",
+    "https://127.0.0.1/",
+    "https://127.1:8443/",
+    "https://127.0.1/",
+    "https://2130706433:8443/",
+    "https://017700000001:8443/",
+    "https://0177.0.0.1:8443/",
+    "https://0x7f.0.0.1:8443/",
+    "https://0x7f000001:8443/",
+    "https://0X7F000001:8443/",
+    "https://127.0.0.0x1/",
+    "https://0x/",
+    "https://0/",
+    "https://0.0.0.0:8443/",
+    "https://127.0.0.1.:8443/",
+    "https://1.1.1.1.1/",
+    "https://256.1.1.1/",
+    "https://1.1.1.08/",
+    "https://10.0.0.1/",
+    "https://172.16.0.1/",
+    "https://192.168.1.1/",
+    "https://169.254.169.254/latest/meta-data/",
+    "https://100.64.0.1/",
+    "https://100.100.100.200/latest/meta-data/",
+    "https://168.63.129.16/machine",
+    "https://192.0.0.192/opc/v2/",
+    "https://192.0.2.1/",
+    "https://198.18.0.1/",
+    "https://224.0.1.1/",
+    "https://240.0.0.1/",
+    "https://255.255.255.255/",
+    "https://[::1]:PORT/",
+    "https://[::1]:8443/",
+    "https://[::]:8443/",
+    "https://[::ffff:127.0.0.1]:8443/",
+    "https://[::ffff:7f00:1]:8443/",
+    "https://[::127.0.0.1]/",
+    "https://[64:ff9b::127.0.0.1]/",
+    "https://[64:ff9b::a9fe:a9fe]/",
+    "https://[64:ff9b:1::1]/",
+    "https://[2002:7f00:1::]/",
+    "https://[2001:0:7f00:1::]/",
+    "https://[2001:db8::1]/",
+    "https://[3fff::1]/",
+    "https://[fe80::1]/",
+    "https://[fe80::1%25eth0]/",
+    "https://[fec0::1]/",
+    "https://[fd00:ec2::254]/",
+    "https://[ff0e::1]/",
+    "https://[::1/",
+    "https://[127.0.0.1]/",
+    "https://localhost:8443/",
+    "https://LOCALHOST:8443/",
+    "https://localhost.:8443/",
+    "https://me.localhost/",
+    "https://localhost.localdomain/",
+    "https://intranet/",
+    "https://redis:8443/",
+    "https://metadata.google.internal/computeMetadata/v1/",
+    "https://printer.local/",
+    "https://router.home.arpa/",
+    "https://example.com:22/",
+    "https://example.com:6379/",
+    "https://example.com:80/",
+    "https://example.com:0/",
+    "https://example.com:99999/",
+    "https://example.com:443:8443/",
+    "https://user@example.com/",
+    "https://user:password@example.com/",
+    "https://example.com@127.0.0.1:PORT/",
+    "https://@example.com/",
+    "https://example.com/#@127.0.0.1",
+    "https://example.com#/",
+    "https://127.0.0.1:PORT\\@example.com/",
+    "https://example.com\\.evil.test/",
+    "https://exa mple.com/",
+    " https://example.com/",
+    "https://example.com/\r\nX: y",
+    "https://example.com/\x00",
+    "https://exam\tple.com/",
+    "https://%6c%6f%63%61%6c%68%6f%73%74/",
+    "https://①②⑦.⓪.⓪.①/",
+    "https://127。0。0。1/",
+    "https://exämple.com/",
+    "https://-example.com/",
+    "https://example..com/",
+    "https://" + "a" * 64 + ".com/",
+    "https:///path",
+    "https:example.com",
+    "//example.com/",
+    "example.com",
+    "",
+    "file:///etc/passwd",
+    "ftp://example.com/",
+    "gopher://127.0.0.1:PORT/_FLUSHALL",
+    "data:text/plain,x",
+    "javascript:alert(1)",
+    "unix:///var/run/docker.sock",
+    "https://example.com/" + "a" * 2100,
+]
+ACCEPTED = [
+    "https://example.com/grade",
+    "https://example.com:8443/grade?x=%20y",
+    "https://EXAMPLE.com.",
+    "https://xn--exmple-cua.com/",
+    "https://8.8.8.8/",
+    "https://[2606:4700:4700::1111]/",
+    "https://3com.example/",
+]
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A port on all local addresses at which nobody may knock."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        server.settimeout(0.0)
+        yield server
+
+
+def nobody(host: str, port: int) -> list[str]:
+    raise AssertionError(f"{host} was looked up")
+
+
+def test_every_way_round_is_refused_before_any_look_up_and_any_connection(listener: socket.socket) -> None:
+    assert len(REFUSED) >= 40
+    for url in REFUSED:
+        url = url.replace("PORT", str(listener.getsockname()[1]))
+        with pytest.raises(RefusedUrl):
+            check_url(url, Outside())
+        with pytest.raises(RefusedUrl):
+            post(url, b"", {}, timeout_seconds=1, outside=Outside(), resolver=nobody)
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+@pytest.mark.parametrize("url", ACCEPTED)
+def test_public_https_is_accepted(url: str) -> None:
+    check_url(url, Outside())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.0.0.1",
+        "169.254.169.254",
+        "::1",
+        "::ffff:10.0.0.1",
+        "fd00::1",
+        "100.64.0.1",
+        "fe80::1%1",
+    ],
+)
+def test_a_name_that_leads_inside_is_refused_before_the_connection(
+    address: str, listener: socket.socket
+) -> None:
+    for found in ([address], ["8.8.8.8", address], [address, "8.8.8.8"]):
+        with pytest.raises(RefusedUrl, match=r"rebind\.example leads to an address that is not public"):
+            post(
+                "https://rebind.example:8443/",
+                b"",
+                {},
+                timeout_seconds=1,
+                outside=Outside(),
+                resolver=lambda host, port, found=found: found,  # type: ignore[misc]
+            )
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+def test_the_operator_may_allow_a_host_or_one_of_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_ALLOWED_HOSTS", " 127.0.0.1:8001, Judge.Example ,[::1]:9,")
+    check_url("http://127.0.0.1:8001/v1")
+    check_url("http://judge.example:5/v1")
+    check_url("https://JUDGE.example/v1")
+    check_url("http://[0::1]:9/")
+    for url in ("http://127.0.0.1:8002/", "http://127.0.0.1/", "http://[::1]:8/", "http://ajudge.example/"):
+        with pytest.raises(RefusedUrl):
+            check_url(url)
+    with pytest.raises(RefusedUrl, match="ftp is not https"):
+        check_url("ftp://judge.example/")
+    with pytest.raises(RefusedUrl, match="holds credentials"):
+        check_url("http://me@judge.example/")
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"Host": "inside"}, "the header Host is not yours"),
+        ({"content-length": "0"}, "not yours"),
+        ({"Transfer-Encoding": "chunked"}, "not yours"),
+        ({"Proxy-Authorization": "x"}, "not yours"),
+        ({"webhook-signature": "v1,x"}, "not yours"),
+        ({"X": "a\r\nHost: inside"}, "the header X has a line break"),
+        ({"Authorization": "Bearer a\nX: b"}, "line break"),
+        ({"X": "\x00"}, "line break"),
+        ({"X": "é"}, "beyond ASCII"),
+        ({"X": "a" * 5000}, "too many"),
+        ({"X\r\nY": "a"}, "a header's name"),
+        ({"X Y": "a"}, "a header's name"),
+        ({"": "a"}, "a header's name"),
+        ({"X": "1", "x": "2"}, "given twice"),
+    ],
+)
+def test_a_header_that_smuggles_is_refused(headers: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_headers(headers)
+
+
+def test_ordinary_headers_are_accepted() -> None:
+    check_headers({"Authorization": "Bearer abc", "X-Team": "a b", "Empty": ""})
+
+
+def test_public_and_inner_addresses_are_told_apart() -> None:
+    public = ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
+    assert all(is_public(ipaddress.ip_address(text)) for text in public)
+    assert as_address("example.com") is None

@@ -1,0 +1,109 @@
+"""The chat client and the operator's file of endpoints: keys stay where they are."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from grpo_engine import chat
+from grpo_engine.graders.addresses import Outside
+from tests.chat_server import ChatServer, Reply
+from tests.engine.graders.judges import KEY, NOW, Judge, error, score
+
+
+def test_openais_own_client_understands_the_scripted_server(judge: Judge) -> None:
+    server = judge(lambda request: request["messages"][-1]["content"].upper())
+    with OpenAI(base_url=server.url, api_key="k") as client:
+        answer = client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello you"}]
+        )
+    assert answer.choices[0].message.content == "HELLO YOU"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 2)
+
+
+def test_the_key_is_in_no_error_log_repr_or_dump(
+    judge: Judge, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    told: list[str] = []
+    for status in (200, 400, 401, 403, 500):
+        judge(
+            lambda request, status=status: Reply(status=status, body=f"your key {KEY}".encode(), headers=NOW)
+        )
+        found = score(str(status))
+        told += [repr(found), found.model_dump_json()]
+    endpoint = chat.find_endpoint("default")
+    client = chat.ChatClient.named("default", "judge")
+    told += [repr(endpoint), str(endpoint), endpoint.model_dump_json(), repr(client), repr(vars(client))]
+    told += [repr(chat.load_endpoints()), caplog.text, *capfd.readouterr()]
+    assert caplog.text != ""
+    assert not [text for text in told if KEY in text or KEY[:12] in text]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f'{{"default": {{"url": "https://x.example", "api_key": "{KEY}", "extra": 1}}}}',
+        f'{{"default": {{"url": "https://x.example", "api_key": "{KEY} "}}}}',
+        f'{{"default": {{"url": "ftp://x.example", "api_key": "{KEY}"}}}}',
+        f'{{"default": {{"url": "https://{KEY}:{KEY}@x.example"}}}}',
+        f'{{"default": {{"url": "https://x.example", "secret": "{KEY}!"}}}}',
+        f'{{"default": {{"url": "https://x.example", "api_key": "{KEY}"',
+        f'["{KEY}"]',
+        "",
+    ],
+)
+def test_a_wrong_file_is_told_without_what_is_in_it(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endpoints.json").write_text(content)
+    monkeypatch.setenv("GRPO_ENDPOINTS", str(tmp_path / "endpoints.json"))
+    code, message = error(score())
+    assert code == "model_grader_server_error"
+    assert message.startswith("GRPO_ENDPOINTS ")
+    assert KEY not in message
+
+
+def test_a_missing_file_is_told_and_a_changed_one_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "endpoints.json"
+    monkeypatch.setenv("GRPO_ENDPOINTS", str(file))
+    with pytest.raises(chat.EndpointError, match="cannot be read: No such file or directory"):
+        chat.load_endpoints()
+    file.write_text('{"a": {"url": "http://127.0.0.1:1/v1"}}')
+    assert list(chat.load_endpoints()) == ["a"]
+    file.write_text('{"other": {"url": "http://127.0.0.1:1/v1"}}')
+    assert list(chat.load_endpoints()) == ["other"]
+
+
+def test_a_client_of_its_own_url_keeps_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChatServer(lambda request: "hello") as server:
+        client = chat.ChatClient(server.url, "m", KEY)
+        with pytest.raises(chat.ChatServerError, match="not https"):
+            client.complete([{"role": "user", "content": "x"}])
+        monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
+        answer = client.complete([{"role": "user", "content": "x"}], temperature=None, seed=3)
+    assert answer == chat.ChatAnswer(
+        text="hello",
+        usage=chat.ChatUsage(input_tokens=1, output_tokens=1),
+        refusal=None,
+        finish_reason="stop",
+    )
+    assert server.requests[0].json == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x"}],
+        "seed": 3,
+    }
+
+
+def test_a_server_error_has_its_status() -> None:
+    with ChatServer(lambda request: Reply(status=404)) as server:
+        client = chat.ChatClient(server.url, "m", outside=Outside(frozenset({server.host})))
+        with pytest.raises(chat.ChatServerError) as caught:
+            client.complete([{"role": "user", "content": "x"}])
+    assert caught.value.status == 404

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo_engine.graders import make_sample
+from grpo_engine.graders.code_tests import CodeTests
+from grpo_engine.graders.code_verdict import code_of, read_tests, same, same_text
+from grpo_engine.records import Score
+from tests.engine.sandbox.hostile import SUBMISSIONS
+
+ADD = [{"call": "add", "args": [1, 2], "expected": 3}]
+HONEST = "Here it is:\n\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+
+
+def run(text: str, tests: Any, **fields: Any) -> Score:
+    grader = CodeTests(type="code_tests", tests="{{item.tests}}", **fields)
+    return grader.grade(make_sample(text), {"tests": tests})
+
+
+@pytest.mark.parametrize("name", SUBMISSIONS)
+def test_a_hostile_submission_does_not_pass_and_the_next_honest_one_does(name: str) -> None:
+    score = run(SUBMISSIONS[name], ADD, timeout_seconds=0.5)
+    assert score.reward == 0.0
+    assert score.errors == {}
+    assert score.feedback.startswith("test 1 of 1: add(1, 2) should give 3")
+    assert len(score.feedback) <= 300
+    score.model_dump_json().encode()
+    assert run(HONEST, ADD).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print('PASS')",
+        "import os\nprint(3, flush=True)\nos._exit(0)",
+        "print(3)\nraise SystemExit(1)",
+        "print(3)\n1 / 0",
+        "while True: print(3)",
+    ],
+)
+def test_a_program_that_ends_badly_or_prints_a_verdict_does_not_pass(program: str) -> None:
+    score = run(program, [{"stdin": "1 2\n", "expected_stdout": "3\n"}], timeout_seconds=1.0)
+    assert score.reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(sum(map(int, input().split())))",
+        "import sys\nprint(sum(map(int, sys.stdin.read().split())), end='')\nsys.exit(0)",
+        "import os\na, b = os.read(0, 100).split()\nos.write(1, b'%d  \\n\\n' % (int(a) + int(b)))",
+        "import threading\nthreading.Thread(target=lambda: print(sum(map(int, input().split())))).start()",
+        "import sys\nif __name__ == '__main__':\n    print(sum(map(int, open(0).read().split())))",
+        "import sys\nprint('why', file=sys.stderr)\nprint(3)",
+    ],
+)
+def test_an_honest_program_passes(program: str) -> None:
+    assert run(program, [{"stdin": "1 2\n", "expected_stdout": "3\n"}]).reward == 1.0
+
+
+def test_the_reward_is_the_fraction_of_tests_and_the_feedback_the_first_failure() -> None:
+    tests = [
+        {"call": "half", "args": [4], "expected": 2},
+        {"call": "half", "args": [5], "expected": 2.5},
+        {"call": "half", "args": ["x"], "expected": None},
+        {"call": "half", "kwargs": {"n": 8}, "expected": 4},
+    ]
+    score = run("def half(n):\n    return n // 2", tests)
+    assert score.reward == 0.5
+    assert score.parts == {"code_tests": 0.5}
+    assert score.feedback == "test 2 of 4: half(5) should give 2.5, got 2"
+    assert run("def half(n):\n    return n // 2", tests, scoring="all").reward == 0.0
+    assert run("def half(n):\n    return n / 2", tests[:2], scoring="all").reward == 1.0
+
+
+def test_feedback_names_an_exception_and_a_time_out() -> None:
+    tests = [{"call": "f", "args": [0], "expected": 1}]
+    assert run("def f(n):\n    return 1 / n", tests).feedback.endswith("ZeroDivisionError: division by zero")
+    slow = run("def f(n):\n    while True: pass", tests, timeout_seconds=0.3)
+    assert slow.feedback == "test 1 of 1: f(0) should give 1: took too long"
+
+
+def test_one_test_that_hangs_costs_only_itself() -> None:
+    tests = [{"call": "f", "args": [n], "expected": n} for n in range(4)]
+    score = run("def f(n):\n    while n == 1: pass\n    return n", tests, timeout_seconds=1.0)
+    assert score.reward == 0.75
+
+
+def test_a_submission_that_hangs_in_every_test_is_wrong_when_the_time_for_all_is_over() -> None:
+    tests = [{"call": "f", "args": [n], "expected": n} for n in range(50)]
+    code = "def f(n):\n    while n: pass\n    return n"
+    score = run(code, tests, timeout_seconds=0.4, total_timeout_seconds=1.0)
+    assert score.reward == 1 / 50
+    assert score.errors == {}
+
+
+def test_no_test_sees_what_another_left() -> None:
+    code = """
+import os
+seen = []
+def f(n):
+    seen.append(n)
+    open(f'/tmp/{n}', 'w').close()
+    return [seen, len(os.listdir('/tmp'))]
+"""
+    tests = [{"call": "f", "args": [n], "expected": [[n], 1]} for n in range(3)]
+    assert run(code, tests).reward == 1.0
+
+
+def test_methods_tuples_and_named_types_count_by_their_data() -> None:
+    code = """
+from collections import Counter, OrderedDict, namedtuple
+Pair = namedtuple("Pair", "a b")
+class Solution:
+    def pair(self, a: int, b: int): return Pair(a, b)
+    def count(self, text): return Counter(text)
+    def keys(self): return {1: "x", None: [True, 1.5]}
+"""
+    tests = [
+        {"call": "Solution.pair", "args": [1, 2], "expected": [1, 2]},
+        {"call": "Solution.count", "args": ["aab"], "expected": {"a": 2, "b": 1}},
+        {"call": "Solution.keys", "expected": {"1": "x", "null": [True, 1.5]}},
+    ]
+    score = run(code, tests)
+    assert (score.reward, score.feedback) == (1.0, "")
+
+
+def test_only_the_first_tests_of_a_long_row_count() -> None:
+    tests = [*ADD, {"call": "missing", "expected": 1}]
+    assert run(HONEST, tests, max_tests=1).reward == 1.0
+    assert run(HONEST, tests).reward == 0.5
+
+
+def test_only_the_inside_of_the_tag_counts() -> None:
+    text = "<answer>def add(a, b):\n    return a + b</answer> def add(: not code"
+    assert run(text, ADD, tag="answer").reward == 1.0
+    assert run(HONEST, ADD, tag="answer").reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("a\n```python\nx = 1\n```\nb", "x = 1"),
+        ("```python\nx = 1\n```\n```py\nx = 2\n```\n```\nshown: 3\n```", "x = 2"),
+        ("```\nx = 1\n```", "x = 1"),
+        ("```python\nx = 1", "x = 1"),
+        ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
+        ("~~~Python3\nx = 1\n~~~", "x = 1"),
+        ("```bash\nls\n```", "```bash\nls\n```"),
+    ],
+)
+def test_the_last_python_block_is_the_code(text: str, code: str) -> None:
+    assert code_of(text) == code
+
+
+@pytest.mark.parametrize(
+    ("tests", "problem"),
+    [
+        ("no json", "its tests do not parse"),
+        ([], "at least 1"),
+        ([{"call": "f"}], "do not parse"),
+        ([{"stdin": "x"}], "do not parse"),
+        ([{"call": "os.system('x')", "expected": 1}], "do not parse"),
+        ([{"call": "f", "expected": 1, "weight": 2}], "do not parse"),
+        ({"call": "f", "expected": 1}, "do not parse"),
+    ],
+)
+def test_a_row_whose_tests_do_not_parse_is_named_and_unscorable(tests: Any, problem: str) -> None:
+    grader = CodeTests(type="code_tests", tests="{{item.tests}}")
+    found = grader.problems({"tests": tests})
+    assert len(found) == 1
+    assert problem in found[0]
+    score = run(HONEST, tests)
+    assert score.reward is None
+    assert score.errors["code_tests"].code == "invalid_variable_error"
+
+
+def test_a_row_whose_tests_parse_has_no_problems() -> None:
+    grader = CodeTests(type="code_tests", tests="{{item.tests}}")
+    assert grader.problems({"tests": ADD}) == []
+    assert grader.problems({"tests": '[{"call": "f", "expected": 1}]'}) == []
+    assert grader.problems({}) == ["{{item.tests}} does not resolve"]
+    assert grader.execution == "process"
+    assert len(read_tests('"[{\\"call\\": \\"f\\", \\"expected\\": 1}]"')) == 1
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "equal"),
+    [
+        (3, 3, True),
+        (3, 3.0, True),
+        (0.1 + 0.2, 0.3, True),
+        (0.31, 0.3, False),
+        (True, 1, False),
+        (1, True, False),
+        (0, False, False),
+        (None, None, True),
+        (None, 0, False),
+        ("3", 3, False),
+        ([1, 2], [1, 2], True),
+        ([1, 2], [1, 2, 3], False),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"a": [0.1 + 0.2]}, {"a": [0.3]}, True),
+        (10**400, 1.5, False),
+        (10**17 + 1, 10**17, False),
+    ],
+)
+def test_values_are_equal_as_plain_types(got: Any, expected: Any, equal: bool) -> None:
+    assert same(got, expected, 1e-9) is equal
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "equal"),
+    [
+        ("3\n", "3", True),
+        ("1 2  \n3\n\n", "1 2\n3\n", True),
+        ("1  2\n", "1 2\n", True),
+        ("0.30000000000000004", "0.3", True),
+        ("0.31", "0.3", False),
+        ("3.0", "3", False),
+        ("nan", "0.5", False),
+        ("1\n2", "1 2", False),
+        ("", "0", False),
+    ],
+)
+def test_outputs_are_equal_line_by_line(got: str, expected: str, equal: bool) -> None:
+    assert same_text(got, expected, 1e-9) is equal

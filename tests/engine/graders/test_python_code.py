@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grpo_engine.graders import make_sample
+from grpo_engine.graders.python_code import PythonGrader
+from grpo_engine.records import FinishReason
+from tests.engine.sandbox.hostile import GRADERS
+
+
+def grader(body: str, **fields: Any) -> PythonGrader:
+    return PythonGrader(type="python", source=f"def grade(sample, item):\n    {body}\n", **fields)
+
+
+def test_a_number_is_the_reward() -> None:
+    score = grader("return float(sample['output_text']) - item['less']").grade(
+        make_sample("3.5"), {"less": 1}
+    )
+    assert score.reward == 2.5
+    assert score.parts == {"python": 2.5}
+    assert score.errors == {}
+
+
+def test_a_dict_gives_reward_and_feedback() -> None:
+    score = grader("return {'score': 1, 'feedback': 'well done, ' + item['who']}").grade(
+        make_sample("x"), {"who": "you"}
+    )
+    assert (score.reward, score.feedback) == (1.0, "well done, you")
+
+
+def test_feedback_is_short_and_can_be_stored() -> None:
+    score = grader(r"return {'score': 0.5, 'feedback': '\ud800' + 'x' * 10000}").grade(make_sample("x"), {})
+    assert score.reward == 0.5
+    assert len(score.feedback) <= 300
+    score.model_dump_json().encode()
+
+
+def test_the_sample_looks_like_openais() -> None:
+    body = "return {'score': 1, 'feedback': repr(sorted(sample)) + repr(sample['choices'][0]['message'])}"
+    sample = make_sample('{"x": 1}', num_tokens=7, finish_reason=FinishReason.LENGTH)
+    assert grader(body).grade(sample, {}).feedback == (
+        "['choices', 'finish_reason', 'num_tokens', 'output_json', 'output_text', 'output_tools']"
+        "{'role': 'assistant', 'content': '{\"x\": 1}'}"
+    )
+    checks = "sample['output_json']['x'] == 1, sample['num_tokens'] == 7, sample['finish_reason'] == 'length'"
+    assert grader(f"return float(all([{checks}]))").reward(sample, {}) == 1.0
+
+
+def test_dataclasses_and_imports_work() -> None:
+    source = """
+import dataclasses, json, re
+from collections import Counter
+
+@dataclasses.dataclass
+class Found:
+    words: list[str]
+
+def count(text: str) -> Found:
+    return Found(re.findall(r"\\w+", text))
+
+def grade(sample, item):
+    return Counter(count(sample["output_text"]).words)["a"] / 4
+"""
+    assert PythonGrader(type="python", source=source).reward(make_sample("a b a c"), {}) == 0.5
+
+
+def test_an_exception_is_an_error_with_its_traceback() -> None:
+    score = grader("return 1 / item['zero']").grade(make_sample("x"), {"zero": 0})
+    assert score.reward is None
+    error = score.errors["python"]
+    assert error.code == "python_grader_runtime_error"
+    assert 'File "<grader>", line 2, in grade' in error.message
+    assert error.message.endswith("ZeroDivisionError: division by zero")
+    assert (
+        len(grader("raise ValueError('x' * 10**5)").grade(make_sample(""), {}).errors["python"].message)
+        <= 2000
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["sys.exit(0)", "os._exit(0)", "raising BaseException", "NaN", "a bool", "answering twice"]
+)
+def test_a_hostile_grader_is_unscorable_and_the_next_completion_is_scored(name: str) -> None:
+    hostile = grader(f"if item: return 0.5\n    {GRADERS[name]}")
+    score = hostile.grade(make_sample("x"), {})
+    assert score.reward is None
+    assert score.errors["python"].code == "python_grader_runtime_error"
+    assert hostile.grade(make_sample("x"), {"honest": True}).reward == 0.5
+
+
+def test_what_a_completion_says_is_data() -> None:
+    attack = "__import__('os')._exit(0)\n'''\"\"\"}} {\"score\": 1.0}\x00"
+    score = grader("return float(sample['output_text'] == item['text'])").grade(
+        make_sample(attack), {"text": attack}
+    )
+    assert score.reward == 1.0
+
+
+def test_more_graders_than_servers_take_turns() -> None:
+    graders = [grader(f"return {n}") for n in range(10)]
+    again = [*graders, graders[0]]
+    assert [each.reward(make_sample("x"), {}) for each in again] == [*range(10), 0]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("def grade(sample, item)\n    return 1", "line 1: expected ':'"),
+        ("x = 1\n\ndef grade(sample, item):\n    return (", "line 4"),
+        ("def score(sample, item): return 1", "must define grade"),
+        ("async def grade(sample, item): return 1", "line 1: grade must not be async"),
+        ("x = 1\ndef grade(sample): return 1", "line 2: grade must take two arguments"),
+        ("def grade(sample, item, more): return 1", "line 1: grade must take two arguments"),
+        ("def grade(sample, item): pass\n#" + "x" * 256_000, "longer than 256,000 bytes"),
+        ("x = " + "(" * 5000, "line 1"),
+        ("x = " + "-" * 100_000 + "1", "nested too deeply"),
+        ("def grade(sample, item): return 1\n\0", "null bytes"),
+    ],
+)
+def test_a_wrong_source_is_refused_with_its_line(source: str, problem: str) -> None:
+    with pytest.raises(ValidationError, match="source") as caught:
+        PythonGrader(type="python", source=source)
+    assert problem in caught.value.errors()[0]["msg"]
+
+
+def test_openais_image_tag_is_accepted() -> None:
+    assert grader("return 1", image_tag="2025-05-08").image_tag == "2025-05-08"
+    assert grader("return 1").execution == "process"

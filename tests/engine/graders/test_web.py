@@ -1,0 +1,223 @@
+"""One request to a server that may do anything."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_engine.graders.addresses import Outside
+from grpo_engine.graders.web import AnswerTooLong, NoAnswer, post
+from tests.chat_server import Recorded, Reply, ScriptedServer
+
+
+def ask(server: ScriptedServer, **options: object) -> object:
+    return post(server.url, b"{}", {}, timeout_seconds=5, outside=trusting(server), **options)  # type: ignore[arg-type]
+
+
+def trusting(server: ScriptedServer) -> Outside:
+    return Outside(frozenset({server.host}))
+
+
+def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found() -> None:
+    asked = []
+
+    def changing(host: str, port: int) -> list[str]:
+        asked.append((host, port))
+        return ["127.0.0.1"] if len(asked) == 1 else ["192.0.2.1"]
+
+    with ScriptedServer(lambda recorded: "yes") as server:
+        port = int(server.host.rpartition(":")[2])
+        outside = Outside(frozenset({f"judge.example:{port}"}))
+        url = f"http://judge.example:{port}/a?b=c"
+        answer = post(url, b"x", {}, timeout_seconds=5, outside=outside, resolver=changing)
+    assert answer.body == b"yes"
+    assert asked == [("judge.example", port)]
+    assert server.requests[0].path == "/a?b=c"
+    assert server.requests[0].headers["host"] == f"judge.example:{port}"
+
+
+def test_the_next_address_is_tried_where_the_first_does_not_answer() -> None:
+    with ScriptedServer(lambda recorded: "yes") as server:
+        port = int(server.host.rpartition(":")[2])
+        answer = post(
+            f"http://judge.example:{port}/",
+            b"",
+            {},
+            timeout_seconds=5,
+            outside=Outside(frozenset({"judge.example"})),
+            resolver=lambda host, port: ["::1", "127.0.0.1"],
+        )
+    assert answer.status == 200
+
+
+def test_what_the_operator_allows_in_plain_http_needs_no_public_address() -> None:
+    with ScriptedServer(lambda recorded: {"echo": recorded.body.decode()}) as server:
+        answer = post(server.url, b"hello", {"X-Mine": "1"}, timeout_seconds=5, outside=trusting(server))
+    assert (answer.status, answer.body) == (200, b'{"echo": "hello"}')
+    assert answer.headers["content-type"] == "application/json"
+    sent = server.requests[0].headers
+    assert (sent["x-mine"], sent["accept-encoding"], sent["content-length"]) == ("1", "identity", "5")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
+    with ScriptedServer(lambda recorded: "inside") as inside:
+        reply = Reply(status=status, headers={"Location": inside.url})
+        with ScriptedServer(lambda recorded: reply) as server:
+            outside = Outside(frozenset({server.host, inside.host}))
+            answer = post(server.url, b"", {}, timeout_seconds=5, outside=outside)
+    assert answer.status == status
+    assert inside.requests == []
+
+
+def test_no_proxy_of_the_environment_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ScriptedServer(lambda recorded: "proxy") as proxy, ScriptedServer(lambda recorded: "real") as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://{proxy.host}")
+        assert ask(server).body == b"real"  # type: ignore[attr-defined]
+    assert proxy.requests == []
+
+
+def test_an_answer_that_does_not_end_is_cut() -> None:
+    endless = ScriptedServer(lambda recorded: Reply(flood_bytes=2**30))
+    with endless as server, pytest.raises(AnswerTooLong, match="longer than 1048576 bytes"):
+        ask(server)
+    with ScriptedServer(lambda recorded: Reply(flood_bytes=2**20)) as server:
+        assert len(ask(server).body) == 2**20  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("reply", [Reply(stall=True), Reply(body=b"x" * 1000, drip_seconds=0.02)])
+def test_silence_and_dripping_end_at_the_time_limit(reply: Reply) -> None:
+    with ScriptedServer(lambda recorded: reply) as server:
+        start = time.monotonic()
+        with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 did not answer within 0\.3 s"):
+            post(server.url, b"", {}, timeout_seconds=0.3, outside=trusting(server))
+        assert 0.25 < time.monotonic() - start < 2
+
+
+def test_headers_that_drip_end_at_the_time_limit() -> None:
+    """One byte at a time renews a time-out per read, but no deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        over = threading.Event()
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection:
+                for byte in b"HTTP/1.1 200 OK\r\nX: " + b"a" * 1000:
+                    if over.wait(0.02):
+                        return
+                    connection.send(bytes([byte]))
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        outside = Outside(frozenset({f"127.0.0.1:{port}"}))
+        with pytest.raises(NoAnswer, match="did not answer within"):
+            post(f"http://127.0.0.1:{port}/", b"", {}, timeout_seconds=0.3, outside=outside)
+        over.set()
+        thread.join()
+
+
+def test_a_server_that_hangs_up_or_is_not_there_gives_no_answer() -> None:
+    with (
+        ScriptedServer(lambda recorded: Reply(drop=True)) as server,
+        pytest.raises(NoAnswer, match="disconnect"),
+    ):
+        ask(server)
+    with pytest.raises(NoAnswer, match="refused"):
+        ask(server)
+    with pytest.raises(NoAnswer, match=r"nowhere\.invalid has no address"):
+        post("https://nowhere.invalid/", b"", {}, timeout_seconds=1, outside=Outside(), resolver=no_address)
+
+
+def no_address(host: str, port: int) -> list[str]:
+    raise socket.gaierror(socket.EAI_NONAME, "not known")
+
+
+def test_garbage_instead_of_http_gives_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def babble() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.send(b"\x00\xff" * 100 + b"\r\n\r\n")
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(NoAnswer):
+            post(f"http://{host}/", b"", {}, timeout_seconds=5, outside=Outside(frozenset({host})))
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for judge.example that signs itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    chain, key = folder / "chain.pem", folder / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    names = ["-subj", "/CN=judge.example", "-addext", "subjectAltName=DNS:judge.example"]
+    files = ["-keyout", str(key), "-out", str(chain), "-days", "2"]
+    subprocess.run([*command, *names, *files], check=True, capture_output=True)
+    return chain, key
+
+
+def tls_server(certificate: tuple[Path, Path], seen: list[str | None]) -> ScriptedServer:
+    def answer(recorded: Recorded) -> str:
+        return recorded.headers["host"]
+
+    server = ScriptedServer(answer)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    context.sni_callback = lambda connection, name, _: seen.append(name)
+    server.wrap(context)
+    return server
+
+
+def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    seen: list[str | None] = []
+    with tls_server(certificate, seen) as server:
+        port = server.host.rpartition(":")[2]
+        outside = Outside(frozenset({f"judge.example:{port}", f"other.example:{port}"}))
+
+        def to_the_server(host: str, port: int) -> list[str]:
+            return ["127.0.0.1"]
+
+        def fetch(host: str) -> bytes:
+            url = f"https://{host}:{port}/"
+            return post(url, b"", {}, timeout_seconds=5, outside=outside, resolver=to_the_server).body
+
+        assert fetch("judge.example") == f"judge.example:{port}".encode()
+        with pytest.raises(NoAnswer, match="certificate verify failed"):
+            fetch("other.example")
+    assert seen == ["judge.example", "other.example"]
+    assert len(server.requests) == 1
+
+
+def test_an_unknown_authority_is_refused(certificate: tuple[Path, Path]) -> None:
+    with tls_server(certificate, []) as server:
+        outside = Outside(frozenset({"judge.example"}))
+        url = f"https://judge.example:{server.host.rpartition(':')[2]}/"
+        with pytest.raises(NoAnswer, match="certificate verify failed"):
+            post(url, b"", {}, timeout_seconds=5, outside=outside, resolver=lambda *_: ["127.0.0.1"])

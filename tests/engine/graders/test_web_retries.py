@@ -1,0 +1,81 @@
+"""Passing trouble is waited out; all else is final."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+
+import pytest
+
+from grpo_engine.graders.addresses import Outside
+from grpo_engine.graders.web import post_patiently
+from tests.chat_server import Reply, ScriptedServer
+
+
+def trusting(server: ScriptedServer) -> Outside:
+    return Outside(frozenset({server.host}))
+
+
+def replies(*given: Reply) -> ScriptedServer:
+    """A server that answers with these, one after the other, and then with "fine"."""
+    left = list(given)
+    return ScriptedServer(lambda recorded: left.pop(0) if left else "fine")
+
+
+NOW = {"Retry-After": "0"}
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
+def test_passing_trouble_is_tried_again(status: int) -> None:
+    with replies(Reply(status=status, headers=NOW), Reply(status=status, headers=NOW)) as server:
+        answer = post_patiently(
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+        )
+    assert (answer.body, len(server.requests)) == (b"fine", 3)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_a_refusal_is_final(status: int) -> None:
+    with replies(Reply(status=status)) as server:
+        answer = post_patiently(
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+        )
+    assert (answer.status, len(server.requests)) == (status, 1)
+
+
+def test_a_lost_connection_is_tried_again_after_a_pause() -> None:
+    with replies(Reply(drop=True)) as server:
+        start = time.monotonic()
+        answer = post_patiently(
+            server.url, b"", {}, timeout_seconds=5, max_retries=1, outside=trusting(server)
+        )
+        assert 0.25 <= time.monotonic() - start < 2
+    assert (answer.body, len(server.requests)) == (b"fine", 2)
+
+
+def test_the_last_trouble_is_told_where_it_does_not_pass() -> None:
+    with replies(*[Reply(status=503, headers=NOW)] * 5) as server:
+        answer = post_patiently(
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+        )
+    assert (answer.status, len(server.requests)) == (503, 3)
+
+
+@pytest.mark.parametrize("asked", ["3600", formatdate(time.time() + 3600, usegmt=True)])
+def test_a_pause_beyond_the_time_limit_is_not_waited_for(asked: str) -> None:
+    with replies(Reply(status=429, headers={"Retry-After": asked})) as server:
+        start = time.monotonic()
+        answer = post_patiently(
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+        )
+        assert time.monotonic() - start < 2
+    assert (answer.status, len(server.requests)) == (429, 1)
+
+
+def test_a_date_that_has_passed_and_nonsense_do_not_stop_the_retries() -> None:
+    past = Reply(status=503, headers={"Retry-After": formatdate(0, usegmt=True)})
+    with replies(past, Reply(status=503, headers={"Retry-After": "soon"})) as server:
+        answer = post_patiently(
+            server.url, b"", {}, timeout_seconds=9, max_retries=2, outside=trusting(server)
+        )
+    assert (answer.body, len(server.requests)) == (b"fine", 3)

@@ -1,0 +1,158 @@
+"""Completions and rewards that are given, not sampled: for tests that compare two ways to train on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_engine.config import Reinforcement, RunConfig
+from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.policy import load_policy
+from grpo_engine.records import FinishReason, Sample, Score
+from grpo_engine.sampler.base import OnGroup, Sampling
+from grpo_engine.trainer import Trainer
+from grpo_engine.types import Completion, Group, PackedBatch, Prompt
+
+CPU = torch.device("cpu")
+
+
+def trained_batch(group: Group) -> PackedBatch:
+    """All completions of a group as one micro-batch of weight 1."""
+    sequences = tuple(
+        TrainingSequence(c.token_ids, c.logprobs, (1.0,) * len(c.token_ids), 1.0, trained=c.sampled)
+        for c in group.completions
+    )
+    return next(pack([TrainingGroup(group.prompt.token_ids, sequences)], 100_000, CPU))
+
+
+@dataclass(frozen=True)
+class Given:
+    """One completion and what it earns."""
+
+    token_ids: tuple[int, ...]
+    reward: float | None
+    finish_reason: FinishReason = FinishReason.STOP
+    sampled: tuple[bool, ...] = ()
+
+
+Groups = Sequence[tuple[tuple[int, ...], Sequence[Given]]]
+"""A step's prompts with their completions."""
+
+
+@dataclass
+class InjectedSampler:
+    """Step 1, 2, … → its groups. A completion's text is its reward, for `InjectedGrading` to read."""
+
+    steps: Sequence[Groups]
+    shares_weights: bool = True
+    logprobs: Callable[[Given], tuple[float, ...]] = lambda given: (-1.0,) * len(given.token_ids)
+    version: int = field(default=0, init=False)
+
+    def generate(
+        self,
+        prompts_P: Sequence[Prompt],
+        group_size: int,
+        sampling: Sampling,
+        on_group: OnGroup | None = None,
+    ) -> list[Group]:
+        groups = [self._group(*each) for each in self.steps[sampling.step - 1]]
+        for position, group in enumerate(groups):
+            if on_group is not None:
+                on_group(position, group)
+        return groups
+
+    def _group(self, prompt: tuple[int, ...], given: Sequence[Given]) -> Group:
+        completions = tuple(
+            Completion(
+                text=str(each.reward),
+                token_ids=each.token_ids,
+                logprobs=self.logprobs(each),
+                finish_reason=each.finish_reason,
+                policy_version=self.version,
+                sampled=each.sampled,
+            )
+            for each in given
+        )
+        return Group(Prompt(0, "", prompt, {}), completions)
+
+    def load_policy(self, version: int) -> None:
+        self.version = version
+
+
+class InjectedGrading:
+    def submit(self, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
+        text = sample.output_text
+        scored: Future[Score] = Future()
+        scored.set_result(Score(reward=None if text == "None" else float(text)))
+        return scored
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def random_steps(
+    steps: int, prompts: int, group_size: int, *, longest: int = 9, seed: int = 0, vocab: int = 60
+) -> list[Groups]:
+    """Random prompts, completions of unequal length and rewards, one group of each step without signal."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def tokens(low: int, high: int) -> tuple[int, ...]:
+        count = int(torch.randint(low, high + 1, (1,), generator=generator))
+        return tuple(torch.randint(6, vocab, (count,), generator=generator).tolist())
+
+    def reward() -> float:
+        return float(torch.randint(0, 5, (1,), generator=generator)) / 4
+
+    return [
+        [
+            (
+                tokens(2, 7),
+                [Given(tokens(1, longest), 0.7 if place == 1 else reward()) for _ in range(group_size)],
+            )
+            for place in range(prompts)
+        ]
+        for _ in range(steps)
+    ]
+
+
+def steps_of(config: RunConfig, steps: int = 3) -> list[Groups]:
+    """As many groups a step, of as many completions, as the job says."""
+    assert isinstance(config.method, Reinforcement)
+    settings = config.method.reinforcement.hyperparameters
+    return random_steps(steps, settings.prompts_per_step, settings.group_size)
+
+
+def injected_trainer(
+    config: RunConfig, run_dir: Path, steps: Sequence[Groups], sampler: InjectedSampler | None = None
+) -> Trainer:
+    """A trainer on the configuration's model that is handed its completions."""
+    assert isinstance(config.method, Reinforcement)
+    method = config.method.reinforcement
+    policy = load_policy(config.model, method.hyperparameters, CPU, torch.float32, config.seed)
+    if policy.peft_model is None and method.hyperparameters.beta > 0:
+        policy.keep_reference()
+    generator = torch.Generator().manual_seed(11)
+    for name, parameter in policy.trainable.items():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+    prompts = [Prompt(0, "", (1,), {})]
+    return Trainer(
+        config, method, run_dir, policy, sampler or InjectedSampler(steps), InjectedGrading(), prompts
+    )
+
+
+def after_steps(
+    config: RunConfig, run_dir: Path, steps: Sequence[Groups], *, shares_prompts: bool = True
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Parameters after all the steps, and the last step's metrics."""
+    trainer = injected_trainer(config, run_dir, steps)
+    trainer.policy.shares_prompts &= shares_prompts
+    for step in range(1, len(steps) + 1):
+        list(trainer.step(step))
+    parameters = {name: each.detach().clone() for name, each in trainer.policy.trainable.items()}
+    return parameters, trainer.last_metrics

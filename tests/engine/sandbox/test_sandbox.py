@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from grpo_engine.sandbox import Capability, Limits, PythonServer, SandboxUnavailable, run_python, self_test
+from grpo_engine.sandbox.launch import Interpreter, interpreters
+from grpo_engine.sandbox.probe import _attack
+from grpo_engine.sandbox.process import Sandbox
+from grpo_engine.sandbox.seccomp import filter_program, supported
+from tests.engine.sandbox.hostile import ENDLESS_GRADERS, GRADERS
+
+COUNT = """
+import os
+calls = []
+def grade(sample, item):
+    calls.append(1)
+    if item.get('file'):
+        open('/tmp/left', 'w').write('here')
+    return {'score': len(calls) + 10 * os.path.exists('/tmp/left'), 'feedback': str(os.getppid())}
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[PythonServer]:
+    with PythonServer(COUNT) as server:
+        yield server
+
+
+def test_the_self_test_contains_every_attack() -> None:
+    capability = self_test()
+    assert capability.reason == ""
+    assert capability.available
+    assert set(capability.probes) == {
+        *("network", "host_files", "writes", "root", "namespaces", "memory", "fork_bomb"),
+        *("host_root", "outliving"),
+    }
+    assert all(capability.probes.values())
+
+
+def test_every_interpreter_that_is_offered_holds() -> None:
+    for interpreter in interpreters():
+        assert all(_attack(interpreter).values()), interpreter
+
+
+def test_without_a_sandbox_nothing_runs() -> None:
+    with pytest.raises(SandboxUnavailable, match="no bwrap"):
+        Capability(None, reason="no bwrap").require()
+
+
+def test_an_interpreter_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(SandboxUnavailable, match="does not start"):
+        Sandbox(Interpreter("/usr/bin/python0", "/usr", "0"), "", "<code>", Limits())
+
+
+def test_a_call_answers_json_and_sees_nothing_of_the_call_before(server: PythonServer) -> None:
+    first, second = (server.call({}, {}, 5.0) for _ in range(2))
+    assert first.value == second.value
+    assert first.value is not None
+    assert first.value.startswith('{"score": 1,')
+
+
+def test_files_of_one_call_are_gone_in_the_next(server: PythonServer) -> None:
+    left = server.call({}, {"file": True}, 5.0)
+    assert left.value is not None
+    assert left.value.startswith('{"score": 11,')
+    assert not left.reusable
+    after = server.call({}, {}, 5.0)
+    assert after.value is not None
+    assert after.value.startswith('{"score": 1,')
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_a_hostile_grader_is_an_error_of_its_call_and_the_next_call_works(name: str) -> None:
+    source = f"def grade(sample, item):\n    if item: return 0.5\n    {GRADERS[name]}\n"
+    with PythonServer(source) as server:
+        outcome = server.call({}, {}, 5.0)
+        assert outcome.value is None
+        assert outcome.error
+        assert not outcome.timed_out
+        assert server.call({}, {"honest": True}, 5.0).value == "0.5"
+
+
+@pytest.mark.parametrize("name", ENDLESS_GRADERS)
+def test_an_endless_grader_ends_at_its_deadline_and_the_next_call_works(name: str) -> None:
+    source = f"def grade(sample, item):\n    if item: return 0.5\n    {ENDLESS_GRADERS[name]}\n"
+    with PythonServer(source) as server:
+        outcome = server.call({}, {}, 0.4)
+        assert outcome.value is None
+        assert outcome.timed_out
+        assert server.call({}, {"honest": True}, 5.0).value == "0.5"
+
+
+def test_a_server_outlives_the_thread_of_its_first_call(server: PythonServer) -> None:
+    thread = threading.Thread(target=server.call, args=({}, {}, 5.0))
+    thread.start()
+    thread.join()
+    for _ in range(3):
+        outcome = server.call({}, {}, 5.0)
+        assert outcome.value is not None, outcome.error
+
+
+def test_calls_from_several_threads_take_turns(server: PythonServer) -> None:
+    outcomes: list[str | None] = []
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(server.call({}, {}, 5.0).value)) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 8
+    assert None not in outcomes
+
+
+def test_a_sandbox_dies_with_a_killed_owner() -> None:
+    code = (
+        "from grpo_engine.sandbox import PythonServer\n"
+        "server = PythonServer('def grade(s, i):\\n    return 1')\n"
+        "server.call({}, {}, 5.0)\n"
+        "print(server._sandbox._process.pid, flush=True)\n"
+        "input()\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=os.getcwd()) as owner:
+        assert owner.stdout is not None
+        sandbox = os.pidfd_open(int(owner.stdout.readline()))
+        os.kill(owner.pid, signal.SIGKILL)
+        ended, _, _ = select.select([sandbox], [], [], 5.0)
+        os.close(sandbox)
+        assert ended
+
+
+def test_a_closed_server_leaves_no_process() -> None:
+    with PythonServer(COUNT) as server:
+        server.call({}, {}, 5.0)
+        assert server._sandbox is not None
+        inside = os.dup(server._sandbox._inside or 0)
+    ended, _, _ = select.select([inside], [], [], 5.0)
+    os.close(inside)
+    assert ended
+
+
+def test_the_code_runs_as_nobody_with_an_empty_environment() -> None:
+    ran = run_python("import os, sys\nprint(os.getuid(), os.geteuid(), sorted(os.environ))", timeout=5.0)
+    uid, effective, names = ran.stdout.split(maxsplit=2)
+    assert uid == effective != "0"
+    assert "KEY" not in names.upper()
+    assert eval(names) == ["HOME", "LANG", "LD_LIBRARY_PATH", "PWD", "PYTHONHASHSEED"]
+
+
+def test_a_run_gives_what_was_printed_and_the_last_value() -> None:
+    ran = run_python("import math\nprint('hello')\nx = 6\nx * 7", timeout=5.0)
+    assert (ran.stdout, ran.value, ran.error, ran.timed_out) == ("hello\n", "42", "", False)
+
+
+def test_a_run_that_fails_keeps_its_output_and_names_the_line() -> None:
+    ran = run_python("print('before')\n1 / 0", timeout=5.0)
+    assert ran.stdout == "before\n"
+    assert "line 2" in ran.error
+    assert ran.error.endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_run_that_takes_too_long_keeps_what_it_printed() -> None:
+    ran = run_python("print('before', flush=True)\nwhile True: pass", timeout=0.5)
+    assert (ran.stdout, ran.timed_out) == ("before\n", True)
+
+
+def test_a_run_reads_its_input() -> None:
+    assert run_python("print(sum(map(int, input().split())))", timeout=5.0, input="1 2 3\n").stdout == "6\n"
+
+
+def test_runs_are_alike() -> None:
+    code = "import random\nprint(random.random(), list({'a', 'b', 'c', 'd'}), hash('x'))"
+    assert run_python(code, timeout=5.0) == run_python(code, timeout=5.0)
+
+
+def test_a_server_is_quick() -> None:
+    with PythonServer("def grade(sample, item):\n    return 1") as server:
+        server.call({}, {}, 5.0)
+        values = {server.call({"output_text": "x" * 1000}, {"n": n}, 5.0).value for n in range(100)}
+        assert values == {"1"}
+
+
+def test_large_inputs_go_in_whole() -> None:
+    with PythonServer("def grade(sample, item):\n    return len(sample['output_text'])") as server:
+        assert server.call({"output_text": "é" * 2**20}, {}, 10.0).value == str(2**20)
+
+
+def test_the_filter_knows_its_machines() -> None:
+    assert supported(platform.machine())
+    for machine in ("x86_64", "aarch64"):
+        program = filter_program(machine)
+        assert len(program) % 8 == 0
+        assert len(program) // 8 < 4096
+    with pytest.raises(KeyError):
+        filter_program("riscv64")

@@ -1,0 +1,147 @@
+"""Which prompts a step takes: an order that is the seed's alone, and rests that always end."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from grpo_engine.prompt_source import LONGEST_REST, Outcome, PromptSource, RestingSource
+from grpo_engine.types import Prompt
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(row, "", (1,), {}) for row in range(count)]
+
+
+def source(seed: int) -> PromptSource:
+    return PromptSource(prompts(5), 2, seed)
+
+
+def rows(chosen: list[Prompt]) -> list[int]:
+    return [prompt.row for prompt in chosen]
+
+
+def test_every_epoch_holds_each_row_once_in_another_order() -> None:
+    found = [prompt.row for step in range(1, 6) for prompt in source(1).batch(step)]
+    assert sorted(found[:5]) == sorted(found[5:]) == [0, 1, 2, 3, 4]
+    assert found[:5] != found[5:]
+
+
+def test_a_steps_rows_depend_on_seed_and_step_alone() -> None:
+    forwards = source(3)
+    one_after_another = [forwards.batch(step) for step in range(1, 9)]
+    assert source(3).batch(8) == one_after_another[7]
+    assert [source(4).batch(step) for step in range(1, 9)] != one_after_another
+
+
+def test_fresh_rows_are_new_to_the_step_and_differ_by_attempt() -> None:
+    made = PromptSource(prompts(50), 2, 0)
+    first, second = made.fresh(1, 1, 5, {0, 1, 2}), made.fresh(1, 2, 5, {0, 1, 2})
+    assert len(set(rows(first))) == 5
+    assert not {0, 1, 2} & set(rows(first) + rows(second))
+    assert first != second
+    assert first == PromptSource(prompts(50), 2, 0).fresh(1, 1, 5, {0, 1, 2})
+
+
+def test_no_more_fresh_rows_come_than_there_are() -> None:
+    assert rows(source(0).fresh(1, 1, 4, {0, 1, 2})) in ([3, 4], [4, 3])
+    assert source(0).fresh(1, 1, 0, set()) == []
+    assert source(0).fresh(1, 1, 3, set(range(5))) == []
+
+
+SIGNAL = Outcome(True, 0.5)
+SOLVED = Outcome(False, 1.0)
+HOPELESS = Outcome(False, 0.0)
+
+
+def visit(made: RestingSource, step: int, dull: dict[int, Outcome]) -> list[int]:
+    """One step: its rows, of which those in `dull` taught nothing."""
+    chosen = rows(made.batch(step))
+    made.observe({row: dull.get(row, SIGNAL) for row in chosen})
+    return chosen
+
+
+def test_without_dull_rows_the_resting_source_takes_the_plain_order() -> None:
+    resting, plain = RestingSource(prompts(5), 2, 1), PromptSource(prompts(5), 2, 1)
+    assert [visit(resting, step, {}) for step in range(1, 9)] == [
+        rows(plain.batch(step)) for step in range(1, 9)
+    ]
+
+
+def epochs_of(row: int, outcome: Outcome, epochs: int, count: int = 6) -> list[int]:
+    """Epochs in which a row that never teaches anything comes."""
+    made = RestingSource(prompts(count), 1, 2)
+    came = []
+    while (epoch := made.cursor // count) < epochs:
+        if row in visit(made, 1, {row: outcome}):
+            came.append((made.cursor - 1) // count)
+        assert made.cursor // count >= epoch
+    return came
+
+
+@pytest.mark.parametrize("outcome", [SOLVED, HOPELESS])
+def test_a_dull_row_rests_for_1_2_4_8_epochs_and_always_comes_again(outcome: Outcome) -> None:
+    came = epochs_of(3, outcome, 40)
+    assert [later - earlier - 1 for earlier, later in pairwise(came)] == [1, 2, 4, 8, 8, 8]
+    assert LONGEST_REST == 8
+
+
+def test_a_row_that_teaches_again_is_awake_at_once() -> None:
+    made = RestingSource(prompts(4), 1, 2)
+    steps = [visit(made, 1, {2: SOLVED}) for _ in range(4)]
+    assert [2] in steps
+    awake_again = [visit(made, 1, {}) for _ in range(12)]
+    # one epoch of rest, then every epoch
+    assert awake_again.count([2]) == 2
+    assert made.difficulty[2].dull == 0
+    assert made.difficulty[2].visits == 3
+
+
+def test_where_all_rows_rest_resting_ones_come_all_the_same() -> None:
+    made = RestingSource(prompts(3), 2, 0)
+    everything = dict.fromkeys(range(3), SOLVED)
+    for _ in range(12):
+        assert len(visit(made, 1, everything)) == 2
+
+
+def test_a_step_larger_than_the_dataset_is_filled() -> None:
+    assert len(RestingSource(prompts(3), 8, 0).batch(1)) == 8
+
+
+def test_the_state_survives_json_and_gives_the_same_rows_again() -> None:
+    made = RestingSource(prompts(7), 3, 5)
+    for step in range(1, 6):
+        visit(made, step, {1: SOLVED, 4: HOPELESS})
+    again = RestingSource(prompts(7), 3, 5)
+    again.load(json.loads(json.dumps(made.state)))
+    assert [visit(again, step, {1: SOLVED}) for step in range(6, 20)] == [
+        visit(made, step, {1: SOLVED}) for step in range(6, 20)
+    ]
+    assert again.state == made.state
+
+
+def test_fresh_rows_are_awake() -> None:
+    made = RestingSource(prompts(4), 4, 0)
+    visit(made, 1, {0: SOLVED, 1: HOPELESS})
+    assert sorted(rows(made.fresh(2, 1, 9, set()))) == [2, 3]
+
+
+def test_the_metrics_say_how_many_rest_and_why() -> None:
+    made = RestingSource(prompts(4), 4, 0)
+    assert made.metrics()["curriculum/resting"] == 0.0
+    visit(made, 1, {0: SOLVED, 1: HOPELESS, 2: HOPELESS})
+    assert made.metrics() == {
+        "curriculum/resting": 3.0,
+        "curriculum/solved": 1.0,
+        "curriculum/hopeless": 2.0,
+    }
+
+
+def test_the_plain_source_keeps_nothing() -> None:
+    made = source(0)
+    made.observe({0: SOLVED})
+    made.load({"cursor": 3})
+    assert made.state == {}
+    assert made.metrics() == {}

@@ -1,0 +1,178 @@
+"""`graders/run` with rules that run code or ask servers: bounded, in OpenAI's terms, nobody else waits."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from openai import OpenAI
+
+from service.graders import service
+from service.settings import Settings
+from tests.chat_server import Answer, ChatServer, EndpointServer, Reply
+from tests.service.job_samples import make_model
+
+PREFIX = "/v1/fine_tuning/alpha/graders"
+JUDGE = {
+    "type": "score_model",
+    "name": "judge",
+    "model": "large",
+    "input": [{"role": "user", "content": "Rate {{sample.output_text}}"}],
+    "cache": False,
+}
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """One database is enough here: graders keep nothing."""
+    return sqlite_url
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ChatServer]]:
+    """Starts a scripted judge as the operator's endpoint `default`."""
+    started: list[ChatServer] = []
+
+    def start(answer: Callable[[dict[str, Any]], Answer]) -> ChatServer:
+        server = ChatServer(answer)
+        started.append(server.__enter__())
+        (tmp_path / "endpoints.json").write_text(json.dumps({"default": {"url": server.url}}))
+        monkeypatch.setenv("GRPO_ENDPOINTS", str(tmp_path / "endpoints.json"))
+        return server
+
+    yield start
+    for server in started:
+        server.__exit__(None, None, None)
+
+
+def python(body: str) -> dict[str, Any]:
+    return {"type": "python", "name": "own", "source": f"def grade(sample, item):\n    {body}"}
+
+
+def run(client: TestClient, grader: Any, text: str = "4", item: Any = None) -> dict[str, Any]:
+    answer = client.post(f"{PREFIX}/run", json={"grader": grader, "model_sample": text, "item": item})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_a_python_grader_runs_in_the_sandbox(client: TestClient) -> None:
+    body = run(client, python("return float(sample['output_text'] == item['answer'])"), "4", {"answer": "4"})
+    assert (body["reward"], body["scorable"], body["metadata"]["type"]) == (1.0, True, "python")
+
+
+def test_an_exception_of_a_python_grader_is_an_error_with_its_details(client: TestClient) -> None:
+    body = run(client, python("return 1 / 0"))
+    errors = body["metadata"]["errors"]
+    assert (body["reward"], body["scorable"]) == (0.0, False)
+    assert errors["python_grader_runtime_error"] is True
+    assert "ZeroDivisionError" in errors["python_grader_runtime_error_details"]
+
+
+def test_code_and_math_are_judged_apart(client: TestClient) -> None:
+    tests = {"type": "code_tests", "tests": "{{item.tests}}"}
+    item = {"tests": [{"call": "f", "args": [2], "expected": 4}, {"call": "f", "args": [3], "expected": 6}]}
+    assert run(client, tests, "def f(n): return n * n", item)["reward"] == 0.5
+    answer = {"type": "math", "reference": "$\\frac{1}{2}$"}
+    both = {"type": "multi", "graders": {"code": tests, "math": answer}, "calculate_output": "code + math"}
+    assert run(client, both, "$0.5$", item)["sub_rewards"] == {"code": 0.0, "math": 1.0}
+
+
+def test_a_grader_that_hangs_ends_at_the_deadline(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DEADLINE_SECONDS", 1.0)
+    started = time.monotonic()
+    body = run(client, python("while True: pass"))
+    assert time.monotonic() - started < 15
+    assert body["metadata"]["errors"]["unresponsive_reward_error"] is True
+
+
+def test_a_judge_answers_its_score_its_model_and_its_tokens(
+    client: TestClient, judge: Callable[..., ChatServer]
+) -> None:
+    server = judge(lambda _: {"score": 0.25, "feedback": "Too short."})
+    body = run(client, JUDGE, "four")
+    assert (body["reward"], body["metadata"]["sampled_model_name"]) == (0.25, "large")
+    usage = body["model_grader_token_usage_per_model"]["large"]
+    assert (usage["calls"], usage["input_tokens"], usage["output_tokens"]) == (1, 2, 5)
+    assert body["metadata"]["token_usage"] == 7
+    assert server.requests[0].json["messages"] == [{"role": "user", "content": "Rate four"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "flag"),
+    [
+        ("no number", "model_grader_parse_error"),
+        (Reply(status=400, body={"error": {"message": "no"}}), "model_grader_server_error"),
+    ],
+)
+def test_what_is_wrong_with_a_judge_has_openais_names(
+    client: TestClient, judge: Callable[..., ChatServer], answer: Answer, flag: str
+) -> None:
+    judge(lambda _: answer)
+    body = run(client, JUDGE)
+    assert body["metadata"]["errors"][flag] is True
+    assert body["scorable"] is False
+
+
+def test_a_users_endpoint_is_asked(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EndpointServer(lambda request: float(request["sample"]["output_text"] == "4")) as server:
+        monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
+        assert run(client, {"type": "endpoint", "url": server.url})["reward"] == 1.0
+
+
+def test_what_the_deployment_lacks_is_refused_with_its_field(client: TestClient, settings: Settings) -> None:
+    make_model(settings.home)
+    given = {"type": "reward_model", "model": "tiny", "path": "/etc"}
+    for grader, param, code in (
+        ({"type": "endpoint", "endpoint": "absent"}, "grader.endpoint", "endpoint_not_found"),
+        ({"type": "reward_model", "model": "absent"}, "grader.model", "model_not_found"),
+        (given, "grader.path", "invalid_value"),
+    ):
+        for path, more in (("validate", {}), ("run", {"model_sample": ""})):
+            answer = client.post(f"{PREFIX}/{path}", json={"grader": grader, **more})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+def test_while_graders_run_others_are_answered_and_too_many_are_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_runs", threading.BoundedSemaphore(1))
+    asked, answer_now = threading.Event(), threading.Event()
+
+    def wait(_: dict[str, Any]) -> float:
+        asked.set()
+        answer_now.wait(30)
+        return 1.0
+
+    with EndpointServer(wait) as server, ThreadPoolExecutor(1) as threads:
+        monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
+        slow = threads.submit(run, client, {"type": "endpoint", "url": server.url})
+        assert asked.wait(30)
+        plain = {"type": "numeric", "reference": "4"}
+        assert run(client, plain)["reward"] == 1.0
+        body = {"grader": python("return 1.0"), "model_sample": ""}
+        refused = client.post(f"{PREFIX}/run", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        answer_now.set()
+        assert slow.result(30)["reward"] == 1.0
+
+
+def test_openais_client_reads_a_judge_and_a_python_grader(
+    openai_client: OpenAI, judge: Callable[..., ChatServer]
+) -> None:
+    judge(lambda _: "0.5")
+    graders: Any = openai_client.fine_tuning.alpha.graders
+    answer = graders.run(grader=JUDGE, model_sample="four")
+    assert (answer.reward, answer.metadata.sampled_model_name) == (0.5, "large")
+    failed = graders.run(grader=python("raise ValueError('no')"), model_sample="four")
+    assert failed.metadata.errors.python_grader_runtime_error is True
+    assert "ValueError: no" in failed.metadata.errors.python_grader_runtime_error_details

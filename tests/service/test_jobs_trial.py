@@ -1,0 +1,107 @@
+"""The grader's trial at submit, for rules that run in a process or ask a server."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from grpo_engine.graders.pool import open_grading
+from service.jobs import grader_trial
+from service.settings import Settings
+from tests.chat_server import EndpointServer
+from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+TESTS = [{"call": "f", "args": [1], "expected": 1}]
+
+
+@pytest.fixture(autouse=True)
+def _model(settings: Settings) -> None:
+    make_model(settings.home)
+
+
+def warned(client: TestClient, grader: dict[str, Any], **more: Any) -> list[tuple[str, str]]:
+    """Code and message of each warning about a job that is accepted."""
+    rows = jsonl(row(**more), row("What is 3+3?", "6", **more))
+    body = request(upload(client, rows), method=reinforcement(grader))
+    report = client.post("/v1/fine_tuning/jobs/validate", json=body).json()
+    assert report["problems"] == []
+    return [(warning["code"], warning["message"]) for warning in report["warnings"]]
+
+
+def python(body: str) -> dict[str, Any]:
+    return {"type": "python", "source": f"def grade(sample, item):\n    {body}"}
+
+
+def test_graders_that_tell_answers_apart_pass_in_silence(client: TestClient) -> None:
+    assert warned(client, python("return float(item['answer'] in sample['output_text'])")) == []
+    assert warned(client, {"type": "math", "reference": "{{item.answer}}"}) == []
+    similar = {"type": "text_similarity", "evaluation_metric": "fuzzy_match", "reference": "{{item.answer}}"}
+    assert warned(client, {**similar, "input": "{{sample.output_text}}"}) == []
+    inner = {"type": "numeric", "reference": "{{item.answer}}"}
+    assert warned(client, {"type": "process", "grader": inner}) == []
+
+
+def test_code_tests_are_run_but_no_right_code_is_made_up(client: TestClient) -> None:
+    assert warned(client, {"type": "code_tests", "tests": "{{item.tests}}"}, tests=TESTS) == []
+
+
+def test_a_python_grader_that_always_raises_is_told_with_its_error(client: TestClient) -> None:
+    ((code, message),) = warned(client, python("return item['absent']"))
+    assert code == "grader_unscorable"
+    assert "KeyError: 'absent'" in message
+
+
+def test_a_python_grader_that_is_constant_is_told(client: TestClient) -> None:
+    ((code, message),) = warned(client, python("return 1"))
+    assert (code, "the reward 1" in message) == ("grader_constant", True)
+
+
+def test_a_grader_that_hangs_is_not_waited_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grader_trial, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(grader_trial, "TRIAL_SECONDS", 2.0)
+    started = time.monotonic()
+    ((code, message),) = warned(client, python("while True: pass"))
+    assert (code, "no answer within 0.5 seconds" in message) == ("grader_unscorable", True)
+    assert time.monotonic() - started < 15
+
+
+def test_nobody_is_asked_at_submit(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EndpointServer(lambda _: 1.0) as server:
+        monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
+        asking = {"type": "endpoint", "url": server.url}
+        hanging = python("while True: pass")
+        both = {"type": "multi", "graders": {"a": asking, "b": hanging}, "calculate_output": "a+b"}
+        assert warned(client, asking) == []
+        assert warned(client, both) == []
+    assert server.requests == []
+
+
+def test_a_reward_model_is_not_loaded_at_submit(client: TestClient) -> None:
+    assert warned(client, {"type": "reward_model", "model": "tiny"}) == []
+
+
+def test_what_only_workers_have_is_not_told(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grader_trial, "open_grading", partial(open_grading, command=("/bin/false",)))
+    assert warned(client, python("return 1")) == []
+    assert warned(client, {"type": "math", "reference": "{{item.answer}}"}) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def grade(sample, item)\n    return 1", "line 1"),
+        ("def judge(sample, item):\n    return 1", "must define grade"),
+        ("def grade(sample):\n    return 1", "two arguments"),
+    ],
+)
+def test_a_source_that_is_no_grader_is_refused(client: TestClient, source: str, reason: str) -> None:
+    method = reinforcement({"type": "python", "source": source})
+    answer = client.post("/v1/fine_tuning/jobs", json=request(upload(client), method=method))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "method.reinforcement.grader.source")
+    assert reason in error["message"]

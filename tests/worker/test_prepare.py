@@ -1,0 +1,163 @@
+"""What a worker puts on its disk for the engine, and what its machine offers."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import socket
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import select
+
+from grpo_engine.config import RunConfig
+from service.db import Database
+from service.jobs import queue
+from service.jobs.capabilities import of_this_machine
+from service.models import File, WorkerHost
+from service.settings import Settings
+from service.storage import Storage
+from tests.worker.jobs import insert_dataset, insert_job, method, read_job
+from worker.attempt import Attempt, Refused, Worker
+from worker.lease import Lease
+from worker.prepare import prepare
+from worker.runner import run_job
+from worker.sweeper import sweep_once
+
+ROWS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": f"{n} + {n}"}], "answer": str(2 * n)} for n in range(8)
+]
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=3)
+    return sink.getvalue()
+
+
+def insert_file(database: Database, storage: Storage, file_id: str, content: bytes) -> str:
+    storage.put_bytes(f"files/{file_id}", content)
+    with database.transaction() as session:
+        session.add(
+            File(
+                id=file_id,
+                tenant="acme",
+                filename="rows.parquet",
+                purpose="fine-tune",
+                num_bytes=len(content),
+                sha256=hashlib.sha256(content).hexdigest(),
+                storage_key=f"files/{file_id}",
+            )
+        )
+    return file_id
+
+
+def prepared(worker: Worker, job_id: str) -> RunConfig:
+    """The engine's configuration for a claimed job."""
+    with worker.database.transaction() as session:
+        job = queue.claim(
+            session, pool="default", worker="w", lease_seconds=60, capabilities=worker.capabilities
+        )
+    assert job is not None
+    assert job.id == job_id
+    with Lease(worker.database, worker.settings, job, monotonic()) as lease:
+        attempt = Attempt(worker, job, lease)
+        attempt.folder.mkdir(parents=True)
+        return RunConfig.model_validate_json(prepare(attempt).read_text())
+
+
+def read_jsonl(path: str | None) -> list[Any]:
+    assert path is not None
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def with_grader(grader: dict[str, Any], **more: Any) -> dict[str, Any]:
+    shape = method().model_dump(mode="json")
+    shape["reinforcement"] |= {"grader": grader, **more}
+    return shape
+
+
+def test_parquet_files_are_jsonl_on_the_engines_disk(
+    worker: Worker, database: Database, storage: Storage
+) -> None:
+    training = insert_file(database, storage, "file-parquet", parquet(ROWS))
+    validation = insert_file(database, storage, "file-parquet2", parquet(ROWS[:2]))
+    kept = insert_file(database, storage, "file-parquet3", parquet(ROWS[5:]))
+    shape = method().model_dump(mode="json")
+    shape["reinforcement"]["retention"] = [{"name": "general", "file": kept}]
+    config = prepared(worker, insert_job(database, training, validation_file=validation, method=shape))
+    assert read_jsonl(config.training_file) == ROWS
+    assert read_jsonl(config.validation_file) == ROWS[:2]
+    assert read_jsonl(config.retention_files["general"]) == ROWS[5:]
+
+
+def test_a_job_on_parquet_succeeds(worker: Worker, database: Database, storage: Storage) -> None:
+    job_id = insert_job(database, insert_file(database, storage, "file-parquet", parquet(ROWS)))
+    assert run_job(worker) is True
+    assert read_job(database, job_id).state == "succeeded"
+
+
+def test_a_parquet_file_that_cannot_be_read_fails_the_job_at_once(
+    worker: Worker, database: Database, storage: Storage
+) -> None:
+    broken = insert_file(database, storage, "file-parquet", parquet(ROWS)[:-20])
+    with pytest.raises(Refused) as refused:
+        prepared(worker, insert_job(database, broken))
+    assert refused.value.failure["code"] == "dataset_invalid"
+
+
+def test_reward_models_get_the_catalogues_place(
+    worker: Worker, database: Database, storage: Storage, settings: Settings
+) -> None:
+    named = {"type": "reward_model", "model": "tiny"}
+    grader = {
+        "type": "multi",
+        "graders": {"a": {"type": "process", "grader": named}},
+        "calculate_output": "a",
+    }
+    shape = with_grader(grader, eval_grader=named)
+    config = prepared(worker, insert_job(database, insert_dataset(database, storage), method=shape))
+    settings_given: Any = config.method.reinforcement  # type: ignore[union-attr]
+    place = str(settings.home / "models" / "tiny")
+    assert settings_given.grader.graders["a"].grader.path == place
+    assert settings_given.eval_grader.path == place
+
+
+def test_a_reward_model_that_left_the_catalogue_fails_the_job(
+    worker: Worker, database: Database, storage: Storage
+) -> None:
+    shape = with_grader({"type": "reward_model", "model": "gone"})
+    with pytest.raises(Refused, match="the model gone is not in the catalogue") as refused:
+        prepared(worker, insert_job(database, insert_dataset(database, storage), method=shape))
+    assert refused.value.failure["code"] == "model_not_found"
+
+
+def test_a_job_of_before_the_new_fields_is_prepared(
+    worker: Worker, database: Database, storage: Storage
+) -> None:
+    shape = method().model_dump(mode="json")
+    for name in ("eval_grader", "retention", "tools"):
+        del shape["reinforcement"][name]
+    config = prepared(worker, insert_job(database, insert_dataset(database, storage), method=shape))
+    assert config.retention_files == {}
+
+
+def test_a_sweep_says_what_this_machine_offers(worker: Worker, database: Database) -> None:
+    sweep_once(database, worker.wakeups, worker.settings)
+    with database.reading() as session:
+        (row,) = session.scalars(select(WorkerHost)).all()
+    assert (row.host, row.pool) == (socket.gethostname()[:128], "default")
+    assert frozenset(row.capabilities.split()) == of_this_machine() == worker.capabilities
+
+
+def test_a_job_that_this_machine_cannot_run_is_left_for_others(
+    worker: Worker, database: Database, storage: Storage
+) -> None:
+    job_id = insert_job(database, insert_dataset(database, storage), required_capabilities="quantum")
+    assert run_job(worker) is False
+    assert read_job(database, job_id).state == "queued"
