@@ -47,7 +47,7 @@ recipes: setup  ## Train every recipe on the demo task with three seeds; writes 
 	$(BIN)/python -m bench.recipes
 
 test: setup system check  ## Every test and every check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup  ## Format, lint, types, import directions, sizes
 	$(BIN)/ruff format --check .

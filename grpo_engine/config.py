@@ -7,10 +7,13 @@ visible full configuration, and validating an expanded configuration again chang
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, overload
 
 from pydantic import Field, model_validator
 
+from grpo_engine.events import VALIDATION
+from grpo_engine.expand import problem_at
 from grpo_engine.graders import Grader
 from grpo_engine.hyperparameters import Hyperparameters, Lora, SupervisedHyperparameters
 from grpo_engine.records import Record
@@ -74,19 +77,33 @@ class ReinforcementMethod(Record):
     @model_validator(mode="after")
     def _advantage_fits(self) -> Self:
         advantage, kind = self.hyperparameters.advantage, self.grader.type
+        place = ("hyperparameters", "advantage")
         if advantage == "gdpo" and kind != "multi":
-            raise ValueError("advantage gdpo standardises each part of a multi grader: give a multi grader")
+            message = "advantage gdpo standardises each part of a multi grader: give a multi grader"
+            raise problem_at(message, *place)
         if getattr(self.grader, "aggregation", "formula") == "gdpo" and advantage != "gdpo":
-            raise ValueError("the grader's aggregation gdpo needs advantage gdpo")
+            raise problem_at("the grader's aggregation gdpo needs advantage gdpo", *place)
         if advantage == "process" and kind != "process":
-            raise ValueError("advantage process needs rewards per step: give a process grader")
-        if len({tool.name for tool in self.tools}) != len(self.tools):
-            raise ValueError("tools need different names")
-        if any(each.name == "validation" for each in self.retention):
-            raise ValueError("a retention set cannot be named validation: so is the job's own evaluation")
-        if len({each.name for each in self.retention}) != len(self.retention):
-            raise ValueError("retention sets need different names")
+            message = "advantage process needs rewards per step: give a process grader"
+            raise problem_at(message, *place)
         return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if (index := _repeated([tool.name for tool in self.tools])) is not None:
+            raise problem_at("tools need different names", "tools", index, "name")
+        names = [kept.name for kept in self.retention]
+        if VALIDATION in names:
+            message = "a retention set cannot be named validation: so is the job's own evaluation"
+            raise problem_at(message, "retention", names.index(VALIDATION), "name")
+        if (index := _repeated(names)) is not None:
+            raise problem_at("retention sets need different names", "retention", index, "name")
+        return self
+
+
+def _repeated(names: Sequence[str]) -> int | None:
+    """Place of the first name that was there before."""
+    return next((index for index, name in enumerate(names) if name in names[:index]), None)
 
 
 class SupervisedMethod(Record):

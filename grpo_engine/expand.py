@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 ALIASES = {
     "num_generations": "group_size",
     "samples_per_prompt": "group_size",
@@ -69,6 +71,11 @@ CLIPS: Mapping[str, Mapping[str, float]] = {
 """Clip ranges of the losses that need others than 0.2."""
 
 
+def problem_at(message: str, *place: str | int) -> PydanticCustomError:
+    """A ValueError that names its field: `place` leads there from the object that is validated."""
+    return PydanticCustomError("field_problem", "{message}", {"message": message, "place": place})
+
+
 def rename_aliases(data: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Aliases → our names. Raises ValueError where an alias and our name disagree."""
     data = dict(data)
@@ -76,7 +83,7 @@ def rename_aliases(data: dict[str, Any], aliases: Mapping[str, str]) -> dict[str
         if alias in data:
             value = data.pop(alias)
             if data.setdefault(name, value) != value:
-                raise ValueError(f"{alias} is another name of {name}: give one of them")
+                raise problem_at(f"{alias} is another name of {name}: give one of them", alias)
     _nest_lora(data)
     _expand_epsilon(data)
     return data
@@ -89,14 +96,15 @@ def _nest_lora(data: dict[str, Any]) -> None:
         return
     given = data.get("lora")
     if given == "full" or (isinstance(given, dict) and any(given.get(k, v) != v for k, v in found.items())):
-        raise ValueError("lora_… fields contradict lora: give one of them")
+        raise problem_at("lora_… fields contradict lora: give one of them", "lora")
     data["lora"] = {**(given or {}), **found}
 
 
 def _expand_epsilon(data: dict[str, Any]) -> None:
     if "epsilon" in data:
         value = data.pop("epsilon")
-        data.setdefault("epsilon_low", value)
+        if data.setdefault("epsilon_low", value) != value:
+            raise problem_at("epsilon is another name of epsilon_low: give one of them", "epsilon")
         if data.get("epsilon_high") is None:
             data["epsilon_high"] = value
 
@@ -122,7 +130,7 @@ def expand_multiplied(
         return data
     value = value_of(given)
     if data.get(target, value) != value:
-        raise ValueError(f"{target} and {source} contradict each other: give one of them")
+        raise problem_at(f"{target} and {source} contradict each other: give one of them", source)
     return {**data, target: value}
 
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import model_validator
 
-from grpo_engine.hyperparameters import PositiveInt
-from grpo_engine.records import Record
+from grpo_engine.expand import problem_at
+from grpo_engine.hyperparameters import Options, PositiveInt
 
 Watch = Literal[
     "kl", "no_signal", "entropy", "truncation", "grader_errors", "reward_plateau", "reward_length"
 ]
 
 
-class Guard(Record):
+class Guard(Options):
     """One rule. It trips when it has held for `patience` steps in a row, and acts once until it recovers."""
 
     watch: Watch
@@ -38,6 +38,13 @@ class Guard(Record):
         if isinstance(data, dict) and data.get("threshold") is None and data.get("watch") in get_args(Watch):
             return {**data, "threshold": DEFAULT_THRESHOLDS[data["watch"]]}
         return data
+
+    @model_validator(mode="after")
+    def _within_reach(self) -> Self:
+        highest = HIGHEST.get(self.watch)
+        if highest is not None and self.limit > highest:
+            raise problem_at(f"{self.watch} is never above {highest:g}: it would never trip", "threshold")
+        return self
 
     @property
     def limit(self) -> float:
@@ -64,6 +71,11 @@ the mean of the first START_STEPS trained steps. truncation: share of completion
 grader's completions. reward_plateau: rise of the mean reward from one half of the last PLATEAU_STEPS steps
 to the other. reward_length: correlation of reward and length."""
 
+HIGHEST: dict[Watch, float] = {"no_signal": 1, "truncation": 1, "grader_errors": 1, "reward_length": 1}
+"""What a measure can be at most: shares, and a correlation."""
+SHARES: frozenset[Watch] = frozenset({"no_signal", "truncation", "grader_errors", "entropy"})
+"""Measures that are told in percent."""
+
 START_STEPS = 5
 PLATEAU_STEPS = 100
 
@@ -84,9 +96,11 @@ class Alarm:
     def message(self) -> str:
         """What was seen, why it matters, which field to change."""
         seen, why, change = _TEXTS[self.guard.watch]
-        number, limit = f"{self.value:.3g}", f"{self.guard.limit:.3g}"
-        since = f"for {self.guard.patience} steps in a row, up to step {self.step}"
-        return f"{seen.format(value=number)} (limit {limit}) {since}. {why} {change}"
+        is_share = self.guard.watch in SHARES
+        number = f"{100 * self.value:.3g}%" if is_share else f"{self.value:.3g}"
+        count = self.guard.patience
+        since = f"for {count} steps in a row, up to step {self.step}" if count > 1 else f"in step {self.step}"
+        return f"{seen.format(value=number)} (limit {self.guard.limit:.3g}) {since}. {why} {change}"
 
 
 def watch(

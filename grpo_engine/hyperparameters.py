@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from grpo_engine.expand import ALIASES, expand_learning_rate, rename_aliases
+from grpo_engine.expand import ALIASES, expand_learning_rate, problem_at, rename_aliases
 from grpo_engine.records import Record
 
 Auto = Literal["auto"]
@@ -18,7 +18,19 @@ PositiveInt = Annotated[int, Field(ge=1)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Lora(Record):
+class Options(Record):
+    """A record that a user fills in."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic reads true as 1, and a job with beta 1 would run."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("neither true nor false is a value of this field")
+        return value
+
+
+class Lora(Options):
     """Low-rank adapter; the base model stays as it is and serves as the reference."""
 
     rank: int = Field(16, ge=1, le=512)
@@ -28,7 +40,7 @@ class Lora(Record):
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
 
 
-class Hyperparameters(Record):
+class Hyperparameters(Options):
     """What every training method has."""
 
     n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
@@ -78,7 +90,7 @@ class Hyperparameters(Record):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if self.n_steps is not None and self.n_epochs != "auto":
-            raise ValueError("give n_steps or n_epochs, not both")
+            raise problem_at("give n_steps or n_epochs, not both", "n_epochs")
         return self
 
 

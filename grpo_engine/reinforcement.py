@@ -16,11 +16,11 @@ from grpo_engine.expand import (
     expand_loss_type,
     expand_multiplied,
     expand_recipe,
+    problem_at,
     rename_aliases,
 )
 from grpo_engine.guards import Guard, default_guards
-from grpo_engine.hyperparameters import Auto, Hyperparameters, PositiveInt
-from grpo_engine.records import Record
+from grpo_engine.hyperparameters import Auto, Hyperparameters, Options, PositiveInt
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "sapo", "reinforce"]
 Advantage = Literal[
@@ -31,7 +31,7 @@ ImportanceCorrection = Literal[
 ]
 
 
-class SelfDistillation(Record):
+class SelfDistillation(Options):
     """SDPO (arXiv 2601.20802): the policy that is told what went wrong teaches the policy that is not."""
 
     weight: float = Field(1.0, gt=0, le=1000)
@@ -52,11 +52,11 @@ class SelfDistillation(Record):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if "{feedback}" not in self.template or "{prompt}" not in self.template:
-            raise ValueError("template needs {prompt} and {feedback}")
+            raise problem_at("template needs {prompt} and {feedback}", "template")
         return self
 
 
-class EarlyStopping(Record):
+class EarlyStopping(Options):
     """End the job when the held-out reward no longer rises."""
 
     patience: PositiveInt = 3
@@ -164,6 +164,12 @@ class ReinforcementHyperparameters(Hyperparameters):
         data = expand_multiplied(data, "prompts_per_step", "batch_size", lambda size: size)
         return expand_learning_rate(data, default=1e-6 if data.get("lora") == "full" else 1e-5)
 
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        """One text stands for a list of it, as in OpenAI's API."""
+        return (value,) if isinstance(value, str) else value
+
     @field_validator("top_p", "top_k")
     @classmethod
     def _whole_support(cls, value: float, info: ValidationInfo) -> float:
@@ -177,11 +183,15 @@ class ReinforcementHyperparameters(Hyperparameters):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if self.overlong_buffer_tokens > self.max_completion_tokens:
-            raise ValueError("overlong_buffer_tokens cannot exceed max_completion_tokens")
+            message = "overlong_buffer_tokens cannot exceed max_completion_tokens"
+            raise problem_at(message, "overlong_buffer_tokens")
         if self.kl_target is not None and self.beta == 0:
-            raise ValueError("kl_target needs beta above 0: a beta of 0 stays 0")
-        if self.beta == 0 and any(guard.action == "raise_beta" for guard in self.guards):
-            raise ValueError("a guard's raise_beta needs beta above 0: twice 0 is 0")
+            raise problem_at("kl_target needs beta above 0: a beta of 0 stays 0", "kl_target")
+        for index, guard in enumerate(self.guards):
+            if self.beta == 0 and guard.action == "raise_beta":
+                message = "a guard's raise_beta needs beta above 0: twice 0 is 0"
+                raise problem_at(message, "guards", index, "action")
         if self.self_distillation is not None and self.self_distillation.alone and self.beta > 0:
-            raise ValueError("self_distillation.alone trains without the GRPO loss: set beta to 0")
+            message = "self_distillation.alone trains without the GRPO loss: set beta to 0"
+            raise problem_at(message, "self_distillation", "alone")
         return self

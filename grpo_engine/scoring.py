@@ -61,7 +61,7 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     if len(broken) > limit * len(scores):
         raise GraderError(
             f"{len(broken)} of {len(scores)} completions could not be scored",
-            evidence=tuple(_evidence(broken[:3])),
+            evidence=tuple(dict.fromkeys(_evidence(broken)))[:3],
         )
 
 

@@ -34,6 +34,11 @@ from grpo_engine.tools.metrics import tool_metrics
 from grpo_engine.tools.specs import function_schemas
 from grpo_engine.types import GradedGroup, Prompt, ScoredGroup
 
+SKIP_CAUSES: dict[SkipReason, str] = {
+    "no_signal": "without signal",
+    "all_masked": "whose completions were all masked",
+    "nothing_to_distil": "without an attempt to distil",
+}
 SKIP_HINTS: dict[SkipReason, str] = {
     "all_masked": "Every completion was cut, and mask_truncated_completions leaves cut ones out: raise "
     "max_completion_tokens or set it to false.",
@@ -201,7 +206,7 @@ class Trainer(TrainingLoop):
         if count >= self.hyperparameters.max_skipped_steps:
             reason = self._why_skipped(scored_P)
             raise NoSignalError(
-                f"{count} steps in a row without signal, up to step {step}",
+                f"{count} steps in a row {SKIP_CAUSES[reason]}, up to step {step}",
                 hint=SKIP_HINTS.get(reason),
                 evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}", reason),
             )

@@ -23,6 +23,7 @@ _CODES = {
     "extra_forbidden": "unknown_field",
     "union_tag_not_found": "missing_field",
 }
+_JUDGED = {"value_error", "field_problem"}
 MAX_OTHERS = 10
 MAX_PATH_LENGTH = 300
 
@@ -33,7 +34,8 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
         return invalid_json(f"{errors[0]['ctx']['error']} at character {errors[0]['loc'][-1]}")
     problems: dict[str, list[Mapping[str, Any]]] = {}
     for error in errors:
-        problems.setdefault(field_path(error["loc"], body, error["type"]), []).append(error)
+        location = (*error["loc"], *error.get("ctx", {}).get("place", ()))
+        problems.setdefault(field_path(location, body, error["type"]), []).append(error)
     named = [path for path in problems if not _has_deeper(path, problems)]
     first = named[0]
     message = _sentence(first, problems[first])
@@ -48,10 +50,10 @@ def invalid_json(reason: str) -> InvalidRequest:
 
 
 def field_path(location: Location, body: Any, kind: str = "") -> str:
-    """pydantic's location → `method.reinforcement.hyperparameters.group_size`; "" for the whole body."""
+    """pydantic's location → `method.reinforcement.tools[0].name`; "" for the whole body."""
     source, rest = (location[0], location[1:]) if location and location[0] in _SOURCES else ("", location)
     value = body if source in ("body", "") else None
-    fields: list[str] = []
+    path = ""
     can_be_tag = True
     for position, part in enumerate(rest):
         is_last = position == len(rest) - 1
@@ -60,11 +62,11 @@ def field_path(location: Location, body: Any, kind: str = "") -> str:
         elif not _is_field(part, value, is_last=is_last, is_body=source in ("body", "")):
             continue
         else:
-            fields.append(str(part))
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
             value, can_be_tag = _child(value, part), True
     if kind.startswith("union_tag"):
-        fields.append("type")
-    return ".".join(fields)[:MAX_PATH_LENGTH]
+        path += ".type"
+    return path.removeprefix(".")[:MAX_PATH_LENGTH]
 
 
 def _is_field(part: str | int, value: Any, *, is_last: bool, is_body: bool) -> bool:
@@ -85,11 +87,13 @@ def _child(value: Any, part: str | int) -> Any:
 
 
 def _has_deeper(path: str, paths: Mapping[str, Any]) -> bool:
-    prefix = f"{path}." if path else ""
-    return any(other != path and other.startswith(prefix) for other in paths)
+    prefixes = (f"{path}.", f"{path}[") if path else ""
+    return any(other != path and other.startswith(prefixes) for other in paths)
 
 
 def _sentence(path: str, errors: Sequence[Mapping[str, Any]]) -> str:
+    # a branch that read the value and refused it knows more than those that wanted another type
+    errors = [error for error in errors if error["type"] in _JUDGED] or errors
     parts = list(dict.fromkeys(_message(error) for error in errors))
     alternatives = [parts[0], *(part.removeprefix("Input should be ") for part in parts[1:])]
     text = f"{path or 'The body'}: {' or '.join(alternatives)}"
@@ -112,10 +116,20 @@ def _message(error: Mapping[str, Any]) -> str:
             return "Field required"
         case "model_attributes_type" | "model_type" | "dict_type":
             return "Input should be a JSON object"
+        case "tuple_type":
+            return "Input should be a list"
+        case "too_long" | "too_short":
+            return _counted(error["ctx"])
         case _:
             return str(error["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
+def _counted(context: Mapping[str, Any]) -> str:
+    bound = "min_length" if "min_length" in context else "max_length"
+    word = "at least" if bound == "min_length" else "at most"
+    return f"Input should have {word} {context[bound]} items, not {context['actual_length']}"
+
+
 def _shortened(value: object) -> str:
-    text = repr(value)
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 80 else text[:77] + "…"

@@ -33,8 +33,14 @@ def rows_of(path: Path, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def test_there_are_three_job_files() -> None:
-    assert [path.stem for path in JOB_FILES] == ["arithmetic_grpo", "gsm8k_qwen3_0.6b", "supervised"]
+def test_every_job_file_is_known() -> None:
+    assert [path.stem for path in JOB_FILES] == [
+        "arithmetic_grpo",
+        "functions_code_tests",
+        "gsm8k_qwen3_0.6b",
+        "gsm8k_tools",
+        "supervised",
+    ]
 
 
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
@@ -80,6 +86,31 @@ def test_the_gpu_job_asks_for_a_group_of_eight_and_pays_for_answer_and_shape() -
     for text, reward in texts.items():
         score = method.reinforcement.grader.grade(Sample(output_text=text), item)
         assert score.reward == pytest.approx(reward), text
+
+
+FUNCTIONS = """```python
+def double(x): return 2 * x
+def is_even(n): return n % 2 == 0
+def initials(name): return "".join(word[0].upper() for word in name.split())
+def largest(values): return max(values, default=None)
+def count(text, letter): return text.lower().count(letter.lower())
+def unique(values): return list(dict.fromkeys(values))
+def fahrenheit(c): return c * 9 / 5 + 32
+def flatten(rows): return [value for row in rows for value in row]
+```"""
+
+
+def test_the_code_job_pays_for_the_right_functions_and_for_no_others() -> None:
+    path = EXAMPLES / "jobs" / "functions_code_tests.json"
+    body, method = load(path)
+    grader = method.reinforcement.grader
+    for row in rows_of(path, body):
+        item = {"tests": row["tests"]}
+        assert grader.grade(Sample(output_text=FUNCTIONS), item).reward == 1.0
+        assert (
+            grader.grade(Sample(output_text=FUNCTIONS.replace("return", "return 'no' or")), item).reward
+            == 0.0
+        )
 
 
 def test_the_right_answer_of_every_sum_earns_one_and_the_next_number_nothing() -> None:

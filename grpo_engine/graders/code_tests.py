@@ -121,7 +121,7 @@ class CodeTests(GraderBase):
             seconds = min(self.timeout_seconds, deadline - time.monotonic())
             outcome = server.request(seconds, **test.request) if seconds > 0 else Outcome(timed_out=True)
             why = _failure(test, outcome, self.tolerance)
-            yield told(_clean(f"test {number} of {len(tests)}: {why}")) if why else ""
+            yield told(f"test {number} of {len(tests)}: {why}") if why else ""
 
 
 def _failure(test: Test, outcome: Outcome, tolerance: float) -> str:
@@ -140,8 +140,3 @@ def _last_line(error: str) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:50]}...{text[-27:]}"
-
-
-def _clean(text: str) -> str:
-    """Without unpaired surrogates, which no record can store."""
-    return text.encode("utf-8", "replace").decode("utf-8")

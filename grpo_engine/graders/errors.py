@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from grpo_engine.graders.excerpt import storable
+
 ErrorCode = Literal[
     "formula_parse_error",
     "sample_parse_error",
@@ -28,4 +30,4 @@ class UnscorableError(Exception):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code: ErrorCode = code
-        self.message = message
+        self.message = storable(message)

@@ -19,6 +19,12 @@ def excerpt(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def storable(text: str) -> str:
+    """Without unpaired surrogates, which JSON can spell and no record can hold: they become `?`."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def told(text: str) -> str:
-    """Feedback of at most MAX_FEEDBACK_CHARACTERS."""
+    """Feedback of at most MAX_FEEDBACK_CHARACTERS, storable."""
+    text = storable(text)
     return text if len(text) <= MAX_FEEDBACK_CHARACTERS else f"{text[: MAX_FEEDBACK_CHARACTERS - 3]}..."

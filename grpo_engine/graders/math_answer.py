@@ -1,12 +1,13 @@
 """`math`: symbolic equality of two answers, judged by math-verify.
 
 Boundary: no rule of our own. Text is parsed by math-verify's grammars only, never by `sympify` or `eval`.
-It may take for ever, so the kind runs in a grading process, and math-verify's own time-outs, which fail
-outside of a main thread, are off.
+It may take for ever, so the kind runs in a grading process. There math-verify's own time-outs hold, 5 seconds
+for each text and each comparison; outside of a main thread, where they fail, they are off.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -19,15 +20,19 @@ from grpo_engine.records import Sample
 MAX_INPUT_CHARACTERS = 4096
 """Only the end of a longer input is read: answers stand there, and parsing costs more than linear time."""
 MAX_REFERENCE_CHARACTERS = 4096
+_SECONDS = 5
+"""math-verify's own choice, for parsing a text and for comparing two answers."""
 
 
 class MathAnswer(GraderBase):
     """1.0 where math-verify finds the input's answer equal to the reference, else 0.0.
 
     `verify(parse(reference), parse(input))` with math-verify's default extraction: LaTeX (`$…$`, `\\[…\\]`,
-    `\\boxed{…}`, `\\frac`) and plain numbers and expressions. LaTeX needs its delimiters, in the reference
-    too: write `"${{item.answer}}$"` where the rows hold bare LaTeX.
-    An answer that cannot be parsed is wrong (0.0); a reference that cannot makes the row unscorable.
+    `\\boxed{…}`, `\\frac`) and plain numbers and expressions. A reference in which it finds nothing, such as
+    the bare LaTeX `x^2+1`, is read as `\\boxed{x^2+1}`. In other bare LaTeX it may find a part only (`2` in
+    `2\\sqrt{2}`): write `"${{item.answer}}$"` where the rows hold that.
+    An answer that cannot be parsed, or takes math-verify more than 5 seconds, is wrong (0.0); a reference
+    that cannot be parsed makes the row unscorable.
     """
 
     type: Literal["math"]
@@ -74,11 +79,16 @@ def equal(reference: str, answer: str) -> bool | None:
     """Whether math-verify finds them equal; None where it finds nothing in the reference. May never end."""
     import math_verify  # here: sympy takes half a second, and only grading processes need it
 
-    gold = math_verify.parse(reference, parsing_timeout=None)
+    # by alarm signals, which only a main thread gets, and which do not interrupt long multiplications
+    seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
+
+    def parsed(text: str) -> list[Any]:
+        return list(math_verify.parse(text, parsing_timeout=seconds))
+
+    gold = parsed(reference) or parsed(f"\\boxed{{{reference}}}")
     if not gold:
         return None
-    found = math_verify.parse(answer, parsing_timeout=None)
-    return bool(math_verify.verify(gold, found, timeout_seconds=None))
+    return bool(math_verify.verify(gold, parsed(answer), timeout_seconds=seconds))
 
 
 def _problem(reference: str) -> str:

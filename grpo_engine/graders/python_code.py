@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import atexit
 import os
+import re
 import threading
 import warnings
 from collections import OrderedDict
@@ -26,6 +27,9 @@ from grpo_engine.sandbox import Outcome, PythonServer, SandboxUnavailable, self_
 from grpo_engine.sandbox.monty import MontyServer, installed
 
 MAX_SOURCE_BYTES = 256_000
+_F_STRING = re.compile(r"\b(f|fr|rf)[\"']", re.IGNORECASE)
+_MAX_F_STRING_WORK = 10**9
+"""Fields times characters: before Python 3.12 an f-string takes that long to parse; so much is 0.4 s."""
 CALL_SECONDS = 120.0
 """OpenAI's limit for a call; the grading pool's deadline is usually shorter."""
 
@@ -34,6 +38,8 @@ def _defines_grade(source: str) -> str:
     """The source. Raises ValueError that names the line where it is no Python or has no `grade`."""
     if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         raise ValueError(f"longer than {MAX_SOURCE_BYTES:,} bytes")
+    if _F_STRING.search(source) and source.count("{") * len(source) > _MAX_F_STRING_WORK:
+        raise ValueError("too many braces for a source of this length that has f-strings")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -98,7 +104,7 @@ class PythonGrader(GraderBase):
         except (TypeError, ValueError, RecursionError) as error:
             raise UnscorableError("invalid_variable_error", f"the row has no JSON form: {error}") from None
         if outcome.value is None:
-            raise UnscorableError("python_grader_runtime_error", _clean(outcome.error))
+            raise UnscorableError("python_grader_runtime_error", outcome.error)
         return _read(outcome.value)
 
 
@@ -155,11 +161,6 @@ def _read(text: str) -> tuple[float, str]:
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise TypeError(f"grade() must return a number, not {type(score).__name__}")
         feedback = value.get("feedback", "") if isinstance(value, dict) else ""
-        return float(score), told(_clean(feedback)) if isinstance(feedback, str) else ""
+        return float(score), told(feedback) if isinstance(feedback, str) else ""
     except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise UnscorableError("python_grader_runtime_error", _clean(str(error))) from None
-
-
-def _clean(text: str) -> str:
-    """Without unpaired surrogates, which no record can store."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+        raise UnscorableError("python_grader_runtime_error", str(error)) from None

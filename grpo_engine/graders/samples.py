@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from grpo_engine.graders.excerpt import storable
 from grpo_engine.records import FinishReason, Sample
 
 
@@ -24,18 +25,23 @@ def make_sample(
 
     Unpaired surrogates, which no UTF-8 text can hold, become `?`. `num_tokens` 0 means not known.
     """
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    try:
-        output_json = parse_json(text)
-    except ValueError:
-        output_json = None
+    text = storable(text)
     return Sample(
         output_text=text,
-        output_json=output_json,
+        output_json=_json_of(text),
         output_tools=tuple(dict(call) for call in tools),
         num_tokens=num_tokens,
         finish_reason=finish_reason,
     )
+
+
+def _json_of(text: str) -> Any:
+    """What the text is as JSON, None where it is none; `"\\ud800"` spells a surrogate, which becomes `?`."""
+    try:
+        found = parse_json(text)
+        return found if "\\u" not in text else json.loads(storable(json.dumps(found, ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return None
 
 
 def parse_json(text: str) -> Any:

@@ -103,7 +103,10 @@ def _plain(value: Any, depth: int) -> Any:
         walk = list.__iter__ if issubclass(kind, list) else tuple.__iter__
         return [_plain(each, depth - 1) for each in walk(value)]
     if issubclass(kind, dict):
-        return {_key(key): _plain(each, depth - 1) for key, each in dict.items(value)}
+        plain = {_key(key): _plain(each, depth - 1) for key, each in dict.items(value)}
+        if len(plain) != dict.__len__(value):
+            raise ValueError("two keys of a dict, such as 1 and '1', have the same JSON form")
+        return plain
     raise TypeError(f"{kind.__name__} has no JSON form")
 
 

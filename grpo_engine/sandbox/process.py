@@ -30,6 +30,7 @@ _GRACE_SECONDS = 1.0
 """The server inside ends a child at its deadline; if it does not answer so much later, the sandbox ends."""
 _MAX_REPLY_BYTES = 16 * 2**20
 _NONCE_BYTES = 16
+_MAX_ERROR_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def _outcome(reply: Mapping[str, Any]) -> Outcome:
     value, error = reply.get("value"), reply.get("error", "")
     return Outcome(
         value=None if error or value is None else str(value),
-        error=str(error) or ("" if value is not None else "no answer"),
+        error=str(error)[-_MAX_ERROR_CHARACTERS:] or ("" if value is not None else "no answer"),
         output=str(reply.get("output", "")),
         timed_out=bool(reply.get("timed_out")),
         reusable=not reply.get("dirty", True),

@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from grpo_engine.errors import ConfigError
 from grpo_engine.graders.endpoint import signature_headers
+from grpo_engine.graders.excerpt import storable
 from grpo_engine.graders.samples import parse_json
 from grpo_engine.graders.web import NoAnswer, RefusedUrl, post
 from grpo_engine.sandbox import SandboxUnavailable, self_test
@@ -137,7 +138,7 @@ def _run_python(tool: PythonTool, call: ToolCall, interpreters: Interpreters) ->
         return Answer("Error: the argument code must be a string", failed=True)
     result = interpreters.run(code, tool.timeout_seconds)
     error = f"Error: out of time after {tool.timeout_seconds:.3g} s" if result.timed_out else result.error
-    value = str(parse_json(result.value)) if result.value else ""
+    value = storable(str(parse_json(result.value))) if result.value else ""
     shown = [part for part in (result.output.rstrip("\n"), value, error) if part]
     return Answer("\n".join(shown) or NO_OUTPUT, failed=bool(error))
 

@@ -91,7 +91,7 @@ def list_jobs(
                 job["id"],
                 job["status"],
                 _steps(job),
-                job["method"]["type"],
+                _method(job),
                 job["model"],
                 at(job["created_at"]),
             )
@@ -115,7 +115,7 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("status", job["status"]),
             ("phase", job["phase"]),
             ("queue", (job.get("queue") or {}).get("reason")),
-            ("method", job["method"]["type"]),
+            ("method", _method(job)),
             ("model", job["model"]),
             ("training file", job["training_file"]),
             ("step", _steps(job)),
@@ -131,6 +131,7 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("trained model", job.get("fine_tuned_model")),
             ("failure", f"{failure['code']}: {failure['message']}" if failure else None),
             ("hint", failure.get("hint")),
+            ("evidence", "\n".join(dict.fromkeys(map(str, failure.get("evidence", []))))),
             ("warnings", "\n".join(_text(warning) for warning in job["warnings"])),
         )
     )
@@ -177,6 +178,11 @@ def _command(context: typer.Context, job_id: str, verb: str, as_json: bool) -> N
     else:
         phase = f" ({job['phase']})" if job["phase"] not in (None, "", job["status"]) else ""
         say(f"{job['id']} {job['status']}{phase}")
+
+
+def _method(job: dict[str, Any]) -> str:
+    """Its true type: strict clients know fewer and are told another one."""
+    return str(job["method"].get("rule") or job["method"]["type"])
 
 
 def _text(warning: dict[str, Any] | str) -> str:

@@ -81,7 +81,7 @@ def json_lines(descriptor: int, max_rows: int, max_bytes: int) -> Iterator[bytes
     except MemoryError:
         raise Refused("parquet_too_large", "its rows need too much memory to be read") from None
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200].rstrip(".")
         raise Refused("parquet_damaged", f"it cannot be read as Parquet: {reason}") from None
 
 

@@ -21,6 +21,7 @@ from service.errors import InvalidRequest, TooManyRequests
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse
 from service.jobs.dataset import Problems
 from service.jobs.grader_checks import check_grader, with_places
+from service.jobs.method_checks import check_formula
 from service.jobs.method_parts import leaves
 
 RESERVED_FIELDS = ("messages", "tools")
@@ -37,6 +38,7 @@ def check(grader: Grader, catalog: Catalog) -> None:
     """Raises InvalidRequest naming the field where this deployment lacks what the grader needs."""
     problems = Problems()
     check_grader("grader", grader, catalog, problems)
+    check_formula("grader", grader, problems)
     if problems.found:
         first = problems.found[0]
         raise InvalidRequest(first.message, param=first.param, code=first.code)

@@ -64,8 +64,10 @@ def _of_artifact(artifact: Artifact, file: File) -> Weights:
 def _best(job: Job, available: list[Weights]) -> Weights:
     best = job.evaluation.get("best")
     if not best:
-        message = f"{job.id} has no evaluation to choose by: give it a validation_file, or take which=final"
-        raise NotFound(message, param="which", code="no_best_checkpoint")
+        message = (
+            f"{job.id} has no evaluation to choose by: give it a validation_file, or take checkpoint=final"
+        )
+        raise NotFound(message, param="checkpoint", code="no_best_checkpoint")
     for weights in available:
         if weights.step == best.get("step"):
             return weights
@@ -73,7 +75,7 @@ def _best(job: Job, available: list[Weights]) -> Weights:
         message = f"{job.id} was best before training: no evaluated step did better on the held-out rows"
     else:
         message = f"{job.id} was best at step {best.get('step')}, of which no checkpoint is kept"
-    raise NotFound(f"{message}: take which=final", param="which", code="no_best_checkpoint")
+    raise NotFound(f"{message}: take checkpoint=final", param="checkpoint", code="no_best_checkpoint")
 
 
 def _nothing_there(job: Job) -> NotFound:

@@ -17,7 +17,7 @@ from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.json_schema import check_schema
 from grpo_engine.graders.multi import Multi
-from grpo_engine.tools.specs import function_schemas
+from grpo_engine.tools.specs import HttpTool, function_schemas
 from service.jobs.dataset import Problems
 from service.jobs.method_parts import graders_of, settings_of
 from service.tokens import ModelText, RenderError
@@ -70,8 +70,9 @@ def check_method(method: Any, has_validation: bool, problems: Problems, warn: Wa
     _check_response_format(
         f"{where}.response_format", getattr(settings, "response_format", None), problems, warn
     )
+    _check_tool_parameters(where, settings, problems)
     for place, grader in graders_of(method):
-        _check_formula(place, grader, problems)
+        check_formula(place, grader, problems)
 
 
 def _check_held_out(method: Any, has_validation: bool, problems: Problems) -> None:
@@ -85,6 +86,21 @@ def _check_held_out(method: Any, has_validation: bool, problems: Problems) -> No
     if getattr(settings, "eval_grader", None) is not None:
         reason = "needs a validation_file: it scores the held-out rows"
         problems.add(f"{where}.eval_grader", reason, code="missing_validation_file")
+
+
+def _check_tool_parameters(where: str, settings: Any, problems: Problems) -> None:
+    """Chat templates and models read them as a JSON schema of an object."""
+    for index, tool in enumerate(getattr(settings, "tools", ())):
+        if not isinstance(tool, HttpTool):
+            continue
+        place = f"{where}.tools[{index}].parameters"
+        try:
+            check_schema(tool.parameters)
+        except ValueError as error:
+            problems.add(place, str(error), code="invalid_value")
+            continue
+        if tool.parameters.get("type") != "object":
+            problems.add(place, 'arguments are an object: write "type": "object"', code="invalid_value")
 
 
 def check_tools(method: Any, text: ModelText | None, warn: Warn) -> None:
@@ -110,15 +126,15 @@ def _check_response_format(where: str, given: dict[str, Any] | None, problems: P
         found = _response_format.validate_python(given)
     except ValidationError as invalid:
         error = invalid.errors()[0]
-        place = ".".join(str(part) for part in error["loc"][1:])
-        reason = error["msg"].removeprefix("Value error, ")
-        problems.add(where, f"{place}: {reason}" if place else reason, code="invalid_value")
+        place = ".".join([where, *(str(part) for part in error["loc"][1:])])
+        problems.add(place, error["msg"].removeprefix("Value error, "), code="invalid_value")
         return
     if not isinstance(found, _Text):
         warn("response_format_not_enforced", NOT_ENFORCED)
 
 
-def _check_formula(place: str, grader: Grader, problems: Problems) -> None:
+def check_formula(place: str, grader: Grader, problems: Problems) -> None:
+    """A problem where a multi grader can never give a reward."""
     reason = never_a_number(grader.calculate_output) if isinstance(grader, Multi) else None
     if reason is not None:
         where = f"{place}.calculate_output"
@@ -138,6 +154,8 @@ def never_a_number(text: str) -> str | None:
             continue
         operands = stack[-step.arity :]
         constants = [value for value in operands if value is not None]
+        if step.name == "/" and operands[0] is None and operands[1] == 0:
+            return "it divides by 0"
         value: float | None = None
         if len(constants) == len(operands):
             try:

@@ -21,6 +21,7 @@ from service.jobs.dataset import Problem, Problems
 from service.jobs.duplicates import DuplicateCheck
 from service.jobs.file_checks import FileCheck
 from service.jobs.grader_checks import check_grader, check_speakers
+from service.jobs.idle_options import warn_of_idle_options
 from service.jobs.lineage import with_adapter_shape
 from service.jobs.method_checks import check_method, check_tools
 from service.jobs.method_parts import datasets_of, graders_of, reads_rows, settings_of
@@ -94,7 +95,9 @@ class Preflight:
             hosts = announced(session, self.settings.pool)
         earlier = None if parent is None else _method.validate_python(parent.job.method)
         report.method = with_adapter_shape(job.method, earlier, report.problems)
-        check_method(job.method, job.validation_file is not None, report.problems, report.warn)
+        has_validation = job.validation_file is not None
+        check_method(job.method, has_validation, report.problems, report.warn)
+        warn_of_idle_options(job.method, has_validation, report.warn)
         entry = self.catalog.find(base) if base else None
         if entry is None:
             reason = f"{job.model!r} is neither in the model catalogue nor one of your fine-tuned models"

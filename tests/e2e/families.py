@@ -152,7 +152,7 @@ def sums(seed: int, wrong: float) -> tuple[list[Row], list[Row], list[Row]]:
     imitated = [
         answered(row, ("assistant", str(int(row["answer"]) + (drawn.random() < wrong)))) for row in rows * 8
     ]
-    train, held_out = split(rows, 24, seed)
+    train, held_out = split(rows, 40, seed)
     return imitated, train, held_out
 
 
@@ -182,9 +182,10 @@ def distillation_task(seed: int = 0) -> Task:
             imitated.append(answered(user(told), ("assistant", str(answer))))
     distillation = {"weight": 1.0, "feedback": "grader", "alone": True, "template": HINT}
     hyperparameters = {
-        "n_steps": 12,
+        "n_steps": 16,
+        "prompts_per_step": 16,
         "max_completion_tokens": 4,
-        "learning_rate": 1e-3,
+        "learning_rate": 5e-4,
         "self_distillation": distillation,
     }
     grader = {"type": "numeric", "reference": "{{item.answer}}"}

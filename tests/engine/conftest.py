@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from grpo_engine.build import build_trainer
 from grpo_engine.config import Lora, ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.loop import TrainingLoop
 from grpo_engine.policy import Policy, load_policy
+from tests.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows
+from tests.chat_server import ChatServer
 
 FAMILIES = ("qwen3", "llama", "gpt2")
 
@@ -116,3 +118,40 @@ def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Ten
 def cut(config: RunConfig, **runtime: Any) -> RunConfig:
     """The same job, run in other pieces."""
     return config.model_copy(update={"runtime": config.runtime.model_copy(update=runtime)})
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Callable[..., RunConfig]:
+    """A training-free job of eight rows in two batches an epoch; keyword arguments are hyperparameters."""
+
+    def make(*, grader: Any = GRADER, num_rows: int = 8, **hyperparameters: Any) -> RunConfig:
+        method = {"grader": grader, "hyperparameters": on_endpoint(**hyperparameters)}
+        return RunConfig.model_validate(
+            {
+                "job_id": "ftjob-test",
+                "seed": 7,
+                "model": {"name": "none", "path": "/no/such/model"},
+                "training_file": str(write_rows(tmp_path / "train.jsonl", zorb_rows(num_rows))),
+                "validation_file": str(write_rows(tmp_path / "held.jsonl", zorb_rows(12, first=20))),
+                "method": {"type": "training_free", "training_free": method},
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ChatServer]]:
+    """Starts the operator's one endpoint."""
+    started: list[ChatServer] = []
+
+    def start(answer: Callable[[dict[str, Any]], Any], **more: Any) -> ChatServer:
+        server = ChatServer(answer).__enter__()
+        started.append(server)
+        path = write_endpoints(tmp_path / "endpoints.json", server.url, **more)
+        monkeypatch.setenv("GRPO_ENDPOINTS", str(path))
+        return server
+
+    yield start
+    for server in started:
+        server.__exit__(None, None, None)

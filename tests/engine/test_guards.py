@@ -143,7 +143,7 @@ def test_every_kind_has_a_default_a_measure_and_words() -> None:
     )  # fmt: skip
     for guard, field in zip(default_guards(), fields, strict=True):
         message = Alarm(guard, 12, 0.95).message
-        assert message.startswith(("The ", "In 0.95", "0.95", "A grader", "Reward"))
+        assert message.startswith(("The ", "In 95%", "95%", "A grader", "Reward"))
         assert f"(limit {guard.limit:.3g}) for 5 steps in a row, up to step 12." in message
         assert field in message.split("up to step 12.")[1]
 

@@ -224,7 +224,7 @@ def test_urls_into_the_inside_are_refused(client: TestClient, url: str) -> None:
     method["reinforcement"]["tools"] = [{"type": "http", "name": "look", "url": url}]
     answer = client.post("/v1/fine_tuning/jobs", json=request(upload(client), method=method))
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "method.reinforcement.tools.0.url"
+    assert answer.json()["error"]["param"] == "method.reinforcement.tools[0].url"
 
 
 @on_sqlite

@@ -49,6 +49,13 @@ def verify(recorded: Recorded, secret: str) -> None:
         client.webhooks.verify_signature(recorded.body.decode(), dict(recorded.headers), secret=secret)
 
 
+def test_a_feedback_of_surrogates_that_json_spells_can_be_stored() -> None:
+    with EndpointServer(lambda request: {"score": 0.5, "feedback": "\ud800 x" * 1000}) as server:
+        found = score(server.url)
+    assert (found.reward, found.feedback[:6]) == (0.5, "? x? x")
+    assert len(found.model_dump_json()) < 500
+
+
 def test_the_server_gets_sample_and_item_and_its_score_and_feedback_count() -> None:
     with EndpointServer(lambda request: {"score": -2.5, "feedback": "too long"}) as server:
         found = score(server.url, '{"x": 1}', {"answer": 5, "more": ["ü", None]}, headers={"X-Team": "a"})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import math_verify
 import pytest
 
-from grpo_engine.graders import make_sample
+from grpo_engine.graders import make_sample, math_answer
 from grpo_engine.graders.pool import Grading, open_grading
 from tests.engine.graders.helpers import read, refusal, score
 
@@ -136,7 +136,7 @@ def test_the_verdict_is_that_of_math_verify(
 
 
 @pytest.mark.parametrize("answer", ["9^9^9^9", "\\boxed{9^{9^{9^9}}}"])
-def test_an_answer_without_end_costs_one_deadline(answer: str) -> None:
+def test_an_answer_without_end_costs_no_more_than_one_deadline(answer: str) -> None:
     with open_grading(read(**GRADER), deadline_seconds=1.5) as grading:
         endless = grading.submit(make_sample(answer), {"answer": "$5$"})
         good = grading.submit(make_sample("5"), {"answer": "$5$"})
@@ -144,7 +144,7 @@ def test_an_answer_without_end_costs_one_deadline(answer: str) -> None:
         assert good.result().reward == 1.0
 
 
-@pytest.mark.parametrize("reference", ["no number", "A", "\\$6.00"])
+@pytest.mark.parametrize("reference", ["$", "$$", "\\boxed{}"])
 def test_a_reference_without_an_answer_is_unscorable(reference: str) -> None:
     found = score(GRADER, "$1$", {"answer": reference})
     assert found.reward is None
@@ -152,10 +152,42 @@ def test_a_reference_without_an_answer_is_unscorable(reference: str) -> None:
     assert found.errors["math"].message.startswith("math-verify finds no answer in the reference ")
 
 
-def test_bare_latex_is_read_where_the_template_puts_it_between_dollars() -> None:
-    item = {"answer": "x^2+2x+1"}
-    assert score(GRADER, "\\boxed{(x+1)^2}", item).reward is None
-    assert score({**GRADER, "reference": "${{item.answer}}$"}, "\\boxed{(x+1)^2}", item).reward == 1.0
+@pytest.mark.parametrize(
+    ("reference", "answer", "expected"),
+    [
+        ("x^2+2x+1", "\\boxed{(x+1)^2}", 1.0),
+        ("x^2+2x+1", "\\boxed{(x-1)^2}", 0.0),
+        ("(1,\\infty)", "$(1, \\infty)$", 1.0),
+        ("\\text{Evelyn}", "It is \\boxed{\\text{Evelyn}}.", 1.0),
+        ("B", "\\boxed{B}", 1.0),
+        ("B", "\\boxed{C}", 0.0),
+        ("\\$6.00", "6", 1.0),
+    ],
+)
+def test_a_reference_in_which_math_verify_finds_nothing_is_read_as_boxed(
+    reference: str, answer: str, expected: float
+) -> None:
+    assert math_verify.parse(reference) == []
+    boxed = math_verify.parse(f"\\boxed{{{reference}}}")
+    assert math_verify.verify(boxed, math_verify.parse(answer)) is bool(expected)
+    assert score(GRADER, answer, {"answer": reference}).reward == expected
+
+
+def test_bare_latex_with_a_number_needs_its_delimiters() -> None:
+    item = {"answer": "2\\sqrt{2}"}
+    assert score(GRADER, "$\\sqrt{8}$", item).reward == 0.0
+    assert score({**GRADER, "reference": "${{item.answer}}$"}, "$\\sqrt{8}$", item).reward == 1.0
+
+
+@pytest.mark.parametrize("answer", ["9^9^9^9", "$(10^8)!$"])
+def test_an_answer_that_takes_too_long_is_wrong_as_for_math_verify(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(math_answer, "_SECONDS", 1)
+    gold, endless = math_verify.parse("$5$"), math_verify.parse(answer, parsing_timeout=1)
+    assert math_verify.verify(gold, endless, timeout_seconds=1) is False
+    found = score(GRADER, answer, {"answer": "$5$"})
+    assert (found.reward, found.errors) == (0.0, {})
 
 
 def test_only_the_end_of_a_long_completion_is_read() -> None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.python_code import PythonGrader
 from grpo_engine.records import FinishReason
-from tests.engine.sandbox.hostile import GRADERS
+from tests.engine.sandbox.hostile_graders import GRADERS
 
 
 def grader(body: str, **fields: Any) -> PythonGrader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import subprocess
@@ -140,6 +141,41 @@ def test_a_server_that_hangs_up_or_is_not_there_gives_no_answer() -> None:
 
 def no_address(host: str, port: int) -> list[str]:
     raise socket.gaierror(socket.EAI_NONAME, "not known")
+
+
+@pytest.mark.parametrize(
+    ("start", "flood"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 500),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 8000 + b"\r\n\r\n"),
+        (b"HTTP/1.1 200 ", b"y" * 65_536),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 1000),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 5000),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a" * 65_536),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n", b"X: y\r\n" * 1000),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", b"x" * 65_536),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9" + b"9" * 20 + b"\r\n\r\n", b"x" * 65_536),
+    ],
+)
+def test_a_flood_of_any_part_of_an_answer_ends_within_the_time_limit(start: bytes, flood: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pour() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65_536)
+                connection.sendall(start)
+                while True:
+                    connection.sendall(flood)
+
+        thread = threading.Thread(target=pour)
+        thread.start()
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(NoAnswer):
+            post(f"http://{host}/", b"", {}, timeout_seconds=0.4, outside=Outside(frozenset({host})))
+        assert time.monotonic() - begin < 3
+        thread.join()
 
 
 def test_garbage_instead_of_http_gives_no_answer() -> None:

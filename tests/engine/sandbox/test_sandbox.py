@@ -16,7 +16,7 @@ from grpo_engine.sandbox.launch import Interpreter, interpreters
 from grpo_engine.sandbox.probe import _attack
 from grpo_engine.sandbox.process import Sandbox
 from grpo_engine.sandbox.seccomp import filter_program, supported
-from tests.engine.sandbox.hostile import ENDLESS_GRADERS, GRADERS
+from tests.engine.sandbox.hostile_graders import ENDLESS_GRADERS, GRADERS
 
 COUNT = """
 import os

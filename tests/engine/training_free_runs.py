@@ -1,0 +1,23 @@
+"""What tests of training-free jobs share: a run's events, and what it left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig
+from grpo_engine.events import BaseEvent, Finished
+
+
+def run(config: RunConfig, run_dir: Path) -> list[BaseEvent]:
+    return list(build_trainer(config, run_dir).run(lambda: False))
+
+
+def of(events: list[BaseEvent], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def artifact(events: list[BaseEvent], run_dir: Path) -> Path:
+    (finished,) = of(events, Finished)
+    return run_dir / finished.path
