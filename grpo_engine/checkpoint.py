@@ -1,6 +1,4 @@
-"""Checkpoints that are complete or invisible.
-
-    .tmp-step-00000020/ → every file written and fsynced → manifest.json last → rename → fsync the parent
+"""Checkpoints that are complete or invisible; `sealing.py` writes them so.
 
 A checkpoint is valid when its manifest names files of the right size and sha256; loading takes the newest
 valid one and says what it skipped. Nothing is pickled: weights and moments are safetensors, the rest JSON.
@@ -8,10 +6,8 @@ valid one and says what it skipped. Nothing is pickled: weights and moments are 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from grpo_engine import manifest
 from grpo_engine.config import RunConfig
-from grpo_engine.errors import DiskFullError
 from grpo_engine.optim import Optimizer
 from grpo_engine.policy import Policy
+from grpo_engine.sealing import new_checkpoint, seal, step_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,53 +68,17 @@ def save(
     versions: dict[str, str],
 ) -> Path:
     """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact."""
-    final = folder / step_name(state.step)
-    temporary = folder / f".tmp-{final.name}"
-    for leftover in (temporary, final):
-        if leftover.exists():
-            shutil.rmtree(leftover)
-    try:
-        temporary.mkdir(parents=True)
+    with new_checkpoint(folder, state.step) as temporary:
         policy.save(temporary)
         save_file(optimizer.state_tensors(), temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(state_dict(state), sort_keys=True))
-        _seal(temporary, config, state, versions)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"no space left for the checkpoint of step {state.step}") from error
-        raise
-    temporary.rename(final)
-    _fsync(folder)
-    return final
+        facts = {"step": state.step, "config_sha256": config_digest(config), "versions": versions}
+        seal(temporary, {"job_id": config.job_id, **facts})
+    return folder / step_name(state.step)
 
 
 def state_dict(state: State) -> dict[str, Any]:
     return {name: getattr(state, name) for name in State.__slots__}
-
-
-def _seal(folder: Path, config: RunConfig, state: State, versions: dict[str, str]) -> None:
-    """Everything on disk, then the manifest, then the folders."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            _fsync(path)
-    facts = {
-        "job_id": config.job_id,
-        "step": state.step,
-        "config_sha256": config_digest(config),
-        "versions": versions,
-    }
-    _fsync(manifest.write(folder, facts))
-    for sub in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
-        _fsync(sub)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str]]:
@@ -149,8 +109,3 @@ def retain(folder: Path, keep: int, best_step: int | None = None) -> None:
             shutil.rmtree(old)
     for leftover in folder.glob(".tmp-*"):
         shutil.rmtree(leftover)
-
-
-def step_name(step: int) -> str:
-    """Folder name of a step's checkpoint."""
-    return f"step-{step:08d}"

@@ -8,19 +8,15 @@ Complete or invisible like every checkpoint: written beside, fsynced, the manife
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_engine import manifest
 from grpo_engine.checkpoint import config_digest
 from grpo_engine.config import RunConfig
-from grpo_engine.errors import DiskFullError
 from grpo_engine.evaluation import Rewards
+from grpo_engine.sealing import new_checkpoint, seal, step_name
 from grpo_engine.training_free.library import Experience, Library
 from grpo_engine.training_free.prompts import Row, library_text, with_experiences
 
@@ -49,26 +45,14 @@ class State:
 
 def save(folder: Path, config: RunConfig, state: State, template: str, example: Row) -> Path:
     """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact."""
-    final = folder / f"step-{state.step:08d}"
-    temporary = folder / f".tmp-{final.name}"
-    try:
-        for leftover in (temporary, final):
-            if leftover.exists():
-                shutil.rmtree(leftover)
-        (temporary / FOLDER).mkdir(parents=True)
+    with new_checkpoint(folder, state.step) as temporary:
+        (temporary / FOLDER).mkdir()
         _write_artifact(temporary / FOLDER, state, template, example)
         _write_json(temporary / "state.json", _state_dict(state))
-        _seal(temporary / FOLDER, {"job_id": config.job_id, "step": state.step})
-        facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}
-        _seal(temporary, facts)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"no space left for the checkpoint of step {state.step}") from error
-        raise
-    temporary.rename(final)
-    _fsync(folder)
-    return final
+        facts = {"job_id": config.job_id, "step": state.step}
+        seal(temporary / FOLDER, facts)
+        seal(temporary, {**facts, "config_sha256": config_digest(config)})
+    return folder / step_name(state.step)
 
 
 def load(folder: Path) -> State:
@@ -100,20 +84,3 @@ def _write_artifact(folder: Path, state: State, template: str, example: Row) -> 
 
 def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-
-
-def _seal(folder: Path, facts: dict[str, Any]) -> None:
-    """Everything on disk, then the manifest, then the folder."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            _fsync(path)
-    _fsync(manifest.write(folder, facts))
-    _fsync(folder)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

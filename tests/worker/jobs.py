@@ -43,13 +43,20 @@ def insert_dataset(database: Database, storage: Storage, faults: dict[str, Any] 
     ]
     rows[0]["faults"] = faults or {}
     content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return insert_file(database, storage, file_id, content)
+
+
+def insert_file(
+    database: Database, storage: Storage, file_id: str, content: bytes, filename: str = "train.jsonl"
+) -> str:
+    """An uploaded file of tenant `acme`. Answers its id."""
     storage.put_bytes(f"files/{file_id}", content)
     with database.transaction() as session:
         session.add(
             File(
                 id=file_id,
                 tenant="acme",
-                filename="train.jsonl",
+                filename=filename,
                 purpose="fine-tune",
                 num_bytes=len(content),
                 sha256=hashlib.sha256(content).hexdigest(),

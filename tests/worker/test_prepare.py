@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import socket
@@ -19,10 +18,10 @@ from grpo_engine.config import RunConfig
 from service.db import Database
 from service.jobs import queue
 from service.jobs.capabilities import of_this_machine
-from service.models import File, WorkerHost
+from service.models import WorkerHost
 from service.settings import Settings
 from service.storage import Storage
-from tests.worker.jobs import insert_dataset, insert_job, method, read_job
+from tests.worker.jobs import insert_dataset, insert_file, insert_job, method, read_job
 from worker.attempt import Attempt, Refused, Worker
 from worker.lease import Lease
 from worker.prepare import prepare
@@ -38,23 +37,6 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=3)
     return sink.getvalue()
-
-
-def insert_file(database: Database, storage: Storage, file_id: str, content: bytes) -> str:
-    storage.put_bytes(f"files/{file_id}", content)
-    with database.transaction() as session:
-        session.add(
-            File(
-                id=file_id,
-                tenant="acme",
-                filename="rows.parquet",
-                purpose="fine-tune",
-                num_bytes=len(content),
-                sha256=hashlib.sha256(content).hexdigest(),
-                storage_key=f"files/{file_id}",
-            )
-        )
-    return file_id
 
 
 def prepared(worker: Worker, job_id: str) -> RunConfig:

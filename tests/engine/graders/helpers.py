@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from typing import Any
 
 import pytest
@@ -83,3 +85,15 @@ def refusal(**data: Any) -> tuple[tuple[int | str, ...], str]:
         read(**data)
     error = caught.value.errors()[0]
     return error["loc"], error["msg"]
+
+
+def has_ended(pid: int, seconds: float = 20.0) -> bool:
+    """Whether the process is gone within that time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)

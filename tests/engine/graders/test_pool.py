@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from grpo_engine.graders import grade, make_sample
 from grpo_engine.graders.pool import Grading, open_grading
 from grpo_engine.graders.server import MAX_MEMORY_BYTES
 from grpo_engine.records import Score
-from tests.engine.graders.helpers import read
+from tests.engine.graders.helpers import has_ended, read
 
 MATH = {"type": "math", "reference": "{{item.answer}}"}
 ENDLESS = "$9^{9^{9^9}}$"
@@ -39,18 +38,6 @@ def hostile(*start: str, processes: int = 1, deadline_seconds: float = SOON) -> 
 def scores(grading: Grading, texts: Sequence[str], answer: Any = "$1$") -> list[Score]:
     futures = [grading.submit(make_sample(text), {"answer": answer}) for text in texts]
     return [future.result(timeout=120) for future in futures]
-
-
-def wait_for_end(pid: int) -> bool:
-    """Whether the process is gone within SOON seconds."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], SOON)[0])
-    finally:
-        os.close(descriptor)
 
 
 def reason(score: Score) -> tuple[str, str]:
@@ -118,7 +105,7 @@ def test_all_that_a_hanging_process_started_is_killed_with_it(
     with hostile(deadline_seconds=2.0) as grading:
         (found,) = scores(grading, ["hang with a child"])
     assert reason(found)[0] == "unresponsive_reward_error"
-    assert wait_for_end(int((tmp_path / "grandchild").read_text()))
+    assert has_ended(int((tmp_path / "grandchild").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +137,7 @@ def test_a_process_that_died_between_two_completions_costs_none() -> None:
         (first,) = scores(grading, ["good"])
         (pid,) = grading.pids
         os.kill(pid, signal.SIGKILL)
-        assert wait_for_end(pid)
+        assert has_ended(pid)
         (second,) = scores(grading, ["good"])
     assert (first.reward, second.reward) == (1.0, 1.0)
     assert first.feedback == str(pid) != second.feedback
@@ -251,7 +238,7 @@ def test_grading_processes_die_with_a_parent_that_is_killed() -> None:
         pid = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
-    assert wait_for_end(pid)
+    assert has_ended(pid)
 
 
 def test_cancelling_a_future_harms_nobody() -> None:

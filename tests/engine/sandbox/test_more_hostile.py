@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from grpo_engine.tools.calls import ToolCall
 from grpo_engine.tools.interpreter import Interpreters
 from grpo_engine.tools.specs import PythonTool
 from grpo_engine.tools.toolbox import Toolbox
-from tests.engine.graders.helpers import read, refusal
+from tests.engine.graders.helpers import has_ended, read, refusal
 from tests.engine.sandbox.more_hostile import CALLS, FORGE, FORGED, PROGRAMS
 
 HONEST = "def add(a, b):\n    return a + b"
@@ -41,17 +39,6 @@ def descendants(pid: int) -> list[int]:
     files = Path(f"/proc/{pid}/task").glob("*/children")
     children = [int(child) for file in files for child in file.read_text().split()]
     return children + [each for child in children for each in descendants(child)]
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], SOON)[0])
-    finally:
-        os.close(descriptor)
 
 
 def beside_honest_ones(grading: Grading, code: str, test: dict[str, Any]) -> Score:
