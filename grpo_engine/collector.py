@@ -14,6 +14,7 @@ from grpo_engine.config import ReinforcementHyperparameters
 from grpo_engine.graders.pool import Grading
 from grpo_engine.metrics import PhaseTimer
 from grpo_engine.prompt_source import PromptSource
+from grpo_engine.ranks import Ranks
 from grpo_engine.records import Score
 from grpo_engine.sampler.base import Sampler, Sampling
 from grpo_engine.scoring import Decode, group_rewards, punished, refuse_broken_grader, sample_of
@@ -73,7 +74,20 @@ class Collector:
         return collected
 
     def graded(self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer) -> list[GradedGroup]:
-        """Groups with their scores; a finished group is graded while the others are still sampled."""
+        """Groups with their scores; each rank samples and grades its part, and learns of the others'.
+
+        A completion's name, and with it its random numbers, does not depend on the number of ranks.
+        """
+        ranks = Ranks.current()
+        first, own = ranks.part(prompts_P)
+        graded = self._graded(own, sampling.starting_at(sampling.first_prompt + first), timer)
+        with timer.measure("score"):
+            return ranks.joined(graded)
+
+    def _graded(
+        self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer
+    ) -> list[GradedGroup]:
+        """A finished group is graded while the others are still sampled."""
         waiting: dict[int, list[Future[Score]]] = {}
 
         def submit(position: int, group: Group) -> None:

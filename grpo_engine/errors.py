@@ -9,6 +9,7 @@ EngineError
 ├── NoSignalError      no_signal           no group had two different rewards for many steps
 ├── EndpointDownError  endpoint_failed     an endpoint that the job works with does not answer
 ├── OverspentError     spend_limit         the job has called endpoints as often as it may
+├── PolicyMismatchError policy_mismatch   the sampler does not serve the trained policy
 ├── DeviceMemoryError  out_of_memory       does not fit even in the smallest pieces
 └── DiskFullError      disk_full           a checkpoint cannot be written
 
@@ -101,6 +102,16 @@ class OverspentError(EngineError):
     hint = (
         "Raise max_calls or max_cost_usd, or take fewer rows or a smaller group_size. "
         "What was learnt so far is in the newest checkpoint."
+    )
+
+
+class PolicyMismatchError(EngineError):
+    """The sampler does not serve the policy that was handed to it."""
+
+    code = "policy_mismatch"
+    hint = (
+        "Training on another policy's completions would go wrong unseen. Ask the operator to set "
+        "runtime.sampler to torch, or to try another version of vLLM; the last checkpoint is intact."
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from grpo_engine.events import VALIDATION, BaseEvent, Evaluated, Verdict
 from grpo_engine.graders.pool import Grading
 from grpo_engine.metrics import completion_metrics, finite, reward_metrics
+from grpo_engine.ranks import Ranks
 from grpo_engine.records import Score
 from grpo_engine.sampler.base import Sampler, Sampling
 from grpo_engine.scoring import rollouts, sample_of, without_signal
@@ -60,17 +61,22 @@ def evaluate_sets(
 
 
 def sample_and_score(held_out: HeldOut, sampler: Sampler, sampling: Sampling) -> list[ScoredGroup]:
-    """A row's completion is graded while others are still sampled."""
+    """A row's completion is graded while others are still sampled; each rank does its part of the rows."""
+    ranks = Ranks.current()
+    first, own = ranks.part(held_out.prompts)
+    sampling = sampling.starting_at(sampling.first_prompt + first)
     waiting: dict[int, Future[Score]] = {}
 
     def submit(position: int, group: Group) -> None:
         waiting[position] = held_out.grading.submit(sample_of(group.completions[0]), group.prompt.item)
 
-    groups = sampler.generate(held_out.prompts, 1, sampling, submit)
-    return [
-        without_signal(GradedGroup(group, (waiting[position].result(),)))
-        for position, group in enumerate(groups)
-    ]
+    groups = sampler.generate(own, 1, sampling, submit)
+    return ranks.joined(
+        [
+            without_signal(GradedGroup(group, (waiting[position].result(),)))
+            for position, group in enumerate(groups)
+        ]
+    )
 
 
 def recorded(step: int, name: str, scored: Sequence[ScoredGroup], offset: int) -> Iterator[BaseEvent]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.adapters import set_lora_dropout
+from grpo_engine.heap import give_back
 from grpo_engine.loss import LossSettings, importance_weights, kl_estimate, kl_losses, policy_losses
 from grpo_engine.metrics import TrainingStats
 from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
@@ -67,13 +68,16 @@ class PolicyGradient:
         *,
         beta: float,
         correction: str,
+        off_policy: bool = False,
     ) -> None:
+        """`off_policy`: an older policy sampled; what it recorded are the old log-probabilities."""
         self.policy = policy
         self.hyperparameters = hyperparameters
         self.groups = groups
         self.ranks = Ranks.current()
         self.settings = LossSettings.of(hyperparameters, beta)
         self.correction = correction
+        self.off_policy = off_policy
         self.memory = Memory()
         self.kl_in_loss = beta > 0 and hyperparameters.kl_placement != "reward"
         self.entropies: _Entropies | None = None
@@ -83,10 +87,25 @@ class PolicyGradient:
         stats = TrainingStats()
         # After an attempt that ran out of memory they are still there: ranks tell them once an iteration.
         self.entropies = self.entropies or self._entropies(token_budget)
-        for batch in pack(self.ranks.share(self.groups), token_budget, self.policy.device):
+        own, idle = self._passes(token_budget)
+        for batch in own:
             self._accumulate(batch, stats, self.entropies)
+            give_back(self.policy.device)
+        for batch in idle:
+            self._keep_pace(batch)
         self.entropies = None
         return summed(self.ranks.gather(stats)).metrics()
+
+    def _passes(self, token_budget: int) -> tuple[list[PackedBatch], list[PackedBatch]]:
+        """This rank's micro-batches, and those that only keep pace with other ranks."""
+        return self.ranks.passes(self.groups, token_budget, self.policy.model, self.policy.device)
+
+    def _keep_pace(self, batch: PackedBatch) -> None:
+        """The passes of a micro-batch without its effect: other ranks need this share of the weights."""
+        if self.kl_in_loss:
+            self._reference(batch)
+        logprobs_N, _ = self.policy.logprobs(batch)
+        (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
 
     def _accumulate(self, batch: PackedBatch, stats: TrainingStats, entropies: _Entropies | None) -> None:
         """One micro-batch: every term of the loss, and its gradient."""
@@ -116,8 +135,11 @@ class PolicyGradient:
         """Log-probabilities under the policy that sampled [N].
 
         In the first inner iteration that policy is provably the trained one (same weights, same numerics), so
-        they are the new ones without gradient; they are stored where more iterations follow.
+        they are the new ones without gradient; they are stored where more iterations follow. Those of an
+        older policy were recorded while it sampled.
         """
+        if self.off_policy:
+            return batch.sampled_logprobs_N
         stored = self.memory.recall("old", batch)
         if stored is not None:
             return stored
@@ -149,8 +171,11 @@ class PolicyGradient:
             return None
         found = _Entropies()
         with torch.no_grad():
-            for batch in pack(self.ranks.share(self.groups), token_budget, self.policy.device):
+            own, idle = self._passes(token_budget)
+            for batch in own:
                 found.add(batch, self.policy.logprobs(batch, self.hyperparameters.temperature)[1])
+            for batch in idle:
+                self.policy.logprobs(batch)
         found.everything = [each for rank in self.ranks.gather(found.everything) for each in rank]
         found.choose(self.hyperparameters.top_entropy_quantile)
         return found

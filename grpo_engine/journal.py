@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from grpo_engine.events import (
     BaseEvent,
     Evaluated,
+    Failed,
     RolloutsRecorded,
     StepFinished,
     StepSkipped,
@@ -29,6 +30,8 @@ class Journal:
         self.path = path
         self.next_sequence = first_sequence
         self.published_step = published_step
+        self.ends_with_failure = False
+        """Whether the last event found was `failed`."""
         self._seen: set[tuple[str, ...]] = set()
         self._recover()
         self._file: BinaryIO = path.open("ab")
@@ -70,6 +73,7 @@ class Journal:
                     break
                 good += len(line)
                 self.next_sequence = event.sequence + 1
+                self.ends_with_failure = isinstance(event, Failed)
                 if (key := _key(event)) is not None:
                     self._seen.add(key)
         os.truncate(self.path, good)

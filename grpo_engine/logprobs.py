@@ -7,13 +7,19 @@ memory does not grow with the number of tokens times the vocabulary. Sums are in
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = 2**24
 """Logits of one chunk: 64 MiB in float32."""
+CPU_CHUNK_ELEMENTS = 2**20
+"""On a CPU a chunk stays in its cache."""
+LEAST_LOGPROB = -1e4
+"""Instead of −∞ in an entropy, where 0 · −∞ would not be a number."""
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states [n, H] → logits [n, V]."""
@@ -30,9 +36,14 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [N, H] and token ids [N] → log-probabilities [N] and entropies [N], float32.
 
-    The entropy carries a gradient only where it is asked for.
+    The entropy carries a gradient only where it is asked for. An output layer that is not trained is read
+    once: its gradient is known in the forward.
     """
-    chunk = max(1, CHUNK_ELEMENTS // vocab_size)
+    chunk = max(1, (CPU_CHUNK_ELEMENTS if hidden_N.device.type == "cpu" else CHUNK_ELEMENTS) // vocab_size)
+    if hidden_N.requires_grad and not entropy_gradient and _is_frozen(logits_of):
+        head = cast(torch.nn.Linear, logits_of)
+        made = _FrozenHead.apply(hidden_N, targets_N, head.weight, head.bias, temperature, chunk)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor, Tensor], made)
     logprobs, entropies = [], []
     for start in range(0, len(targets_N), chunk):
         arguments = (
@@ -61,6 +72,50 @@ def _chunk_logprobs(
     with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
         entropy = -(log_all.exp() * log_all).nan_to_num(0.0).sum(-1)
     return chosen, entropy
+
+
+def _is_frozen(logits_of: LogitsOf) -> bool:
+    return type(logits_of) is torch.nn.Linear and not any(p.requires_grad for p in logits_of.parameters())
+
+
+class _FrozenHead(Function):
+    """Log-probabilities and entropies through an output layer that is not trained.
+
+    The gradient of a token's log-probability is its own scalar times −(Σ_v p_v w_v − w_target) / temperature,
+    so the forward computes that row [H] beside the value, and the logits are never needed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_N: Tensor,
+        targets_N: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        chosen = hidden_N.new_empty(len(targets_N), dtype=torch.float32)
+        entropy, slopes = torch.empty_like(chosen), torch.empty_like(hidden_N)
+        for start in range(0, len(targets_N), chunk):
+            here = slice(start, start + chunk)
+            logits = torch.nn.functional.linear(hidden_N[here], weight, bias).float()
+            log_all = (logits.div_(temperature) if temperature != 1 else logits).log_softmax(-1)
+            shares = log_all.exp()
+            chosen[here] = log_all.gather(1, targets_N[here, None]).squeeze(1)
+            entropy[here] = -torch.linalg.vecdot(shares, log_all.clamp_(min=LEAST_LOGPROB))
+            # p − 1 of the target is rounded once: of a sure token's row, p and 1 apart would leave nothing
+            shares.scatter_(1, targets_N[here, None], -1.0, reduce="add")
+            torch.mm(shares.to(weight.dtype), weight, out=slopes[here])
+        ctx.save_for_backward(slopes)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropy)
+        return chosen, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Any, ...]:
+        (slopes,) = ctx.saved_tensors
+        return (slopes * (grad_N / -ctx.temperature)[:, None]).to(slopes.dtype), None, None, None, None, None
 
 
 def every_logprob(hidden: Tensor, logits_of: LogitsOf, temperature: float) -> Tensor:

@@ -18,7 +18,6 @@ import torch
 
 from grpo_engine import checkpoint
 from grpo_engine.config import Hyperparameters, RunConfig
-from grpo_engine.errors import DeviceMemoryError
 from grpo_engine.events import (
     VALIDATION,
     BaseEvent,
@@ -32,14 +31,12 @@ from grpo_engine.events import (
     quality,
 )
 from grpo_engine.guards import Guard, restarted, watch
+from grpo_engine.memory import Pieces
 from grpo_engine.optim import Optimizer
 from grpo_engine.policy import Policy
 from grpo_engine.reinforcement import EarlyStopping
 
 T = TypeVar("T")
-
-SMALLEST_TOKEN_BUDGET = 64
-"""Below it a micro-batch is a single completion anyway."""
 
 
 def library_versions() -> dict[str, str]:
@@ -62,7 +59,7 @@ class TrainingLoop:
         self.optimizer = Optimizer(policy.trainable, hyperparameters)
         self.state = checkpoint.State()
         self.saved_step = 0
-        self.token_budget = config.runtime.token_budget
+        self.pieces = Pieces(policy, config.runtime.token_budget)
         self.warnings: list[Warned] = []
         self.last_metrics: dict[str, float] = {}
         self.num_rows = 0
@@ -99,6 +96,8 @@ class TrainingLoop:
         warnings = self._resume()
         yield self._started()
         yield from warnings
+        if self.policy.device.type == "cuda":
+            self.probe_memory()
         yield PhaseChanged(phase="training", step=self.state.step)
         while True:
             stopping = self._stop_reason(should_stop)
@@ -119,22 +118,14 @@ class TrainingLoop:
         """Give back what the method holds outside this process."""
 
     def in_pieces(self, gradients: Callable[[int], T]) -> T:
-        """`gradients(token_budget)`, again with half the budget where the device is too small for it.
+        """`gradients(token_budget)` with as many tokens at a time as fit the device."""
+        made = self.pieces(gradients, self.optimizer.clear, self.state.step + 1)
+        self.warnings += [Warned(code=code, message=message) for code, message in self.pieces.told]
+        self.pieces.told.clear()
+        return made
 
-        Smaller pieces are the same mathematics. Raises DeviceMemoryError where the smallest do not fit.
-        """
-        while True:
-            try:
-                return gradients(self.token_budget)
-            except torch.OutOfMemoryError as error:
-                self.optimizer.clear()
-                torch.cuda.empty_cache()
-                if self.token_budget <= SMALLEST_TOKEN_BUDGET:
-                    message = f"step {self.state.step + 1} does not fit the device's memory"
-                    raise DeviceMemoryError(message, evidence=(str(error)[:500],)) from error
-                self.token_budget //= 2
-                message = f"out of memory: the step is repeated with {self.token_budget} tokens at a time"
-                self.warnings.append(Warned(code="token_budget_halved", message=message))
+    def probe_memory(self) -> None:
+        """Meet the largest step before the first one; nothing where the method knows no such thing."""
 
     def _stop_reason(self, should_stop: Callable[[], bool]) -> Literal["asked", "guard"] | None:
         """Why the run stops here before its end; None: it goes on."""

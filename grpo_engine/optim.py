@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grpo_engine.config import Hyperparameters
 from grpo_engine.errors import NonFiniteError
+from grpo_engine.shards import gathered, share_of
 
 
 def learning_rate_at(step: int, total_steps: int, hyperparameters: Hyperparameters) -> float:
@@ -51,7 +52,7 @@ class Optimizer:
         Raises NonFiniteError, naming the dataset rows of the step, before any parameter moved.
         """
         parameters = [p for p in self.parameters.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = gathered(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
         if not (math.isfinite(float(norm)) and math.isfinite(loss)):
             raise self._non_finite(float(norm), loss, step, rows)
         torch.nn.utils.clip_grads_with_norm_(parameters, self.hyperparameters.max_grad_norm, norm)
@@ -84,9 +85,9 @@ class Optimizer:
         )
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """`<moment>/<parameter>` → tensor."""
+        """`<moment>/<parameter>` → tensor, whole; with sharded weights every rank must ask."""
         return {
-            f"{key}/{name}": torch.as_tensor(value).detach().cpu().contiguous()
+            f"{key}/{name}": gathered(torch.as_tensor(value)).detach().cpu().contiguous()
             for name, parameter in self.parameters.items()
             for key, value in self.adamw.state.get(parameter, {}).items()
         }
@@ -96,5 +97,5 @@ class Optimizer:
         for full_name, tensor in tensors.items():
             key, _, name = full_name.partition("/")
             parameter = self.parameters[name]
-            place = "cpu" if key == "step" else parameter.device
-            self.adamw.state[parameter][key] = tensor.clone().to(place)
+            like = tensor if key == "step" else parameter.detach()
+            self.adamw.state[parameter][key] = share_of(like, tensor.clone())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -25,11 +24,11 @@ from transformers import (
 )
 
 from grpo_engine import adapters
-from grpo_engine.attention import PackedLayout, using
 from grpo_engine.config import Hyperparameters, Lora, ModelSource
 from grpo_engine.errors import ModelError
+from grpo_engine.fast.model import FastModel
+from grpo_engine.forward import fast_states, packed_states, plain_logits, proof_batch
 from grpo_engine.logprobs import LogitsOf, token_logprobs
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.types import PackedBatch
 
 PROOF_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
@@ -58,6 +57,7 @@ class Policy:
         self.stop_ids = torch.tensor(sorted(self.stop_set), device=self.device)
         self.pad_token_id = tokenizer.pad_token_id or 0
         self.shares_prompts = False
+        self.fast: FastModel | None = None
         model.eval()  # dropout off: the trained policy is the sampled one
 
     @property
@@ -119,12 +119,18 @@ class Policy:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if not self.shares_prompts:
                 return plain_logits(model, batch), lambda logits: logits
-            with using(model, PackedLayout(batch.spans, self.device)):
-                out = model.base_model(
-                    input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
-                )
-            hidden = out.last_hidden_state[0].index_select(0, batch.sources_N)
+            if self.fast is not None and model is self.model:
+                hidden = fast_states(self.fast, batch)
+            else:
+                hidden = packed_states(model, batch)
             return hidden, cast(LogitsOf, model.get_output_embeddings())
+
+    def keep_fewer_activations(self) -> bool:
+        """Compute each layer again in the backward pass; False where that is so already or cannot be."""
+        if self.fast is None or self.fast.checkpointed:
+            return False
+        self.fast.checkpointed = True
+        return True
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -140,85 +146,34 @@ class Policy:
         """Freeze a copy of the whole model (full fine-tuning with β > 0)."""
         self.reference_model = copy.deepcopy(self.model).requires_grad_(False)
 
-    def save(self, folder: Path) -> str:
-        """The trained part in its public layout; "adapter" or "model" is its folder's name."""
-        if self.peft_model is not None:
-            adapters.save_adapter(self.peft_model, folder / "adapter", self.source.name, self.source.revision)
-            return "adapter"
-        self.model.save_pretrained(folder / "model", safe_serialization=True)
-        self.tokenizer.save_pretrained(folder / "model")
-        return "model"
-
-    def load(self, folder: Path) -> None:
-        """What `save` wrote."""
-        if self.peft_model is not None:
-            adapters.load_adapter_weights(self.peft_model, folder / "adapter")
-            return
-        # Through from_pretrained, because the names on disk are not always those in memory.
-        saved = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=self.model.dtype)
-        self.model.load_state_dict(saved.state_dict())
-
     def prove_shared_prompts(self) -> float:
-        """Compare the packed forward with the plain one; use it only where they agree.
+        """Compare the packed forwards with the plain one; use the fastest that agrees.
 
-        Returns the largest difference of a log-probability (infinite where the packed one fails).
+        Returns the largest difference of a log-probability of the packed forward through the model's own
+        layers (infinite where it fails).
         """
-        self.shares_prompts = False
+        self.shares_prompts, self.fast = False, None
         if _looks_through_windows(self.model.config):
             return float("inf")
-        batch = _proof_batch(self.model.config.vocab_size, self.device)
+        batch = proof_batch(self.model.config.vocab_size, self.device)
+        tolerance = PROOF_TOLERANCE[self.compute_dtype]
         with torch.no_grad():
             plain, _ = self.logprobs(batch)
             self.shares_prompts = True
-            try:
-                packed, _ = self.logprobs(batch)
-                difference = float((plain - packed).abs().max())
-            except (RuntimeError, AttributeError, TypeError, KeyError):
-                difference = float("inf")
-        self.shares_prompts = difference <= PROOF_TOLERANCE[self.compute_dtype]
+            difference = self._difference(plain, batch)
+            self.shares_prompts = difference <= tolerance
+            if self.shares_prompts and not self.autocast:
+                self.fast = FastModel.fitting(self.model)
+                if self.fast is not None and self._difference(plain, batch) > tolerance:
+                    self.fast = None
         return difference
 
-
-def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The trained tokens' logits [N, V] through the model's own padded forward: any model, no sharing."""
-    rows: list[Tensor] = []
-    columns: list[Tensor] = []
-    for span in batch.spans:
-        prompt = batch.input_ids[0, span.start : span.completions_start]
-        offset = span.completions_start
-        for length in span.completion_tokens:
-            rows.append(torch.cat([prompt, batch.input_ids[0, offset : offset + length]]))
-            columns.append(torch.arange(offset, offset + length, device=batch.input_ids.device))
-            offset += length
-    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    mask = torch.arange(input_ids.shape[1], device=input_ids.device)[None] < torch.tensor(
-        [len(row) for row in rows], device=input_ids.device
-    ).unsqueeze(1)
-    logits = model(input_ids=input_ids, attention_mask=mask.long(), use_cache=False).logits
-    chosen = [
-        logits[index, len(row) - len(own) - 1 : len(row) - 1]
-        for index, (row, own) in enumerate(zip(rows, columns, strict=True))
-    ]
-    place = torch.zeros(batch.input_ids.shape[1], dtype=torch.long, device=input_ids.device)
-    place[torch.cat(columns)] = torch.arange(sum(map(len, columns)), device=input_ids.device)
-    return torch.cat(chosen)[place[batch.columns_N]]
-
-
-def _proof_batch(vocab_size: int, device: torch.device) -> PackedBatch:
-    """Two groups of random tokens with completions of unequal length."""
-    generator = torch.Generator().manual_seed(0)
-
-    def tokens(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(0, vocab_size, (count,), generator=generator).tolist())
-
-    groups = [
-        TrainingGroup(
-            tokens(prompt),
-            tuple(TrainingSequence(tokens(n), (0.0,) * n, (1.0,) * n, 1.0) for n in completions),
-        )
-        for prompt, completions in ((5, (4, 1, 7)), (3, (2, 6)))
-    ]
-    return next(pack(groups, 10_000, device))
+    def _difference(self, plain_N: Tensor, batch: PackedBatch) -> float:
+        """Of the log-probabilities now; infinite where the forward in force does not take this model."""
+        try:
+            return float((plain_N - self.logprobs(batch)[0]).abs().max())
+        except (RuntimeError, AttributeError, TypeError, KeyError):
+            return float("inf")
 
 
 def _looks_through_windows(config: PreTrainedConfig) -> bool:

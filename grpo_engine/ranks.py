@@ -1,8 +1,8 @@
-"""Data-parallel ranks: who trains which groups of a step, and how their gradients become one.
+"""Data-parallel ranks: who samples and trains which part of a step, and how the parts become one.
 
 Every rank knows the whole step (its groups and each token's share of it), so it only has to train its own
 part and add up. Started without torch.distributed there is one rank, and nothing here does anything.
-Boundary: no start of processes, no sampling; all ranks hold the same weights and the same step.
+Boundary: no start of processes and no sharding of weights (`distributed.py`); all ranks take the same steps.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from grpo_engine.metrics import TrainingStats
-from grpo_engine.packing import TrainingGroup
+from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.types import PackedBatch
 
 T = TypeVar("T")
 
@@ -33,6 +36,16 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
+
+    @property
+    def is_first(self) -> bool:
+        """The one that writes events and checkpoints."""
+        return self.rank == 0
+
+    def part(self, values: Sequence[T]) -> tuple[int, Sequence[T]]:
+        """Position of this rank's first value, and its values: a stretch that no other rank has."""
+        start, stop = (len(values) * rank // self.world for rank in (self.rank, self.rank + 1))
+        return start, values[start:stop]
 
     def share(self, groups: Sequence[TrainingGroup]) -> list[TrainingGroup]:
         """This rank's groups: longest first, each to the rank with the fewest tokens so far."""
@@ -55,11 +68,35 @@ class Ranks:
         dist.all_gather_object(found, value)
         return [each for each in found if each is not None]
 
+    def joined(self, parts: Sequence[T]) -> list[T]:
+        """All ranks' parts, one after another."""
+        return [each for part in self.gather(parts) for each in part]
+
+    def any(self, flag: bool) -> bool:
+        """Whether some rank says so; all of them must ask."""
+        return any(self.gather(flag))
+
+    def passes(
+        self, groups: Sequence[TrainingGroup], token_budget: int, model: torch.nn.Module, device: torch.device
+    ) -> tuple[list[PackedBatch], list[PackedBatch]]:
+        """This rank's micro-batches of the groups, and then some to compute without effect.
+
+        The latter keep pace with the busiest rank, and only with sharded weights: there no rank can compute
+        a layer while another one does not.
+        """
+        own = list(pack(self.share(groups), token_budget, device))
+        is_sharded = self.world > 1 and isinstance(model, FSDPModule)
+        missing = max(self.gather(len(own))) - len(own) if is_sharded else 0
+        return own, [next(pack([idle_group(number)], 1, device)) for number in range(missing)]
+
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients over all ranks; a parameter that no rank touched keeps none."""
-        if self.world == 1:
+        """Sum the gradients over all ranks; a parameter that no rank touched keeps none.
+
+        Those of sharded parameters are sums already.
+        """
+        every = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if self.world == 1 or not every:
             return
-        every = list(parameters)
         touched = [
             any(flags) for flags in zip(*self.gather([p.grad is not None for p in every]), strict=True)
         ]
@@ -68,6 +105,11 @@ class Ranks:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad)
+
+
+def idle_group(number: int) -> TrainingGroup:
+    """What a rank computes while others still need its share of the weights; nothing of it counts."""
+    return TrainingGroup((0,), (TrainingSequence((0,), (0.0,), (0.0,), weight=0.0, index=-1 - number),))
 
 
 def summed(stats_R: Sequence[TrainingStats]) -> TrainingStats:

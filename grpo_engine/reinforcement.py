@@ -113,6 +113,9 @@ class ReinforcementHyperparameters(Hyperparameters):
     program than the trainer."""
     importance_cap: float = Field(3.0, gt=1, le=1000)
 
+    max_staleness: Literal[0, 1] = 0
+    """Optimiser steps that a rollout's policy may lag behind. 1: the next step is sampled while this one is
+    trained; its rollouts are one step off-policy, which importance weights correct."""
     temperature: float = Field(1.0, gt=0, le=10)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
@@ -185,6 +188,9 @@ class ReinforcementHyperparameters(Hyperparameters):
         if self.overlong_buffer_tokens > self.max_completion_tokens:
             message = "overlong_buffer_tokens cannot exceed max_completion_tokens"
             raise problem_at(message, "overlong_buffer_tokens")
+        if self.max_staleness and self.loss_type == "reinforce":
+            message = "max_staleness needs a loss with a ratio: reinforce takes every rollout for its own"
+            raise problem_at(message, "max_staleness")
         if self.kl_target is not None and self.beta == 0:
             raise problem_at("kl_target needs beta above 0: a beta of 0 stays 0", "kl_target")
         for index, guard in enumerate(self.guards):

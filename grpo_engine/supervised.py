@@ -17,9 +17,10 @@ from grpo_engine.events import BaseEvent, Evaluated, PhaseChanged, StepFinished
 from grpo_engine.loop import TrainingLoop, seed_step
 from grpo_engine.metrics import PhaseTimer, finite, peak_memory_bytes
 from grpo_engine.optim import learning_rate_at
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.packing import TrainingGroup, TrainingSequence
 from grpo_engine.policy import Policy
 from grpo_engine.prompt_source import PromptSource
+from grpo_engine.ranks import Ranks
 from grpo_engine.types import Prompt
 
 
@@ -45,6 +46,7 @@ class SupervisedTrainer(TrainingLoop):
         rows = self.source.batch(step)
         with timer.measure("train"):
             loss, entropy, tokens = self.in_pieces(lambda budget: self._gradients(step, rows, budget))
+            Ranks.current().reduce(self.policy.trainable.values())
             learning_rate = learning_rate_at(step, self.total_steps, self.loop_settings)
             numbers = [row.row for row in rows]
             grad_norm = self.optimizer.step(learning_rate, loss, step=step, rows=numbers)
@@ -75,7 +77,7 @@ class SupervisedTrainer(TrainingLoop):
             return
         yield PhaseChanged(phase="evaluating", step=step)
         with torch.no_grad():
-            loss, _, tokens = self._cross_entropy(self.validation, self.token_budget, train=False)
+            loss, _, tokens = self._cross_entropy(self.validation, self.pieces.tokens, train=False)
         metrics = {"loss": loss, "num_tokens": float(tokens), "num_rows": float(len(self.validation))}
         yield Evaluated(step=step, metrics=finite(metrics))
 
@@ -89,17 +91,20 @@ class SupervisedTrainer(TrainingLoop):
     def _cross_entropy(
         self, rows: Sequence[Prompt], token_budget: int, *, train: bool
     ) -> tuple[float, float, int]:
-        """Mean loss and entropy per target token, and their number; gradients where `train`."""
+        """Mean loss and entropy per target token of all ranks, and their number; gradients where `train`."""
+        ranks = Ranks.current()
         tokens = sum(len(row.target_ids) for row in rows)
         groups = [_demonstration_group(row, 1.0 / tokens) for row in rows]
+        own, idle = ranks.passes(groups, token_budget, self.policy.model, self.policy.device)
         loss = entropy = 0.0
-        for batch in pack(groups, token_budget, self.policy.device):
+        for batch in [*own, *idle]:
             logprobs_N, entropy_N = self.policy.logprobs(batch)
             piece = -(logprobs_N * batch.weights_N).sum()
             if train:
                 piece.backward()  # type: ignore[no-untyped-call]
             loss += float(piece.detach())
-            entropy += float(entropy_N.sum()) / tokens
+            entropy += float((entropy_N * (batch.weights_N > 0)).sum()) / tokens
+        loss, entropy = (sum(ranks.gather(value)) for value in (loss, entropy))
         return loss, entropy, tokens
 
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from grpo_engine.collector import Collected, Collector
+from grpo_engine.ahead import open_collector
+from grpo_engine.collector import Collected
 from grpo_engine.config import ReinforcementMethod, RunConfig
 from grpo_engine.data import RowReader
 from grpo_engine.errors import NoSignalError
@@ -21,6 +22,7 @@ from grpo_engine.graders.pool import Grading
 from grpo_engine.gradients import PolicyGradient, Term, kl_penalties
 from grpo_engine.loop import TrainingLoop, seed_step
 from grpo_engine.loss import adapted_beta
+from grpo_engine.memory import longest_group
 from grpo_engine.metrics import PhaseTimer, finite, mean_metrics, reward_metrics, step_metrics
 from grpo_engine.optim import learning_rate_at
 from grpo_engine.packing import training_groups
@@ -67,20 +69,37 @@ class Trainer(TrainingLoop):
         self.sampler = sampler
         self.sampler_name = type(sampler).__name__
         self.grading = grading
+        self.total_steps = self.hyperparameters.total_steps(len(prompts))
         order = RestingSource if self.hyperparameters.curriculum == "rest" else PromptSource
-        self.source = order(prompts, self.hyperparameters.prompts_per_step, config.seed)
+        self.source, self.collector = open_collector(
+            method,
+            policy,
+            sampler,
+            grading,
+            lambda: order(prompts, self.hyperparameters.prompts_per_step, config.seed),
+            total_steps=self.total_steps,
+            version=lambda: self.state.policy_version,
+        )
         self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
-        self.collector = Collector(sampler, grading, self.source, self.hyperparameters, policy.decode)
         self.held_out = held_out
         self.guards = self.hyperparameters.guards
         self.early_stopping = self.hyperparameters.early_stopping
+        self.prompts = prompts
         self.num_rows = len(prompts)
-        self.total_steps = self.hyperparameters.total_steps(len(prompts))
 
     @property
     def beta(self) -> float:
         """Weight of the KL term now: as configured, adapted or raised."""
         return self.hyperparameters.beta if self.state.beta is None else self.state.beta
+
+    def probe_memory(self) -> None:
+        """The forward and backward of the largest groups that this run can meet, as many as a pass takes."""
+        settings = self.hyperparameters
+        group = longest_group(self.prompts, settings.group_size, settings.max_completion_tokens)
+        together = min(settings.prompts_per_step, max(1, self.pieces.tokens // group.num_tokens))
+        groups = [group] * (together * Ranks.current().world)
+        self.in_pieces(PolicyGradient(self.policy, settings, groups, beta=self.beta, correction="none"))
+        self.optimizer.clear()
 
     def step(self, step: int) -> Iterator[BaseEvent]:
         """Sample and score, compare, train, hand the new policy to the sampler."""
@@ -88,6 +107,7 @@ class Trainer(TrainingLoop):
         self.sampler.load_policy(self.state.policy_version)
         self.source.load(self.state.prompts)
         collected = self.collector.collect(step, self._sampling(step), timer)
+        self.sampler.rest()
         scored_P, metrics = self._compare(collected.groups, timer)
         everything = [*scored_P, *map(without_signal, collected.discarded)]
         yield from rollouts(step, everything)
@@ -119,10 +139,18 @@ class Trainer(TrainingLoop):
         groups = training_groups(scored_P, settings)
         terms: list[Term] = []
         if groups and not (settings.self_distillation and settings.self_distillation.alone):
+            correction, behind = self._correction(), self._lags_behind(scored_P)
             terms.append(
-                PolicyGradient(self.policy, settings, groups, beta=self.beta, correction=self._correction())
+                PolicyGradient(
+                    self.policy, settings, groups, beta=self.beta, correction=correction, off_policy=behind
+                )
             )
         return [*terms, *distillation_terms(self.policy, settings, scored_P, self.reader.retold)]
+
+    def _lags_behind(self, scored_P: Sequence[ScoredGroup]) -> bool:
+        """Whether an older policy sampled the step's rollouts; only where the job allows it."""
+        versions = {each.policy_version for scored in scored_P for each in scored.group.completions}
+        return bool(self.hyperparameters.max_staleness) and versions != {self.state.policy_version}
 
     def _correction(self) -> str:
         """The torch sampler computes as the trainer does, so `auto` corrects nothing there."""

@@ -20,6 +20,7 @@ from service.db import connect
 from service.files import endpoints as files
 from service.graders import endpoints as graders
 from service.jobs import endpoints as jobs
+from service.jobs.checked_files import CheckedFiles
 from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext
 from service.models_catalog import endpoints as models
@@ -80,6 +81,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.database = connect(settings)
     app.state.storage = open_storage(settings.storage_location)
     app.state.catalog = Catalog(settings)
+    app.state.checked_files = CheckedFiles()
     app.state.wakeups = Wakeups(settings)
     structlog.get_logger().info("started", mode=settings.mode)
     yield

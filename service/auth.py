@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from service import audit
@@ -35,6 +35,16 @@ OPERATOR = "cli"
 """Who makes and revokes keys, in the audit trail: there is no key that may."""
 NOBODY_SHA256 = "0" * 64
 """Compared against for an unknown key, so that its answer takes as long as a wrong secret's."""
+
+_KEY = select(
+    ApiKey.tenant,
+    ApiKey.secret_sha256,
+    ApiKey.scopes,
+    ApiKey.revoked_at,
+    ApiKey.expires_at,
+    db_now().label("now"),
+).where(ApiKey.public_id == bindparam("public_id"))
+"""Asked with every request and kept by nobody: a revoked key opens nothing from that moment on."""
 
 
 @dataclass(frozen=True)
@@ -108,15 +118,13 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
     match = KEY_PATTERN.fullmatch(key.strip())
     public_id, secret = match.groups() if match else ("", "")
     with database.reading() as session:
-        row = session.execute(select(ApiKey, db_now()).where(ApiKey.public_id == public_id)).one_or_none()
-    stored = row[0].secret_sha256 if row else NOBODY_SHA256
-    is_right = hmac.compare_digest(stored, _digest(secret))
-    if row is None or not is_right or row[0].revoked_at is not None:
+        found = session.execute(_KEY, {"public_id": public_id}).one_or_none()
+    is_right = hmac.compare_digest(found.secret_sha256 if found else NOBODY_SHA256, _digest(secret))
+    if found is None or not is_right or found.revoked_at is not None:
         raise _refusal("This API key is not valid.", "invalid_api_key")
-    record, now = row
-    if record.expires_at is not None and record.expires_at <= now:
+    if found.expires_at is not None and found.expires_at <= found.now:
         raise _refusal("This API key has expired.", "expired_api_key")
-    return Principal(record.tenant, record.public_id, frozenset(record.scopes))
+    return Principal(found.tenant, public_id, frozenset(found.scopes))
 
 
 def _record(session: Session, tenant: str, action: str, public_id: str) -> None:

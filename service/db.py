@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
 
 from service.settings import Settings
+
+RESTED_SECONDS = 0.1
+"""A pooled connection that was used later than so long ago is taken as alive, without asking it."""
+RESTED_SINCE = "rested_since"
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -21,14 +27,36 @@ def make_engine(settings: Settings) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    return create_engine(
+    engine = create_engine(
         url,
-        pool_pre_ping=True,
         pool_size=10,
         max_overflow=10,
         pool_timeout=5,
-        connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000},
+        pool_use_lifo=True,
+        connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
+        | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
     )
+    event.listen(engine, "begin", _begin_postgresql)
+    _ping_rested(engine)
+    return engine
+
+
+def _ping_rested(engine: Engine) -> None:
+    """Asks a connection whether it is alive before it is used, but not again and again under load."""
+
+    @event.listens_for(engine, "checkin")
+    def note(_connection: Any, record: Any) -> None:
+        record.info[RESTED_SINCE] = monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def ping(connection: Any, record: Any, _fairy: Any) -> None:
+        since = record.info.get(RESTED_SINCE)
+        if since is None or monotonic() - since < RESTED_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error  # the server was away: none of the pool's is alive
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -41,13 +69,20 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(f"BEGIN {mode}")
 
 
+def _begin_postgresql(connection: Connection) -> None:
+    if not connection.get_execution_options().get("grpo_statements"):
+        connection.exec_driver_sql("BEGIN")
+
+
 class Database:
     """Hands out sessions; one `with database.transaction() as session` is one transaction."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._sessions = sessionmaker(engine, expire_on_commit=False)
-        self._readers = sessionmaker(engine.execution_options(grpo_read_only=True), expire_on_commit=False)
+        single = engine.execution_options(grpo_read_only=True, grpo_statements=True)
+        self._readers = sessionmaker(single, expire_on_commit=False)
+        self._scanners = sessionmaker(engine.execution_options(grpo_read_only=True), expire_on_commit=False)
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -56,9 +91,26 @@ class Database:
             yield session
 
     @contextmanager
+    def statement(self) -> Iterator[Session]:
+        """For one statement that is a transaction of its own: on PostgreSQL one round trip and not three."""
+        is_postgresql = self.engine.dialect.name == "postgresql"
+        with self.reading() if is_postgresql else self.transaction() as session:
+            yield session
+
+    @contextmanager
     def reading(self) -> Iterator[Session]:
-        """One consistent view, for SELECTs only: on SQLite it never waits for a writer."""
+        """For SELECTs only; on SQLite it never waits for a writer.
+
+        On PostgreSQL each statement sees what is committed when it begins, as in any transaction there, but
+        BEGIN and COMMIT cost no round trips.
+        """
         with self._readers() as session, session.begin():
+            yield session
+
+    @contextmanager
+    def scanning(self) -> Iterator[Session]:
+        """For SELECTs of many rows, which come through a cursor: on PostgreSQL that needs a transaction."""
+        with self._scanners() as session, session.begin():
             yield session
 
 

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from service.catalog import Catalog
 from service.db import Database
+from service.jobs.checked_files import CheckedFiles
 from service.jobs.wakeups import Wakeups
 from service.settings import Settings
 from service.storage import Storage
@@ -33,6 +34,10 @@ def _catalog(request: Request) -> Catalog:
     return request.app.state.catalog  # type: ignore[no-any-return]
 
 
+def _checked_files(request: Request) -> CheckedFiles:
+    return request.app.state.checked_files  # type: ignore[no-any-return]
+
+
 def _wakeups(request: Request) -> Wakeups:
     return request.app.state.wakeups  # type: ignore[no-any-return]
 
@@ -45,5 +50,6 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 DatabaseDep = Annotated[Database, Depends(_database)]
 StorageDep = Annotated[Storage, Depends(_storage)]
 CatalogDep = Annotated[Catalog, Depends(_catalog)]
+CheckedFilesDep = Annotated[CheckedFiles, Depends(_checked_files)]
 WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
 RequestId = Annotated[str, Depends(_request_id)]

@@ -97,6 +97,7 @@ class Job(Base):
     warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
     required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
     """What a machine must offer to run it, sorted, parted by spaces (`jobs/capabilities.py`)."""
+    required_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
 
     # who holds it
     fence: Mapped[int] = mapped_column(default=0)
@@ -132,14 +133,22 @@ class Job(Base):
             "pool",
             text("priority DESC"),
             "created_at",
+            "required_gpus",
             postgresql_where=text("state = 'queued'"),
             sqlite_where=text("state = 'queued'"),
         ),
+        # not over the lease's end itself: a renewal would have to touch every index of the row
         Index(
-            "ix_jobs_leases",
-            "lease_expires_at",
-            postgresql_where=text("lease_expires_at IS NOT NULL"),
-            sqlite_where=text("lease_expires_at IS NOT NULL"),
+            "ix_jobs_held",
+            "id",
+            postgresql_where=text("state IN ('cancelling', 'pausing', 'running')"),
+            sqlite_where=text("state IN ('cancelling', 'pausing', 'running')"),
+        ),
+        Index(
+            "ix_jobs_unfinished",
+            "tenant",
+            postgresql_where=text("state IN ('cancelling', 'paused', 'pausing', 'queued', 'running')"),
+            sqlite_where=text("state IN ('cancelling', 'paused', 'pausing', 'queued', 'running')"),
         ),
         Index("ix_jobs_tenant", "tenant", "created_at", "id"),
     )
@@ -234,6 +243,7 @@ class WorkerHost(Base):
     pool: Mapped[str] = mapped_column(String(64), primary_key=True)
     capabilities: Mapped[str] = mapped_column(String(256))
     """Sorted, parted by spaces."""
+    gpus: Mapped[int] = mapped_column(default=0, server_default="0")
     seen_at: Mapped[float] = mapped_column(default=db_now())
 
 

@@ -5,6 +5,7 @@ Job parameters do not live here: they are the job's own (`grpo_engine.config`).
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from grpo_engine.config import Runtime
+from grpo_engine.devices import visible_gpus
 
 
 class Settings(BaseSettings):
@@ -33,6 +37,12 @@ class Settings(BaseSettings):
     """Interpreter of the engine; another environment where vLLM pins its own."""
     engine_module: str = "grpo_engine"
     """What the worker starts with `-m`; tests start their own."""
+    runtime: Runtime = Field(default_factory=Runtime)
+    """JSON: how engines use their machine (`grpo_engine.config.Runtime`): sampler, dtype and so on. Ranks are
+    the job's own `resources.gpus` where it names them."""
+    gpus: int = Field(default_factory=lambda: len(visible_gpus(os.environ)), ge=0, le=64)
+    """GPUs that a worker has for a job; without it they are counted. Where there are none in truth, a job on
+    so many is as many processes on the CPU."""
     pool: str = "default"
 
     lease_seconds: float = Field(120, gt=0)
@@ -40,7 +50,8 @@ class Settings(BaseSettings):
     self_fence_seconds: float = Field(90, gt=0)
     """Without a successful renewal for so long the worker stops its engine itself."""
     sweep_seconds: float = Field(10, gt=0)
-    poll_seconds: float = Field(1.0, gt=0)
+    poll_seconds: float = Field(0.2, gt=0)
+    """Between two looks for a job; a look costs a quarter of a millisecond."""
     stall_seconds: float = Field(1800, gt=0)
     """An engine without any event for so long has hung."""
     stop_grace_seconds: float = Field(120, gt=0)
@@ -59,6 +70,9 @@ class Settings(BaseSettings):
     endpoint_secret: SecretStr | None = None
     """Signs requests to grader endpoints and tools as Standard Webhooks do; base64, maybe after `whsec_`."""
     log_level: str = "INFO"
+    warm_engine: bool = True
+    """Each worker keeps one engine started ahead, so that a job begins without the seconds of its imports.
+    It holds about 370 MB of memory, and no device, while it waits."""
 
     @model_validator(mode="after")
     def _production_is_real(self) -> Self:

@@ -37,6 +37,7 @@ from grpo_engine.events import (
     Warned,
 )
 from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
+from grpo_engine.warm import await_job
 
 
 class FakeEngine:
@@ -192,7 +193,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
-    given = parser.parse_args()
+    arguments = sys.argv[1:]
+    given = parser.parse_args(await_job() if arguments == ["--warm"] else arguments)
     config = RunConfig.model_validate_json(given.config.read_text())
     return FakeEngine(config, given.run_dir).run()
 

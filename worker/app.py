@@ -1,6 +1,7 @@
 """The Celery worker of production: `celery -A worker.app worker`. Celery is its doorbell, no more.
 
-A wake-up names a pool; the pool child then claims and runs jobs until none is left. SIGTERM (Celery's
+A wake-up names a pool; the pool child then claims and runs jobs until none is left. The child lives on, with
+an engine that waits for its next job. SIGTERM (Celery's
 warm shutdown) sets a flag that the child shares, so that it drains and does not train on for days. Beside
 it runs one sweeper process, so that a deployment with a worker has a sweeper.
 """
@@ -25,6 +26,7 @@ from service.settings import Settings
 from worker import launch
 from worker.attempt import Worker
 from worker.loop import try_job, worker_name
+from worker.warm import Engines
 
 
 class SharedFlag:
@@ -57,7 +59,6 @@ def make_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,
         worker_concurrency=1,
-        worker_max_tasks_per_child=1,
         worker_send_task_events=False,
     )
     return celery
@@ -77,13 +78,34 @@ def opened_worker(pid: int) -> Worker:
     return Worker.open(settings, worker_name(), draining)
 
 
+@cache
+def opened_engines(pid: int) -> Engines:
+    """This process's engines: they die with the process that started them."""
+    return Engines(settings, keep_warm=settings.warm_engine)
+
+
 @app.task(name=TASK)
 def wake(pool: str) -> None:
     """Run the pool's jobs, one after the other, until none is left."""
     worker = opened_worker(os.getpid())
     worker = replace(worker, settings=settings.model_copy(update={"pool": pool}))
-    while not draining.is_set() and try_job(worker):
+    engines = opened_engines(os.getpid())
+    while not draining.is_set() and try_job(worker, engines):
         pass
+    if not draining.is_set():
+        engines.prepare()
+
+
+@signals.worker_process_init.connect
+def start_ahead(**_signal: Any) -> None:
+    """The pool child has just been forked and has nothing to do yet."""
+    opened_engines(os.getpid()).prepare()
+
+
+@signals.worker_process_shutdown.connect
+def end_waiting_engine(**_signal: Any) -> None:
+    """The pool child ends; a killed one's engine is killed by the kernel."""
+    opened_engines(os.getpid()).close()
 
 
 @signals.worker_init.connect

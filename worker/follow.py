@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import structlog
 
-from grpo_engine.events import CheckpointSaved, Event, Failed, Finished, Stopped
+from grpo_engine.events import (
+    CheckpointSaved,
+    Event,
+    Failed,
+    Finished,
+    StepFinished,
+    StepSkipped,
+    Stopped,
+)
 from service.jobs import history
 from service.jobs.recording import record_events, rollout_rows
 from service.jobs.states import JobState
@@ -37,8 +45,11 @@ class Ending:
     log_tail: tuple[str, ...] = ()
 
 
-def follow(attempt: Attempt, engine: EngineProcess) -> Ending:
-    """Until the engine has ended and all it wrote is stored. Raises Lost; then the engine is stopped too."""
+def follow(attempt: Attempt, engine: EngineProcess, at_steps: Callable[[], None]) -> Ending:
+    """Until the engine has ended and all it wrote is stored. Raises Lost; then the engine is stopped too.
+
+    `at_steps` is called whenever steps were recorded and nobody has asked for an end.
+    """
     recorder, ending = Recorder(attempt.folder / "events.jsonl"), Ending()
     heard_at = time.monotonic()
     while True:
@@ -48,6 +59,8 @@ def follow(attempt: Attempt, engine: EngineProcess) -> Ending:
         if events := recorder.read():
             heard_at = time.monotonic()
             take(attempt, events, ending)
+            if ending.asked is None and any(isinstance(each, StepFinished | StepSkipped) for each in events):
+                at_steps()
         elif exit_code is not None:
             break
         elif time.monotonic() - heard_at > attempt.worker.settings.stall_seconds:

@@ -91,7 +91,7 @@ class Lease:
     def _renew(self) -> None:
         sent_at = monotonic()
         try:
-            with self._database.transaction() as session:
+            with self._database.statement() as session:
                 state = queue.renew(
                     session, self._job_id, self._fence, lease_seconds=self._settings.lease_seconds
                 )

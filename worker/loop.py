@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import closing
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -13,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from worker.attempt import Worker
 from worker.runner import run_job
 from worker.sweeper import sweep_until
+from worker.warm import Engines
 
 logger = structlog.get_logger()
 
@@ -38,20 +40,22 @@ def work(worker: Worker, *, once: bool = False) -> None:
     )
     if not once:
         sweeper.start()
-    while not worker.draining.is_set():
-        worker.touch()
-        ran = try_job(worker)
-        if once:
-            return
-        if not ran:
-            worker.draining.wait(worker.settings.poll_seconds)
+    with closing(Engines(worker.settings, keep_warm=worker.settings.warm_engine and not once)) as engines:
+        while not worker.draining.is_set():
+            worker.touch()
+            ran = try_job(worker, engines)
+            if once:
+                return
+            if not ran:
+                engines.prepare()
+                worker.draining.wait(worker.settings.poll_seconds)
     sweeper.join(timeout=worker.settings.sweep_seconds)
 
 
-def try_job(worker: Worker) -> bool:
+def try_job(worker: Worker, engines: Engines) -> bool:
     """Run a job if there is one; while the database is away there is none."""
     try:
-        return run_job(worker)
+        return run_job(worker, engines)
     except SQLAlchemyError as error:
         logger.warning("no claim", error=type(error).__name__)
         return False

@@ -15,7 +15,7 @@ from typing import cast
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import Method, ModelSource, RunConfig
+from grpo_engine.config import Method, ModelSource, RunConfig, Runtime
 from grpo_engine.manifest import DamagedCheckpoint, verify
 from service.files.parquet import BadParquet, make_jsonl
 from service.jobs import history, publishing, repository
@@ -49,6 +49,7 @@ def prepare(attempt: Attempt) -> Path:
         validation_file=validation_file,
         retention_files=_fetch_retention(attempt),
         method=_placed(attempt),
+        runtime=_runtime(attempt),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,
         published_step=attempt.read(lambda session: _published_step(session, job.id)),
@@ -57,6 +58,12 @@ def prepare(attempt: Attempt) -> Path:
     path = folder / "config.json"
     path.write_text(config.model_dump_json(indent=2))
     return path
+
+
+def _runtime(attempt: Attempt) -> Runtime:
+    """The deployment's, with as many ranks as the job asked for GPUs."""
+    runtime, gpus = attempt.worker.settings.runtime, attempt.job.required_gpus
+    return runtime.model_copy(update={"ranks": gpus}) if gpus else runtime
 
 
 def _placed(attempt: Attempt) -> Method:

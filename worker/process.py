@@ -6,12 +6,13 @@ ever signalled: the process group is killed before its leader is reaped, so the 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,9 @@ from worker import launch
 
 MAX_LOG_BYTES = 4 * 2**20
 """Of engine.log; when it is full it becomes engine.log.1 and a new one starts."""
+MAX_KEPT_BYTES = 65_536
+"""Of what an engine without a run directory has printed."""
+LOG_FILE = "engine.log"
 PROXIES = {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 CERTIFICATES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
 ALLOWED = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"}
@@ -28,7 +32,7 @@ OUTSIDE = {"GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET"}
 ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE
 ALLOWED_PREFIXES = tuple(
     f"{name}_"
-    for name in "CUDA NVIDIA NCCL OMP MKL HF TOKENIZERS TORCH PYTORCH VLLM".split()  # noqa: SIM905
+    for name in "CUDA NVIDIA NCCL OMP GOMP MKL ONEDNN HF TOKENIZERS TORCH PYTORCH VLLM".split()  # noqa: SIM905
 )
 
 
@@ -42,31 +46,42 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class EngineProcess:
-    """One running engine. Start it in the worker's main thread: the kernel ties the death signal to it."""
+    """One engine. Start it in the worker's main thread: the kernel ties the death signal to it.
 
-    def __init__(self, command: list[str], run_dir: Path) -> None:
-        self.log_path = run_dir / "engine.log"
+    Without a run directory it waits for its job outside of every folder, until `hand_over`.
+    """
+
+    def __init__(self, command: list[str], run_dir: Path | None) -> None:
         self._lock = threading.Lock()
         self._killer: threading.Timer | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), *command],
-            cwd=run_dir,
+            cwd=run_dir or "/",
             env=engine_environment(os.environ),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if run_dir else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        self._pump = threading.Thread(
-            target=_copy_log, args=(self._process.stdout, self.log_path), name="engine-log", daemon=True
-        )
-        self._pump.start()
+        self._log = EngineLog(self._process.stdout, run_dir)
 
     @property
     def pid(self) -> int:
         """Process id, and id of its session and process group."""
         return self._process.pid
+
+    def hand_over(self, arguments: Sequence[str], run_dir: Path) -> bool:
+        """Give a waiting engine its job. False: it has ended and took nothing."""
+        assert self._process.stdin is not None
+        line = json.dumps({"directory": str(run_dir), "arguments": list(arguments)})
+        try:
+            with self._process.stdin as door:
+                door.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            return False
+        self._log.move_to(run_dir)
+        return True
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs. What it left behind is killed first."""
@@ -109,16 +124,16 @@ class EngineProcess:
         self.kill()
         while self.poll() is None:
             self.wait(0.1)
-        self._pump.join(timeout=1)
+        self._log.join(timeout=1)
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
 
     def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
         """The last lines it printed; all of them are there once it has ended."""
         if self._process.returncode is not None:
-            self._pump.join(timeout=5)
-        lines = tail(self.log_path, num_lines)
-        if len(lines) < num_lines:  # the file has just been rotated
-            lines = (*tail(self.log_path.with_suffix(".log.1"), num_lines - len(lines)), *lines)
-        return lines
+            self._log.join(timeout=5)
+        return self._log.tail(num_lines)
 
     def _has_exited(self) -> bool:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -128,21 +143,62 @@ class EngineProcess:
         os.killpg(self.pid, number)
 
 
+class EngineLog:
+    """What an engine prints: a file of bounded size, and a little memory until it has a run directory."""
+
+    def __init__(self, source: IO[bytes], run_dir: Path | None) -> None:
+        self._path = run_dir and run_dir / LOG_FILE
+        self._kept = b""
+        self._lock = threading.Lock()
+        self._pump = threading.Thread(target=self._copy, args=(source,), name="engine-log", daemon=True)
+        self._pump.start()
+
+    def move_to(self, run_dir: Path) -> None:
+        """From now on it is the log of a job, which begins with what was printed before."""
+        with self._lock:
+            self._path = run_dir / LOG_FILE
+            self._write(self._kept)
+
+    def join(self, timeout: float) -> None:
+        """Until all that was printed is there; for an engine that has ended."""
+        self._pump.join(timeout)
+
+    def tail(self, num_lines: int) -> tuple[str, ...]:
+        """The last lines."""
+        with self._lock:
+            if self._path is None:
+                return _last_lines(self._kept, num_lines)
+        lines = tail(self._path, num_lines)
+        if len(lines) < num_lines:  # the file has just been rotated
+            lines = (*tail(self._path.with_suffix(".log.1"), num_lines - len(lines)), *lines)
+        return lines
+
+    def _copy(self, source: IO[bytes]) -> None:
+        """Pipe → log, until the engine's side is closed."""
+        with source:
+            while piece := os.read(source.fileno(), 65_536):
+                with self._lock:
+                    self._write(piece)
+
+    def _write(self, piece: bytes) -> None:
+        if self._path is None:
+            self._kept = (self._kept + piece)[-MAX_KEPT_BYTES:]
+        elif piece:
+            with suppress(OSError):  # on a full disk lines are lost, never the engine that prints them
+                _append(self._path, piece)
+
+
 def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]:
     """The last lines of a text file; none where it does not exist."""
     if not path.exists():
         return ()
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - max_bytes))
-        return tuple(file.read().decode("utf-8", "replace").splitlines()[-num_lines:])
+        return _last_lines(file.read(), num_lines)
 
 
-def _copy_log(source: IO[bytes], path: Path) -> None:
-    """Pipe → file of bounded size, until the engine's side is closed."""
-    with source:
-        while piece := os.read(source.fileno(), 65_536):
-            with suppress(OSError):  # on a full disk lines are lost, never the engine that prints them
-                _append(path, piece)
+def _last_lines(content: bytes, num_lines: int) -> tuple[str, ...]:
+    return tuple(content.decode("utf-8", "replace").splitlines()[-num_lines:])
 
 
 def _append(path: Path, piece: bytes) -> None:

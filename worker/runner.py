@@ -22,6 +22,7 @@ from worker.follow import follow
 from worker.lease import Lease, Lost
 from worker.prepare import prepare
 from worker.process import EngineProcess
+from worker.warm import Engines
 
 logger = structlog.get_logger()
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -33,15 +34,18 @@ DISK_FULL = {
 }
 
 
-def run_job(worker: Worker) -> bool:
-    """Claim the best job of the pool and see it through to its end here. False: nothing to do."""
+def run_job(worker: Worker, engines: Engines | None = None) -> bool:
+    """Claim the best job of the pool and see it through to its end here. False: nothing to do.
+
+    Without `engines` none is kept warm.
+    """
     claimed_at = monotonic()
     job = claim(worker)
     if job is None:
         return False
     with Lease(worker.database, worker.settings, job, claimed_at) as lease:
         try:
-            run(Attempt(worker, job, lease))
+            run(Attempt(worker, job, lease), engines or Engines(worker.settings, keep_warm=False))
         except Lost:
             logger.warning("job lost", job=job.id, fence=job.fence)
     return True
@@ -50,22 +54,23 @@ def run_job(worker: Worker) -> bool:
 def claim(worker: Worker) -> Job | None:
     """The job, under a lease and a new fence."""
     settings = worker.settings
-    with worker.database.transaction() as session:
+    with worker.database.statement() as session:
         return queue.claim(
             session,
             pool=settings.pool,
             worker=worker.name,
             lease_seconds=settings.lease_seconds,
             capabilities=worker.capabilities,
+            gpus=settings.gpus,
         )
 
 
-def run(attempt: Attempt) -> None:
+def run(attempt: Attempt, engines: Engines) -> None:
     """The attempt, and what its errors mean. Raises Lost."""
     try:
         clean_up(attempt.worker.settings.runs_dir)
         with run_folder(attempt.folder):
-            train(attempt)
+            train(attempt, engines)
     except Refused as refused:
         fail(attempt, refused.failure)
     except Lost:
@@ -79,23 +84,19 @@ def run(attempt: Attempt) -> None:
             give_back(attempt, f"The worker broke off (its log says why: {error_id}).", spend_failure=True)
 
 
-def train(attempt: Attempt) -> None:
-    """Prepare, spawn, follow, conclude."""
-    engine = spawn(attempt, prepare(attempt))
+def train(attempt: Attempt, engines: Engines) -> None:
+    """Prepare, spawn, follow, conclude. The next job's engine starts when this one's has started to train."""
+    engine = spawn(attempt, prepare(attempt), engines)
     try:
-        ending = follow(attempt, engine)
+        ending = follow(attempt, engine, engines.prepare)
     finally:
         engine.close()
     conclude(attempt, ending)
 
 
-def spawn(attempt: Attempt, config: Path) -> EngineProcess:
+def spawn(attempt: Attempt, config: Path, engines: Engines) -> EngineProcess:
     """Start the engine; from now on the lease guards it. Raises Lost."""
-    settings = attempt.worker.settings
-    command = [str(settings.engine_python), "-m", settings.engine_module]
-    engine = EngineProcess(
-        [*command, "--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder
-    )
+    engine = engines.start(["--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder)
     try:
         attempt.lease.guard(engine)
     except Lost:

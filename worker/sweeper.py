@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service import logs
 from service.db import Database, connect
 from service.jobs import sweeping
-from service.jobs.capabilities import announce, of_this_machine
+from service.jobs.capabilities import Machine, announce, of_this_machine
 from service.jobs.wakeups import Wakeups
 from service.settings import Settings
 from worker.attempt import Flag
@@ -32,7 +32,8 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
             max_failures=settings.max_attempts_without_checkpoint,
         )
     with database.transaction() as session:
-        announce(session, socket.gethostname()[:128], settings.pool, of_this_machine())
+        machine = Machine(of_this_machine(), settings.gpus)
+        announce(session, socket.gethostname()[:128], settings.pool, machine)
         pools = sweeping.due_pools(session)
     for pool in pools:
         wakeups.send(pool)

@@ -8,11 +8,9 @@ Run as `python -m grpo_engine.graders.server` by `pool_child.py`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,17 +22,17 @@ from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.pool_outcome import graded
 from grpo_engine.graders.pool_wire import read_sample
+from grpo_engine.parent import end_with_parent
 
 MAX_MEMORY_BYTES = 4 * 2**30
 """Address space: a number such as 9^9^9^9 ends as an error of the rule, not of the machine."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Serve the parent until it closes the connection."""
     with _connection() as (requests, answers):
         hello = json.loads(requests.readline())
-        _end_with_parent(hello["parent"])
+        end_with_parent(hello["parent"])
         try:
             graders = load(hello["graders"])
             _limit()
@@ -76,14 +74,6 @@ def _connection() -> Iterator[tuple[BinaryIO, BinaryIO]]:
 def _write(answers: BinaryIO, data: Mapping[str, Any]) -> None:
     answers.write(json.dumps(data).encode() + b"\n")
     answers.flush()
-
-
-def _end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process with its parent; end now where the parent has gone already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 def _limit() -> None:

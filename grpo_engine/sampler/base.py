@@ -83,6 +83,10 @@ class Sampler(Protocol):
         """From now on sample from the policy as it is; completions carry `version`."""
         ...
 
+    def rest(self) -> None:
+        """Nothing is sampled until the next `load_policy`: the device is the trainer's."""
+        ...
+
 
 def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn: int = 0) -> np.ndarray:
     """[count] numbers in [0, 1): one for each position of one turn of one completion.

@@ -1,21 +1,28 @@
-"""Three ways to run a model token by token over the groups of some prompts, fastest first.
+"""Ways to run a model token by token over the groups of some prompts, fastest first.
 
-`SharedDecoder` computes each prompt once for its group with our attention layouts. `CacheDecoder` goes
-through the model's own forward and cache, for models that the layouts do not fit; it too computes each
-prompt once, then repeats its cache. `PlainDecoder` keeps nothing and computes whole rows again: for models
-without such a cache. `choose_decoder` takes the first that gives the model's own logits.
+`SharedDecoder` computes each prompt once for its group with our attention, by our own kernels (the Llama
+family) or through the model's own layers. `CacheDecoder` goes through the model's own forward and cache, for
+models that our attention does not fit; it too computes each prompt once, then repeats its cache.
+`PlainDecoder` keeps nothing and computes whole rows again: for models without such a cache. `choose_decoder`
+takes the first that gives the model's own logits.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from grpo_engine.attention import DecodeLayout, PrefillLayout, using
+from grpo_engine.attention import GroupSpan, using
+from grpo_engine.fast.attention import attention_for
+from grpo_engine.fast.model import Attention, FastModel
+from grpo_engine.policy import PROOF_TOLERANCE, Policy
+from grpo_engine.sampler.cache import SHARED_FROM, Prefill, RowCache
+from grpo_engine.sampler.graphs import RecordedStep
 
 
 class Decoder(Protocol):
@@ -32,37 +39,122 @@ class Decoder(Protocol):
         ...
 
 
-class SharedDecoder:
+Run = Callable[[Tensor, Tensor, Attention], Tensor]
+"""Tokens [T], their positions [T] and what they see → hidden states [T, H]."""
+
+
+class Kernels:
+    """Our own kernels; the policy's tensors are read once, when a decoding begins."""
+
+    def __init__(self, fast: FastModel) -> None:
+        self.fast, self.tensors = fast, fast.tensors()
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
+
+
+class OwnLayers:
+    """The model's own layers around our attention; the tokens are one row, whatever they belong to."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
-    def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
-        lengths = [len(prompt) for prompt in prompts_P]
-        device = self.model.device
-        input_ids = torch.tensor([[token for prompt in prompts_P for token in prompt]], device=device)
-        positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
-        ends = torch.tensor(lengths).cumsum(0) - 1
-        prefill = PrefillLayout(lengths, device)
-        with using(self.model, prefill):
-            out = self.model(
-                input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=ends.to(device)
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        with using(self.model, _HeadsFirst(attention)):
+            out = self.model.base_model(
+                input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False
             )
-        self.layout = DecodeLayout(prefill, group_size)
-        self.positions = torch.tensor(lengths, device=device).repeat_interleave(group_size)
-        return out.logits[0].repeat_interleave(group_size, 0)
+        return cast(Tensor, out.last_hidden_state[0])
+
+
+class _HeadsFirst:
+    """States as transformers lays them out: [1, H, T, D]."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        rows = [states[0].transpose(0, 1) for states in (query, key, value)]
+        made = self.attention.attend(layer, rows[0], rows[1], rows[2], scale)
+        return made.view(1, query.shape[2], query.shape[1], query.shape[3])
+
+
+class _Keeping:
+    """Attention over packed prompts that keeps their keys and values [T, Hkv, D] by layer."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.keys[layer], self.values[layer] = key, value
+        return self.attention.attend(layer, query, key, value, scale)
+
+
+class SharedDecoder:
+    """The one into which rows can come while others run."""
+
+    def __init__(self, model: PreTrainedModel, run: Run) -> None:
+        self.model = model
+        self.run = run
+        self.last_position = (getattr(model.config, "max_position_embeddings", None) or sys.maxsize) - 1
+        self.recorded: RecordedStep | None = None
+
+    def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        prefill, logits = self._prefill(prompts_P)
+        self.cache = RowCache(prefill, group_size, shared=max(prefill.lengths) >= SHARED_FROM)
+        self.positions = self._first_positions(prefill, group_size)
+        self.recorded = None
+        return logits.repeat_interleave(group_size, 0)
+
+    def join(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        """Further rows behind those that run; logits [P·G, V] of their first tokens."""
+        prefill, logits = self._prefill(prompts_P)
+        self.cache.join(prefill, group_size)
+        self.positions = torch.cat([self.positions, self._first_positions(prefill, group_size)])
+        self.recorded = None
+        return logits.repeat_interleave(group_size, 0)
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        self.layout.advance()
-        with using(self.model, self.layout):
-            out = self.model(
-                input_ids=tokens_B[:, None], position_ids=self.positions[:, None], use_cache=False
-            )
-        self.positions = self.positions + 1
-        return out.logits[:, -1]
+        if self.cache.is_full:
+            self.cache.grow()
+            self.recorded = None
+        self.cache.length += 1
+        if not (tokens_B.is_cuda and isinstance(self.run, Kernels)):
+            return self._on_device(tokens_B)
+        self.recorded = self.recorded or RecordedStep(self._on_device)
+        return self.recorded(tokens_B)
 
     def keep(self, rows: Tensor) -> None:
-        self.layout.keep(rows)
+        self.cache.keep(rows)
         self.positions = self.positions[rows]
+        self.recorded = None
+
+    def _on_device(self, tokens_B: Tensor) -> Tensor:
+        """All of a step but its bookkeeping; everything is changed in place."""
+        self.cache.advance()
+        hidden = self.run(tokens_B, self.positions, self.cache)
+        # a row that has ended and not left yet may have no further position
+        self.positions.add_(1).clamp_(max=self.last_position)
+        return self._logits(hidden)
+
+    def _prefill(self, prompts_P: Sequence[Sequence[int]]) -> tuple[Prefill, Tensor]:
+        """The prompts' keys and values, and logits [P, V] of what follows each."""
+        device, lengths = self.model.device, [len(prompt) for prompt in prompts_P]
+        tokens = torch.tensor([token for prompt in prompts_P for token in prompt], device=device)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        spans = [GroupSpan(sum(lengths[:i]), n, ()) for i, n in enumerate(lengths)]
+        kept = _Keeping(attention_for(spans, device, self.model.dtype))
+        hidden = self.run(tokens, positions, kept)
+        ends = torch.tensor(lengths, device=device).cumsum(0) - 1
+        return Prefill(kept.keys, kept.values, tuple(lengths)), self._logits(hidden[ends])
+
+    def _first_positions(self, prefill: Prefill, group_size: int) -> Tensor:
+        return torch.tensor(prefill.lengths, device=self.model.device).repeat_interleave(group_size)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return cast(Tensor, self.model.get_output_embeddings()(hidden))
 
 
 class CacheDecoder:
@@ -137,22 +229,23 @@ PROOF_PROMPTS = ((5, 9, 2, 7, 3), (4, 8))
 PROOF_TOKENS = (6, 1, 3)
 
 
-def choose_decoder(
-    model: PreTrainedModel, pad_token_id: int, *, shares_prompts: bool, tolerance: float
-) -> Callable[[], Decoder]:
+def choose_decoder(policy: Policy) -> Callable[[], Decoder]:
     """The fastest decoder whose logits are the model's own on a few rows of unequal length."""
-    faster: list[Callable[[], Decoder]] = [lambda: CacheDecoder(model, pad_token_id)]
-    if shares_prompts:
-        faster.insert(0, lambda: SharedDecoder(model))
-    expected = _proof_logits(PlainDecoder(model, pad_token_id))
+    model, pad, fast = policy.model, policy.pad_token_id, policy.fast
+    faster: list[Callable[[], Decoder]] = [lambda: CacheDecoder(model, pad)]
+    if policy.shares_prompts:
+        faster.insert(0, lambda: SharedDecoder(model, OwnLayers(model)))
+    if policy.shares_prompts and fast is not None:
+        faster.insert(0, lambda: SharedDecoder(model, Kernels(fast)))
+    expected = _proof_logits(PlainDecoder(model, pad))
     for make in faster:
         try:
             found = _proof_logits(make())
         except (RuntimeError, AttributeError, TypeError, KeyError, ValueError):
             continue
-        if float((found - expected).abs().max()) <= tolerance:
+        if float((found - expected).abs().max()) <= PROOF_TOLERANCE[policy.compute_dtype]:
             return make
-    return lambda: PlainDecoder(model, pad_token_id)
+    return lambda: PlainDecoder(model, pad)
 
 
 def _proof_logits(decoder: Decoder) -> Tensor:

@@ -41,6 +41,9 @@ class ToolSampler:
         self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set)
         self.max_turns = max_turns
 
+    def rest(self) -> None:
+        self.inner.rest()
+
     def load_policy(self, version: int) -> None:
         self.inner.load_policy(version)
 

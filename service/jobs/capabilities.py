@@ -8,7 +8,8 @@ Boundary: names of capabilities, and the table of machines; the self-test is `gr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
 
@@ -32,6 +33,14 @@ KNOWN_SECONDS = 3600.0
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
 
 Capabilities = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine offers the jobs that run on it, one at a time."""
+
+    capabilities: Capabilities
+    gpus: int = 0
 
 
 def of_this_machine() -> Capabilities:
@@ -66,35 +75,55 @@ def satisfied_by(capabilities: Collection[str]) -> list[str]:
     return [as_text(subset) for subset in chain.from_iterable(subsets)]
 
 
-def announce(session: Session, host: str, pool: str, capabilities: Iterable[str]) -> None:
+def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
     """A machine with a worker of this pool says what it offers; those long silent are forgotten."""
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    said = {"capabilities": as_text(capabilities), "seen_at": db_now()}
+    offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus}
+    said = {**offered, "seen_at": db_now()}
     row = insert(WorkerHost).values(host=host, pool=pool, **said)
     session.execute(row.on_conflict_do_update(index_elements=["host", "pool"], set_=said))
     session.execute(delete(WorkerHost).where(WorkerHost.seen_at < db_now() - KNOWN_SECONDS))
 
 
-def announced(session: Session, pool: str) -> list[Capabilities]:
-    """What each known machine of a pool offers; empty where none is known."""
+def announced(session: Session, pool: str) -> list[Machine]:
+    """The known machines of a pool."""
     fresh = WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
-    rows = session.scalars(select(WorkerHost.capabilities).where(WorkerHost.pool == pool, fresh))
-    return [frozenset(text.split()) for text in rows]
+    rows = session.scalars(select(WorkerHost).where(WorkerHost.pool == pool, fresh))
+    return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 
-def check_capabilities(
-    method: Any, hosts: list[Capabilities], settings: Settings, problems: Problems
+def known_machines(announced: list[Machine], settings: Settings) -> list[Machine]:
+    """Those that may run a job: embedded, this one. Where none is known the job may wait for one."""
+    if settings.mode == "embedded":
+        return [Machine(of_this_machine(), settings.gpus)]
+    return announced
+
+
+def check_gpus(
+    gpus: int, method: Any, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
 ) -> None:
-    """A problem at each part that no machine can run; also at graders beyond the subset that there is.
+    """A problem where no machine that can run the method has so many; a warning of what is not divided."""
+    required = required_by(method)
+    able = [machine for machine in machines if required <= machine.capabilities] or machines
+    most = max((machine.gpus for machine in able), default=gpus)
+    if most < gpus:
+        reason = f"the job asks for {gpus}, and no worker that could run it has more than {most}"
+        problems.add("resources.gpus", reason, code="gpus_unavailable")
+    if gpus > 1 and method.type == "training_free":
+        reason = "a training-free job trains no weights and runs on one"
+        problems.add("resources.gpus", reason, code="invalid_value")
+    for where, rule in rules_of(method) if gpus > 1 else ():
+        if getattr(rule, "max_calls", None) or getattr(rule, "max_cost_usd", None):
+            message = f"{where}: its limit of calls or cost counts on each of the {gpus} GPUs by itself."
+            warn("limit_on_each_gpu", message)
 
-    Embedded, the worker runs on this machine; else `hosts` are `announced`, and where none is known the job
-    may wait for one.
-    """
+
+def check_capabilities(method: Any, machines: list[Machine], problems: Problems) -> None:
+    """A problem at each part that no machine can run; also at graders beyond the subset that there is."""
     needs = needs_of(method)
     if not needs:
         return
-    if settings.mode == "embedded":
-        hosts = [of_this_machine()]
+    hosts = [machine.capabilities for machine in machines]
     required = frozenset(needed for _, needed in needs)
     if not hosts or any(required | {SANDBOX} <= host for host in hosts):
         return

@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sqlalchemy.orm import Session
 
@@ -17,7 +18,7 @@ from service import audit
 from service.auth import Principal
 from service.errors import InvalidRequest, TooManyRequests, Unprocessable
 from service.ids import new_id
-from service.jobs import history, repository
+from service.jobs import backlog, history, repository
 from service.jobs.capabilities import as_text, required_by
 from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
@@ -28,6 +29,8 @@ from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
 
 RETRY_SECONDS = 30
+NUM_FIRST_EVENTS = 2
+"""Created, and queued."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class Request:
     request_id: str = ""
 
     @property
+    def may_be_known(self) -> bool:
+        """Whether it may have been answered before."""
+        return self.idempotency_key is not None or self.is_retry
+
+    @cached_property
     def sha256(self) -> str:
         """Of the canonical body: the order of keys and omitted defaults make no other request."""
         canonical = json.dumps(self.body.model_dump(mode="json"), sort_keys=True)
@@ -62,16 +70,17 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     Raises InvalidJob with every problem found, Unprocessable where the key came with another body, and
     TooManyRequests at the tenant's limit; then nothing is queued.
     """
-    with preflight.database.reading() as session:
-        if earlier := _earlier(session, request):
-            return earlier
+    if request.may_be_known:
+        with preflight.database.reading() as session:
+            if earlier := _earlier(session, request):
+                return earlier
     report = preflight.check(request.principal.tenant, request.body)
     if report.problems.found:
         raise InvalidJob(report.problems.found)
     pool = preflight.settings.pool
     with preflight.database.transaction() as session:
         repository.lock_tenant(session, request.principal.tenant)
-        created = _earlier(session, request)
+        created = _earlier(session, request) if request.may_be_known else None
         if created is not None:
             return created
         _check_limit(session, request.principal.tenant, preflight.settings.max_queued_jobs)
@@ -95,14 +104,14 @@ def _earlier(session: Session, request: Request) -> Created | None:
         header = "Idempotency-Replayed"
     else:
         sha256 = request.sha256
-        record = repository.find_recent_request(session, tenant, sha256) if request.is_retry else None
+        record = repository.find_recent_request(session, tenant, sha256)
         header = "x-deduplicated"
     job = repository.find_job(session, tenant, record.job_id) if record else None
     return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
 
 
 def _check_limit(session: Session, tenant: str, max_unfinished: int) -> None:
-    if repository.num_unfinished(session, tenant) >= max_unfinished:
+    if backlog.num_unfinished(session, tenant, max_unfinished) >= max_unfinished:
         raise TooManyRequests(
             f"There are {max_unfinished} unfinished jobs, the limit here: wait for one or cancel one.",
             headers={"Retry-After": str(RETRY_SECONDS)},
@@ -126,10 +135,10 @@ def _insert(session: Session, request: Request, report: Report, pool: str) -> Cr
     job = _job_of(request, report, pool)
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
-    repository.add(session, job, record)
     created = history.Entry("message", f"Created fine-tuning job: {job.id}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
-    history.append(session, job.id, created, queued)
+    repository.add(session, job, record)
+    history.store(session, job.id, job.event_sequence, created, queued)
     audit.record(session, request.principal, "job.create", job.id, request.request_id)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
@@ -149,8 +158,10 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
         resources=body.resources.model_dump(),
         method=report.method.model_dump(mode="json"),
         total_steps=report.total_steps,
+        event_sequence=NUM_FIRST_EVENTS,
         warnings=report.warnings,
         required_capabilities=as_text(required_by(report.method)),
+        required_gpus=body.resources.gpus,
     )
     if body.metadata is not None:
         job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null

@@ -8,7 +8,15 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from service.auth import Reader, Writer
-from service.dependencies import CatalogDep, DatabaseDep, RequestId, SettingsDep, StorageDep, WakeupsDep
+from service.dependencies import (
+    CatalogDep,
+    CheckedFilesDep,
+    DatabaseDep,
+    RequestId,
+    SettingsDep,
+    StorageDep,
+    WakeupsDep,
+)
 from service.downloads import file_response
 from service.errors import InvalidRequest
 from service.jobs import adapters, creation, endpoints_series
@@ -36,9 +44,13 @@ def _jobs(database: DatabaseDep, wakeups: WakeupsDep) -> Jobs:
 
 
 def _preflight(
-    database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
+    database: DatabaseDep,
+    storage: StorageDep,
+    catalog: CatalogDep,
+    settings: SettingsDep,
+    checked_files: CheckedFilesDep,
 ) -> Preflight:
-    return Preflight(database, storage, catalog, settings)
+    return Preflight(database, storage, catalog, settings, checked_files)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]

@@ -87,7 +87,7 @@ def list_rollouts(
     place = rollout_place(after) if after is not None else None
     if after is not None and (place is None or filter in ("best", "worst")):
         raise InvalidRequest(f"after: {after!r} is not a place in this list", param="after")
-    with database.reading() as session:
+    with database.scanning() as session:
         require_job(session, principal.tenant, job_id)
         groups = rollouts.rollout_page(
             session, principal.tenant, job_id, limit=limit, step=step, split=split, wanted=filter, after=place

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import insert, update
+from sqlalchemy import Update, update
 from sqlalchemy.orm import Session
 
+from service.jobs import statements
 from service.jobs.states import PUBLIC, JobState
-from service.models import Job, JobEvent
+from service.models import Job
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,27 @@ def status(state: JobState, message: str, *, phase: str, fence: int, level: str 
     return Entry("status", message, level, data, fence)
 
 
+def is_told_by_statement(session: Session) -> bool:
+    """Whether a change of a row and its entry can be one statement: not on SQLite."""
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def parameters(entry: Entry) -> dict[str, Any]:
+    """The entry for `statements.telling`; its fence is the row's."""
+    return {"event_message": entry.message, "event_level": entry.level, "event_data": entry.data}
+
+
+def move(session: Session, moving: Update, given: dict[str, Any], entry: Entry) -> bool:
+    """Run a `statements.move` and store what it means. False: there was no such row; nothing is stored."""
+    if is_told_by_statement(session):
+        told = statements.telling(moving)
+        return session.execute(told, given | parameters(entry)).one_or_none() is not None
+    moved = session.execute(moving, given).one_or_none()
+    if moved is not None:
+        store(session, moved.id, moved.event_sequence, entry)
+    return moved is not None
+
+
 def append(session: Session, job_id: str, *entries: Entry) -> int:
     """Number and store `entries` in order; answers the last number. One transaction with what they tell."""
     last = session.execute(
@@ -42,6 +64,12 @@ def append(session: Session, job_id: str, *entries: Entry) -> int:
         .returning(Job.event_sequence)
         .execution_options(synchronize_session=False)
     ).scalar_one()
+    store(session, job_id, last, *entries)
+    return last
+
+
+def store(session: Session, job_id: str, last: int, *entries: Entry) -> None:
+    """Store `entries` in order up to the number `last`, which the caller has moved the job to."""
     first = last - len(entries) + 1
     rows = [
         {"job_id": job_id, "sequence": number, "type": entry.type, "message": entry.message}
@@ -49,5 +77,4 @@ def append(session: Session, job_id: str, *entries: Entry) -> int:
         for number, entry in enumerate(entries, start=first)
     ]
     if rows:
-        session.execute(insert(JobEvent), rows)
-    return last
+        session.execute(statements.ADD_EVENTS, rows[0] if len(rows) == 1 else rows)

@@ -7,6 +7,7 @@ writes nothing; memory and time are not estimated here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
@@ -16,7 +17,8 @@ from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import InvalidRequest
 from service.jobs import repository
-from service.jobs.capabilities import announced, check_capabilities
+from service.jobs.capabilities import announced, check_capabilities, check_gpus, known_machines
+from service.jobs.checked_files import CheckedFiles, Faultless, asked_of_rows
 from service.jobs.dataset import Problem, Problems
 from service.jobs.duplicates import DuplicateCheck
 from service.jobs.file_checks import FileCheck
@@ -24,8 +26,9 @@ from service.jobs.grader_checks import check_grader, check_speakers
 from service.jobs.idle_options import warn_of_idle_options
 from service.jobs.lineage import with_adapter_shape
 from service.jobs.method_checks import check_method, check_tools
-from service.jobs.method_parts import datasets_of, graders_of, reads_rows, settings_of
+from service.jobs.method_parts import DatasetUse, datasets_of, graders_of, reads_rows, settings_of
 from service.jobs.schemas import JobCreate
+from service.models import File
 from service.settings import Settings
 from service.storage import Storage
 from service.tokens import ModelText, ModelTextError, load_model_text
@@ -82,6 +85,7 @@ class Preflight:
     storage: Storage
     catalog: Catalog
     settings: Settings
+    checked_files: CheckedFiles
 
     def check(self, tenant: str, job: JobCreate) -> Report:
         """All problems of a request, up to a hundred. Raises nothing for what a user may have got wrong."""
@@ -92,7 +96,7 @@ class Preflight:
             base = repository.base_model_name(session, tenant, job.model)
             files = repository.files_by_id(session, tenant, [use.file_id for use in uses])
             parent = repository.resolve_model(session, tenant, job.model)
-            hosts = announced(session, self.settings.pool)
+            machines = announced(session, self.settings.pool)
         earlier = None if parent is None else _method.validate_python(parent.job.method)
         report.method = with_adapter_shape(job.method, earlier, report.problems)
         has_validation = job.validation_file is not None
@@ -104,15 +108,36 @@ class Preflight:
             report.problems.add("model", reason, code="model_not_found")
         text = self._model_text(entry, report) if entry else None
         check_tools(job.method, text, report.warn)
-        check_capabilities(job.method, hosts, self.settings, report.problems)
+        machines = known_machines(machines, self.settings)
+        check_capabilities(job.method, machines, report.problems)
+        check_gpus(job.resources.gpus, job.method, machines, report.problems, report.warn)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)
-        check = self._file_check(report, entry, text)
-        counts = {use.param: check.num_rows(use, files.get(use.file_id)) for use in uses}
+        counts = self._num_rows(self._file_check(report, entry, text), uses, files, report)
         report.num_training_rows = counts["training_file"]
         report.num_validation_rows = counts.get("validation_file", 0)
         return report
+
+    def _num_rows(
+        self, check: FileCheck, uses: list[DatasetUse], files: dict[str, File], report: Report
+    ) -> Mapping[str, int]:
+        """Rows by the field that names their file; read, or known from an earlier request."""
+        asked = [(use.param, use.file_id) for use in uses]
+        question = (tuple(asked), asked_of_rows(report.method), check.context_tokens)
+        had_no_problem, num_warnings = not report.problems.found, len(report.warnings)
+        known = self.checked_files.recall(question, check.text) if had_no_problem else None
+        if known is not None and self._are_stored([files.get(use.file_id) for use in uses]):
+            report.warnings += known.warnings
+            return known.num_rows
+        found = {use.param: check.num_rows(use, files.get(use.file_id)) for use in uses}
+        if not report.problems.found:
+            faultless = Faultless(found, report.warnings[num_warnings:], check.text)
+            self.checked_files.remember(question, faultless)
+        return found
+
+    def _are_stored(self, files: list[File | None]) -> bool:
+        return all(file is not None and self.storage.exists(file.storage_key) for file in files)
 
     def _file_check(self, report: Report, entry: CatalogEntry | None, text: ModelText | None) -> FileCheck:
         limits = [text.context_tokens if text else None, entry.max_context_tokens if entry else None]
@@ -143,5 +168,3 @@ def _warn_of_unused(job: JobCreate, report: Report) -> None:
     if job.hyperparameters:
         message = "The top-level hyperparameters are deprecated and unused: method is given."
         report.warn("hyperparameters_unused", message)
-    if job.resources.gpus > 1:
-        report.warn("gpus_unused", "resources.gpus is noted, but a job runs on one GPU.")

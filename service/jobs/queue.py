@@ -9,13 +9,12 @@ it moves, so that the choice of the next state and the UPDATE see the same row: 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Select, func, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.orm import Session
 
-from service.clock import db_now
-from service.jobs import history
+from service.jobs import history, statements
 from service.jobs.capabilities import satisfied_by
 from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
@@ -24,8 +23,14 @@ MAX_BACKOFF_SECONDS = 300.0
 HELD_STATES = [state.value for state in HELD]
 QUIET = {"synchronize_session": False}
 
-Held = Row[str, str, int, int]
-"""id, state, fence, failures of a locked row."""
+
+class Held(NamedTuple):
+    """What a transition chooses by, of a locked row."""
+
+    id: str
+    state: str
+    fence: int
+    failures: int
 
 
 class WrongState(Exception):
@@ -43,40 +48,22 @@ def claim(
     worker: str,
     lease_seconds: float,
     capabilities: Collection[str] = (),
+    gpus: int = 0,
 ) -> Job | None:
     """Take the best eligible job: running, under a new fence and a lease. None: nothing to do.
 
-    A job that needs what is not among the worker's `capabilities` is left for others.
+    A job that needs what is not among the worker's `capabilities`, or more `gpus`, is left for others.
     """
-    candidate = aliased(Job)
-    best = (
-        select(candidate.id)
-        .where(candidate.state == JobState.QUEUED.value, candidate.pool == pool)
-        .where(candidate.not_before <= db_now())
-        .where(candidate.required_capabilities.in_(satisfied_by(capabilities)))
-        .order_by(candidate.priority.desc(), candidate.created_at)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-        .scalar_subquery()
-    )
-    job = session.scalars(
-        update(Job)
-        .where(Job.id == best, Job.state == JobState.QUEUED.value)
-        .values(
-            state=JobState.RUNNING.value,
-            phase="preparing",
-            fence=Job.fence + 1,
-            attempt=Job.attempt + 1,
-            lease_owner=worker,
-            lease_expires_at=db_now() + lease_seconds,
-            started_at=func.coalesce(Job.started_at, db_now()),
-        )
-        .returning(Job)
-        .execution_options(**QUIET, populate_existing=True)
-    ).one_or_none()
+    given: dict[str, Any] = {"of_pool": pool, "worker": worker, "lease_seconds": lease_seconds}
+    given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus}
+    fresh = {"populate_existing": True}
+    if history.is_told_by_statement(session):
+        given |= history.parameters(_status(JobState.RUNNING, "", 0))
+        return session.scalars(statements.CLAIM_TELLING, given, execution_options=fresh).one_or_none()
+    job = session.scalars(statements.CLAIM, given, execution_options=fresh).one_or_none()
     if job is not None:
         message = f"Attempt {job.attempt} started on {worker}."
-        history.append(session, job.id, _status(JobState.RUNNING, message, job.fence))
+        history.store(session, job.id, job.event_sequence, _status(JobState.RUNNING, message, job.fence))
     return job
 
 
@@ -85,13 +72,8 @@ def renew(session: Session, job_id: str, fence: int, *, lease_seconds: float) ->
 
     Progress needs no heartbeat: `recording` writes it with the events, under the same fence and sooner.
     """
-    state = session.execute(
-        update(Job)
-        .where(*holds(job_id, fence))
-        .values(lease_expires_at=db_now() + lease_seconds)
-        .returning(Job.state)
-        .execution_options(**QUIET)
-    ).scalar_one_or_none()
+    held = {"job_id": job_id, "held_fence": fence, "lease_seconds": lease_seconds}
+    state = session.scalar(statements.RENEW, held)
     return None if state is None else JobState(state)
 
 
@@ -111,7 +93,7 @@ def release(
     A spent failure doubles the backoff each time and, as the `max_failures`-th in a row without a new
     checkpoint, ends the job as `poisoned`. False: the fence is stale.
     """
-    held = lock(session, *holds(job_id, fence))
+    held = _lock_held(session, job_id, fence)
     if held is None:
         return False
     budget = max_failures if spend_failure else None
@@ -133,16 +115,20 @@ def finish(
 
     Where a cancel was asked for, only success is stronger than it.
     """
-    held = lock(session, *holds(job_id, fence))
-    if held is None:
-        return False
-    target = state
-    if held.state == JobState.CANCELLING.value and state is not JobState.SUCCEEDED:
-        target, failure = JobState.CANCELLED, None
-    message = failure["message"] if failure else ENDINGS[target]
     results: dict[str, Any] = {"fine_tuned_model": fine_tuned_model, "trained_tokens": trained_tokens}
     given = {name: value for name, value in results.items() if value is not None}
-    return _move(session, held, target, message, failure=failure, **given)
+    message = failure["message"] if failure else ENDINGS[state]
+    usual = Held(job_id, JobState.RUNNING.value, fence, 0)
+    if state in TRANSITIONS[JobState.RUNNING] and _move(
+        session, usual, state, message, failure=failure, **given
+    ):
+        return True
+    held = _lock_held(session, job_id, fence)
+    if held is None:
+        return False
+    if held.state == JobState.CANCELLING.value and state is not JobState.SUCCEEDED:
+        state, failure, message = JobState.CANCELLED, None, ENDINGS[JobState.CANCELLED]
+    return _move(session, held, state, message, failure=failure, **given)
 
 
 def request_cancel(session: Session, tenant: str, job_id: str) -> JobState | None:
@@ -183,14 +169,21 @@ def holds(job_id: str, fence: int) -> tuple[ColumnElement[bool], ...]:
     return (Job.id == job_id, Job.fence == fence, Job.state.in_(HELD_STATES))
 
 
+def _lock_held(session: Session, job_id: str, fence: int) -> Held | None:
+    """The claim's row, locked; None where the fence is stale."""
+    row = session.execute(statements.LOCK_HELD, {"job_id": job_id, "held_fence": fence}).one_or_none()
+    return None if row is None else Held(*row)
+
+
 def locked(*conditions: ColumnElement[bool]) -> Select[str, str, int, int]:
     """Rows a transition chooses from."""
-    return select(Job.id, Job.state, Job.fence, Job.failures).where(*conditions)
+    return select(*statements.LOCKED).where(*conditions)
 
 
 def lock(session: Session, *conditions: ColumnElement[bool]) -> Held | None:
     """The one row that meets the conditions, locked until the transaction ends."""
-    return session.execute(locked(*conditions).with_for_update()).one_or_none()
+    row = session.execute(locked(*conditions).with_for_update()).one_or_none()
+    return None if row is None else Held(*row)
 
 
 def end_attempt(
@@ -215,7 +208,7 @@ def end_attempt(
             values["failure"] = poisoned(reason, max_failures, evidence)
     if target is JobState.QUEUED:
         pause = min(MAX_BACKOFF_SECONDS, backoff_seconds * 2.0**held.failures)
-        values["not_before"] = db_now() + pause
+        values[statements.WAIT_SECONDS] = pause
     _move(session, held, target, reason, level, **values)
     return target
 
@@ -244,19 +237,12 @@ def _move(
     if target not in HELD:
         values |= {"lease_owner": None, "lease_expires_at": None}
     if target in TERMINAL:
-        values["finished_at"] = db_now()
-    moved = session.execute(
-        update(Job)
-        .where(Job.id == held.id, Job.state == held.state, Job.fence == held.fence)
-        .values(state=target.value, phase=target.value, **values)
-        .returning(Job.fence)
-        .execution_options(**QUIET)
-    ).scalar_one_or_none()
-    if moved is None:
-        return False
+        values[statements.ENDS_NOW] = None
+    statement, new = statements.move(values | {"state": target.value, "phase": target.value})
+    guard = {"job_id": held.id, "from_state": held.state, "held_fence": held.fence}
     level = "error" if target is JobState.FAILED else level
-    history.append(session, held.id, _status(target, message, moved, level))
-    return True
+    entry = _status(target, message, values.get("fence", held.fence), level)
+    return history.move(session, statement, new | guard, entry)
 
 
 def _request(

@@ -1,4 +1,4 @@
-"""Jobs as their answers, with the four queries that all jobs of a page share."""
+"""Jobs as their answers, with the few queries that all jobs of a page share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from service.errors import NotFound
-from service.jobs import repository
+from service.jobs import backlog, repository
 from service.jobs.schemas import JobRead
+from service.jobs.states import HELD, JobState
 from service.jobs.views import job_read
 from service.models import Artifact, File, Job
 
@@ -17,12 +18,13 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job]) -> list[JobRea
     """The answers, in the order of `jobs`."""
     if not jobs:
         return []
-    positions = repository.queue_positions(session, tenant, jobs)
+    positions = backlog.queue_places(session, jobs)
     results: dict[str, list[tuple[Artifact, File]]] = {job.id: [] for job in jobs}
-    for artifact, file in repository.artifacts_of(session, tenant, list(results)):
+    begun = [job.id for job in jobs if job.attempt or job.state != JobState.QUEUED.value]
+    for artifact, file in repository.artifacts_of(session, tenant, begun) if begun else ():
         results[artifact.job_id].append((artifact, file))
     best = repository.best_checkpoints(session, tenant, jobs)
-    now = repository.now(session)
+    now = repository.now(session) if any(map(_waits_or_works, jobs)) else 0.0
     return [
         job_read(
             job,
@@ -33,6 +35,11 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job]) -> list[JobRea
         )
         for job in jobs
     ]
+
+
+def _waits_or_works(job: Job) -> bool:
+    """Whether its answer says something about the time from now on."""
+    return JobState(job.state) in HELD or job.not_before > 0
 
 
 def require_job(session: Session, tenant: str, job_id: str) -> Job:

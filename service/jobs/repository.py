@@ -1,7 +1,7 @@
 """Queries about jobs. Each takes the tenant: a foreign id finds nothing.
 
 Boundary: SELECTs and INSERTs inside the caller's transaction. State changes are `queue.py`'s, history is
-`history.py`'s; metrics and rollouts have their own modules.
+`history.py`'s; metrics, rollouts and the queue's length have their own modules.
 """
 
 from __future__ import annotations
@@ -11,20 +11,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, text, tuple_, update
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select, text, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.clock import db_now
 from service.files.repository import exists_now
 from service.jobs import names
 from service.jobs.names import MODEL_PREFIX
-from service.jobs.states import TERMINAL, JobState
+from service.jobs.states import TERMINAL
 from service.models import ApiKey, Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent
 
 DEDUPLICATION_SECONDS = 600
 MAX_LINEAGE = 100
 _ENDED = [state.value for state in TERMINAL]
 
+
+# What nearly every request asks is built once: that takes longer than the database takes to answer.
+_JOB = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
+_RESULTS = (
+    select(Artifact, File)
+    .join(File, File.id == Artifact.id)
+    .where(Artifact.job_id.in_(bindparam("job_ids", expanding=True)))
+    .where(File.tenant == bindparam("of_tenant"), File.deleted_at.is_(None))
+)
+_FILES = select(File).where(
+    File.id.in_(bindparam("file_ids", expanding=True)), File.tenant == bindparam("of_tenant"), exists_now()
+)
+_NOW = select(db_now())
 
 WeightsKind = Literal["adapter", "model", "experiences"]
 
@@ -51,7 +64,7 @@ def lock_tenant(session: Session, tenant: str) -> None:
 
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
-    return session.scalar(select(Job).where(Job.id == job_id, Job.tenant == tenant))
+    return session.scalar(_JOB, {"job_id": job_id, "of_tenant": tenant})
 
 
 def find_by_model(session: Session, tenant: str, fine_tuned_model: str) -> Job | None:
@@ -67,6 +80,8 @@ def fine_tuned(session: Session, tenant: str) -> list[Job]:
 
 def resolve_model(session: Session, tenant: str, name: str) -> ModelWeights | None:
     """The tenant's weights of a fine-tuned model's name, or of a checkpoint's; None where there are none."""
+    if not name.startswith(MODEL_PREFIX):
+        return None
     point = names.checkpoint_of(name)
     if point is not None:
         return _checkpoint_weights(session, tenant, *point)
@@ -141,44 +156,15 @@ def _has_label(session: Session, name: str, value: str) -> ColumnElement[bool]:
     return select(pair.c.key).where(pair.c.key == name, pair.c.value == value).exists()
 
 
-def num_unfinished(session: Session, tenant: str) -> int:
-    query = select(func.count()).select_from(Job).where(Job.tenant == tenant, Job.state.not_in(_ENDED))
-    return session.scalar(query) or 0
-
-
-def queue_positions(session: Session, tenant: str, jobs: Iterable[Job]) -> dict[str, int]:
-    """Id → place in its pool's queue, from 1, in the order in which workers claim."""
-    ids = [job.id for job in jobs if job.state == JobState.QUEUED.value]
-    if not ids:
-        return {}
-    ahead = aliased(Job)
-    is_before = or_(
-        ahead.priority > Job.priority,
-        and_(ahead.priority == Job.priority, ahead.created_at < Job.created_at),
-    )
-    num_ahead = (
-        select(func.count())
-        .select_from(ahead)
-        .where(ahead.state == JobState.QUEUED.value, ahead.pool == Job.pool, is_before)
-        .scalar_subquery()
-    )
-    rows = session.execute(select(Job.id, num_ahead).where(Job.id.in_(ids), Job.tenant == tenant))
-    return {job_id: num + 1 for job_id, num in rows}
-
-
 def now(session: Session) -> float:
     """The database's clock, Unix seconds."""
-    return float(session.scalar(select(db_now())) or 0.0)
+    return float(session.scalar(_NOW) or 0.0)
 
 
 def artifacts_of(session: Session, tenant: str, job_ids: Sequence[str]) -> list[tuple[Artifact, File]]:
     """Result files that still exist, of all these jobs."""
-    query = (
-        select(Artifact, File)
-        .join(File, File.id == Artifact.id)
-        .where(Artifact.job_id.in_(job_ids), File.tenant == tenant, File.deleted_at.is_(None))
-    )
-    return [(artifact, file) for artifact, file in session.execute(query)]
+    pairs = session.execute(_RESULTS, {"job_ids": list(job_ids), "of_tenant": tenant})
+    return [(artifact, file) for artifact, file in pairs]
 
 
 def is_result(session: Session, file_id: str) -> bool:
@@ -189,8 +175,7 @@ def is_result(session: Session, file_id: str) -> bool:
 def files_by_id(session: Session, tenant: str, ids: Iterable[str | None]) -> dict[str, File]:
     """Existing files of the tenant."""
     wanted = [file_id for file_id in ids if file_id is not None]
-    query = select(File).where(File.id.in_(wanted), File.tenant == tenant, exists_now())
-    return {file.id: file for file in session.scalars(query)}
+    return {file.id: file for file in session.scalars(_FILES, {"file_ids": wanted, "of_tenant": tenant})}
 
 
 def find_idempotency_key(session: Session, tenant: str, key: str) -> IdempotencyKey | None:
@@ -216,18 +201,6 @@ def events_before(
     if before is not None:
         query = query.where(JobEvent.sequence < before)
     return list(session.scalars(query.order_by(JobEvent.sequence.desc()).limit(limit + 1)))
-
-
-def events_after(session: Session, job_id: str, after: int, limit: int) -> list[JobEvent]:
-    """Oldest first, for a stream whose reader was checked when it was opened."""
-    query = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.sequence > after)
-    return list(session.scalars(query.order_by(JobEvent.sequence).limit(limit)))
-
-
-def stream_heads(session: Session, job_ids: Sequence[str]) -> dict[str, tuple[int, JobState]]:
-    """Id → newest event number and state, for streams whose readers were checked."""
-    rows = session.execute(select(Job.id, Job.event_sequence, Job.state).where(Job.id.in_(job_ids)))
-    return {job_id: (sequence, JobState(state)) for job_id, sequence, state in rows}
 
 
 def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:

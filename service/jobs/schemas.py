@@ -32,7 +32,8 @@ class Request(BaseModel):
 
 
 class Resources(Request):
-    gpus: int = Field(1, ge=1, le=1024)
+    gpus: int = Field(0, ge=0, le=64)
+    """Devices, one process of the training on each; 0: one of whatever the worker has."""
 
 
 class JobCreate(Request):
@@ -79,7 +80,7 @@ class FailureRead(BaseModel):
 
 class QueueRead(BaseModel):
     position: int | None = None
-    """1: the next one; None where the job does not wait."""
+    """1: the next one; None where the job does not wait, or more than 1000 wait before it."""
     reason: str | None = None
 
 

@@ -19,11 +19,10 @@ from typing import Any
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from service.db import Database
-from service.jobs import repository
+from service.jobs import news, repository
 from service.jobs.states import TERMINAL, JobState
 from service.models import JobEvent
 
@@ -120,8 +119,8 @@ class Feed:
     def _read(self, job_id: str, after: int) -> Update:
         """A page of history and where the history ends, seen at one moment."""
         with self._database.reading() as session:
-            latest, state = repository.stream_heads(session, [job_id]).get(job_id, (0, JobState.CANCELLED))
-            rows = repository.events_after(session, job_id, after, PAGE_ROWS)
+            latest, state = news.stream_heads(session, [job_id]).get(job_id, (0, JobState.CANCELLED))
+            rows = news.events_after(session, job_id, after, PAGE_ROWS)
             return Update(latest, state, rows) if rows else Update(after, state)
 
     @contextlib.contextmanager
@@ -176,21 +175,27 @@ class Feed:
     def _usable(self, key_ids: list[str]) -> set[str]:
         found: set[str] = set()
         with self._database.reading() as session:
-            for start in range(0, len(key_ids), IDS_PER_QUERY):
-                found |= repository.usable_keys(session, key_ids[start : start + IDS_PER_QUERY])
+            for ids in _portions(key_ids):
+                found |= repository.usable_keys(session, ids)
         return found
 
     def _new(self, seen: dict[str, int | None]) -> dict[str, Update]:
         """What has happened to the watched jobs; a job that is seen for the first time gives no rows."""
-        ids = list(seen)
-        heads: dict[str, tuple[int, JobState]] = {}
+        found: dict[str, Update] = {}
         with self._database.reading() as session:
-            for start in range(0, len(ids), IDS_PER_QUERY):
-                heads |= repository.stream_heads(session, ids[start : start + IDS_PER_QUERY])
-            return {
-                job_id: Update(latest, state, _rows_between(session, job_id, seen[job_id], latest))
-                for job_id, (latest, state) in heads.items()
-            }
+            for ids in _portions(list(seen)):
+                heads = news.stream_heads(session, ids)
+                behind = {
+                    job_id: last
+                    for job_id, (latest, _) in heads.items()
+                    if (last := seen[job_id]) is not None and last < latest
+                }
+                rows = news.new_events(session, behind, PAGE_ROWS) if behind else {}
+                found |= {
+                    job_id: Update(latest, state, rows.get(job_id, ()))
+                    for job_id, (latest, state) in heads.items()
+                }
+        return found
 
     def stop(self) -> None:
         """Ends all streams, so that the server need not wait for them."""
@@ -199,10 +204,10 @@ class Feed:
                 watcher.end()
 
 
-def _rows_between(session: Session, job_id: str, last: int | None, latest: int) -> list[JobEvent]:
-    if last is None or last >= latest:
-        return []
-    return repository.events_after(session, job_id, last, PAGE_ROWS)
+def _portions(ids: list[str]) -> Iterator[list[str]]:
+    """Lists that one query takes."""
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        yield ids[start : start + IDS_PER_QUERY]
 
 
 async def _heard(watcher: Watcher) -> Update | None:

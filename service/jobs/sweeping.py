@@ -8,8 +8,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.clock import db_now
-from service.jobs.queue import HELD_STATES, QUIET, end_attempt, locked
-from service.jobs.states import JobState
+from service.jobs.queue import QUIET, Held, end_attempt, locked
+from service.jobs.statements import is_in
+from service.jobs.states import HELD, JobState
 from service.models import Job
 
 BATCH = 100
@@ -26,13 +27,13 @@ class Swept:
 
 def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[Swept]:
     """Expired leases → queued with backoff, or cancelled, paused, failed; each under a new fence."""
-    expired = locked(Job.state.in_(HELD_STATES), Job.lease_expires_at < db_now())
+    expired = locked(is_in("jobs", *HELD), Job.lease_expires_at < db_now())
     rows = session.execute(
         expired.order_by(Job.lease_expires_at).limit(BATCH).with_for_update(skip_locked=True)
     ).all()
     reason = "The worker was lost: its lease expired."
     return [
-        Swept(row.id, end_attempt(session, row, reason, max_failures, backoff_seconds, row.fence + 1))
+        Swept(row.id, end_attempt(session, Held(*row), reason, max_failures, backoff_seconds, row.fence + 1))
         for row in rows
     ]
 

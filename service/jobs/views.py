@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.jobs import names
+from service.jobs.backlog import MAX_PLACE
 from service.jobs.openai_terms import in_openai_terms
 from service.jobs.schemas import (
     ArtifactRead,
@@ -130,11 +131,13 @@ def _openai_hyperparameters(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _queue(job: Job, position: int | None, now: float) -> QueueRead:
-    if position is None:
+    if job.state != JobState.QUEUED.value:
         return QueueRead()
     if job.not_before > now:
         seconds = max(1, round(job.not_before - now))
         return QueueRead(position=position, reason=f"retrying after attempt {job.attempt} in {seconds} s")
+    if position is None:
+        return QueueRead(reason=f"more than {MAX_PLACE} before it in the queue")
     if position > 1:
         return QueueRead(position=position, reason=f"{position - 1} before it in the queue")
     return QueueRead(position=position, reason="waiting for a worker")

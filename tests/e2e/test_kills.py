@@ -24,14 +24,15 @@ CLOCKS = ("timing/", "perf/", "memory/", "step_time")
 
 
 def pids_of(home: Path, *words: str) -> list[int]:
-    """Processes of this home whose command holds all the words; an engine knows it only by its folder."""
+    """Processes of this home whose command holds all the words; a working engine is known by its folder."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().decode().split("\0")
-        except (FileNotFoundError, ProcessLookupError):
+            works_here = (folder / "cwd").readlink().is_relative_to(home.resolve())
+        except OSError:  # it has ended, or is not ours to look at
             continue
-        here = int(folder.name) in processes_of(home) or any(str(home) in part for part in command)
+        here = works_here or int(folder.name) in processes_of(home)
         if here and all(word in command for word in words):
             found.append(int(folder.name))
     return found

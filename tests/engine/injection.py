@@ -80,6 +80,8 @@ class InjectedSampler:
         )
         return Group(Prompt(0, "", prompt, {}), completions)
 
+    def rest(self) -> None: ...
+
     def load_policy(self, version: int) -> None:
         self.version = version
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from grpo_engine import checkpoint, manifest
 from grpo_engine.build import build_trainer
@@ -120,10 +121,10 @@ def test_a_full_disk_keeps_the_previous_checkpoint_and_leaves_nothing_half_writt
     trainer = build_trainer(config, tmp_path)
     list(trainer.run(lambda: trainer.state.step == 1))
 
-    def full(self: Policy, folder: Path) -> str:
+    def full(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Policy, "save", full)
+    monkeypatch.setattr(checkpoint, "write_weights", full)
     with pytest.raises(DiskFullError, match="checkpoint of step 2"):
         list(build_trainer(config, tmp_path).run(lambda: False))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_engine import policy as policy_module
 from grpo_engine.config import RunConfig
 from grpo_engine.gradients import PolicyGradient
 from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.ranks import Ranks
-from tests.engine.conftest import cut, largest_difference
+from tests.engine.conftest import cut, largest_difference, parameters_of
 from tests.engine.injection import CPU, Groups, after_steps, injected_trainer, random_steps, steps_of
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,49 @@ def test_all_weights_too_are_the_same_however_they_are_cut(
     plain, _ = after_steps(config, tmp_path, STEPS, shares_prompts=False)
     assert largest_difference(whole, pieces) <= TOLERANCE
     assert largest_difference(whole, plain) <= TOLERANCE
+
+
+FORWARDS = ("fast_states", "packed_states", "plain_logits")
+"""Our kernels; the model's own layers around our attention; its own forward over padded rows."""
+
+
+def after_steps_by(
+    forward: str, config: RunConfig, folder: Path, steps: Sequence[Groups]
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Parameters after the steps by one way to run the model, and its passes; another way would fail."""
+    trainer = injected_trainer(config, folder, steps)
+    assert trainer.policy.fast is not None
+    if forward != "fast_states":
+        trainer.policy.fast = None
+        trainer.policy.shares_prompts = forward == "packed_states"
+    calls = []
+    run = getattr(policy_module, forward)
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        calls.append(1)
+        return run(*arguments)  # type: ignore[no-any-return]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in FORWARDS:
+            patch.setattr(policy_module, name, counted if name == forward else None)
+        for step in range(1, len(steps) + 1):
+            list(trainer.step(step))
+    return parameters_of(trainer), len(calls)
+
+
+@pytest.mark.parametrize("lora", [{"rank": 4}, "full"], ids=["adapter", "all weights"])
+def test_three_steps_are_the_same_by_every_forward_however_they_are_cut(
+    make_config: Callable[..., RunConfig], tmp_path: Path, lora: Any
+) -> None:
+    config = job(make_config, loss_type="dapo", lora=lora, learning_rate=2e-5 if lora == "full" else 1e-4)
+    whole, passes = after_steps_by("fast_states", config, tmp_path, STEPS)
+    assert passes == 3
+    for forward in FORWARDS:
+        for budget in (10_000, 60, 16):
+            pieces = cut(config, token_budget=budget)
+            found, passes = after_steps_by(forward, pieces, tmp_path, shuffled(STEPS))
+            assert passes >= {10_000: 3, 60: 6, 16: 20}[budget]
+            assert largest_difference(whole, found) <= TOLERANCE, (forward, budget)
 
 
 RANK_CASES = {

@@ -12,8 +12,16 @@ import torch
 from grpo_engine.policy import Policy
 from grpo_engine.records import FinishReason
 from grpo_engine.sampler.base import Sampling, uniforms
-from grpo_engine.sampler.decoding import CacheDecoder, PlainDecoder, SharedDecoder
-from grpo_engine.sampler.torch_sampler import TorchSampler, choose
+from grpo_engine.sampler.decoding import (
+    CacheDecoder,
+    Decoder,
+    Kernels,
+    OwnLayers,
+    PlainDecoder,
+    SharedDecoder,
+)
+from grpo_engine.sampler.rows import choose
+from grpo_engine.sampler.torch_sampler import TorchSampler
 from grpo_engine.types import Group, Prompt
 from tests.engine.conftest import FAMILIES
 from tests.engine.injection import trained_batch
@@ -40,16 +48,20 @@ def test_chunks_of_prompts_change_nothing(make_policy: Callable[..., Policy]) ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_ways_to_decode_give_the_same_tokens(make_policy: Callable[..., Policy], family: str) -> None:
     policy = make_policy(family)
+    model, pad, fast = policy.model, policy.pad_token_id, policy.fast
+    assert (fast is None) == (family == "gpt2")
+    ways: list[Callable[[], Decoder]] = [
+        lambda: SharedDecoder(model, OwnLayers(model) if fast is None else Kernels(fast)),
+        lambda: SharedDecoder(model, OwnLayers(model)),
+        lambda: CacheDecoder(model, pad),
+        lambda: PlainDecoder(model, pad),
+    ]
     found = []
-    for decoder in (
-        SharedDecoder(policy.model),
-        CacheDecoder(policy.model, policy.pad_token_id),
-        PlainDecoder(policy.model, policy.pad_token_id),
-    ):
+    for way in ways:
         sampler = TorchSampler(policy, 64)
-        sampler._decoder = lambda decoder=decoder: decoder  # type: ignore[misc]
+        sampler._decoder = way
         found.append(tokens(sampler.generate(PROMPTS, 4, SAMPLING)))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1] == found[2] == found[3]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -56,7 +56,8 @@ def test_packed_and_plain_agree_in_value_and_gradient(
     assert float((packed - plain).abs().max()) < 1e-5
     assert len(packed_gradients) == len(policy.trainable) > 0
     for left, right in zip(packed_gradients, plain_gradients, strict=True):
-        assert torch.allclose(left, right, atol=1e-5, rtol=1e-4)
+        # float32 sums of either way are about 5e-6 of the largest entry away from float64's
+        assert float((left - right).abs().max()) < 2e-5 * float(right.abs().max())
 
 
 def test_a_model_that_disagrees_when_packed_is_trained_the_plain_way(

@@ -59,6 +59,8 @@ class _CallsAfterwards:
     def __init__(self, inner: TorchSampler) -> None:
         self.inner = inner
 
+    def rest(self) -> None: ...
+
     def load_policy(self, version: int) -> None:
         self.inner.load_policy(version)
 
@@ -168,7 +170,8 @@ def test_tool_tokens_move_nothing_and_the_models_own_follow_from_the_whole_seque
     (-(dense * own) * 0.7 * 0.1).sum().backward()
     expected = {name: p.grad.clone() for name, p in policy.trainable.items() if p.grad is not None}
     found = _gradients(policy, group)
-    assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-6
+    # float32 sums of two orders: a few 1e-6 of the largest gradient
+    assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 4e-6
     with_noise = _gradients(policy, _training_group(completion, prompt, noise=1e6))
     assert all(torch.equal(found[name], with_noise[name]) for name in found)
 

@@ -16,7 +16,7 @@ from service.models import Base
 from service.settings import Settings
 from tests.conftest import settings_for
 
-PARTIAL = ("ix_jobs_claim", "ix_jobs_leases")
+PARTIAL = ("ix_jobs_claim", "ix_jobs_held", "ix_jobs_unfinished")
 
 
 def test_the_migrated_schema_is_the_one_that_the_models_describe(database: Database) -> None:
@@ -25,7 +25,7 @@ def test_the_migrated_schema_is_the_one_that_the_models_describe(database: Datab
 
 
 def test_a_migrated_database_is_at_the_newest_revision(database: Database) -> None:
-    assert current_revision(database.engine) == head_revision() == "2026_11_27_capabilities"
+    assert current_revision(database.engine) == head_revision() == "2026_11_29_unfinished"
 
 
 def test_upgrading_a_current_database_keeps_its_tables(database: Database) -> None:
@@ -46,7 +46,8 @@ def test_the_partial_indexes_exist(database: Database) -> None:
     dialect = database.engine.dialect.name
     conditions = {name: str(indexes[name]["dialect_options"][f"{dialect}_where"]) for name in PARTIAL}
     assert "queued" in conditions["ix_jobs_claim"]
-    assert "lease_expires_at IS NOT NULL" in conditions["ix_jobs_leases"]
+    assert "pausing" in conditions["ix_jobs_held"]
+    assert "paused" in conditions["ix_jobs_unfinished"]
 
 
 def test_an_empty_database_has_no_revision(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_engine.config import Runtime
 from service.db import Database
 from service.settings import Settings
 from service.storage import Storage, open_storage
@@ -65,6 +66,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
         value = getattr(settings, name)
         if value is not None:
             text = value.get_secret_value() if hasattr(value, "get_secret_value") else str(value)
+            text = value.model_dump_json() if isinstance(value, Runtime) else text
             environment[f"GRPO_{name.upper()}"] = text
     return environment | {"PYTHONPATH": str(ROOT)}
 
@@ -136,13 +138,14 @@ def wait_for(database: Database) -> Callable[..., None]:
 
 
 def engine_pids(settings: Settings) -> list[int]:
-    """Live processes whose command line names a folder of this workplace's runs."""
+    """Live engines that work in a folder of this workplace's runs."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            text = path.read_bytes().decode(errors="replace")
+            command = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            works_here = (path / "cwd").readlink().is_relative_to(settings.runs_dir.resolve())
         except OSError:
             continue
-        if str(settings.runs_dir) in text and "--run-dir" in text:
-            found.append(int(path.parent.name))
+        if works_here and settings.engine_module in command:
+            found.append(int(path.name))
     return found

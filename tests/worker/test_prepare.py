@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import select
 
-from grpo_engine.config import RunConfig
+from grpo_engine.config import RunConfig, Runtime
 from service.db import Database
 from service.jobs import queue
 from service.jobs.capabilities import of_this_machine
@@ -43,7 +44,7 @@ def prepared(worker: Worker, job_id: str) -> RunConfig:
     """The engine's configuration for a claimed job."""
     with worker.database.transaction() as session:
         job = queue.claim(
-            session, pool="default", worker="w", lease_seconds=60, capabilities=worker.capabilities
+            session, pool="default", worker="w", lease_seconds=60, capabilities=worker.capabilities, gpus=8
         )
     assert job is not None
     assert job.id == job_id
@@ -135,6 +136,7 @@ def test_a_sweep_says_what_this_machine_offers(worker: Worker, database: Databas
         (row,) = session.scalars(select(WorkerHost)).all()
     assert (row.host, row.pool) == (socket.gethostname()[:128], "default")
     assert frozenset(row.capabilities.split()) == of_this_machine() == worker.capabilities
+    assert row.gpus == worker.settings.gpus
 
 
 def test_a_job_that_this_machine_cannot_run_is_left_for_others(
@@ -143,3 +145,15 @@ def test_a_job_that_this_machine_cannot_run_is_left_for_others(
     job_id = insert_job(database, insert_dataset(database, storage), required_capabilities="quantum")
     assert run_job(worker) is False
     assert read_job(database, job_id).state == "queued"
+
+
+def test_engines_run_with_the_deployments_runtime_and_the_jobs_ranks(
+    worker: Worker, database: Database, storage: Storage
+) -> None:
+    runtime = Runtime(dtype="bfloat16", token_budget=512)  # type: ignore[call-arg]
+    changed = replace(worker, settings=worker.settings.model_copy(update={"runtime": runtime}))
+    dataset = insert_dataset(database, storage)
+    assert prepared(changed, insert_job(database, dataset)).runtime == runtime
+    assert prepared(changed, insert_job(database, dataset, required_gpus=4)).runtime == runtime.model_copy(
+        update={"ranks": 4}
+    )

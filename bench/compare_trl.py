@@ -1,0 +1,238 @@
+"""This engine and TRL 1.16 side by side: same model, prompts, seeds, number of tokens, hyperparameters.
+
+    python -m bench.compare_trl --model shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192 --lengths fixed
+    python -m bench.compare_trl --workload c --rounds 3
+    python -m bench.compare_trl --standard --out bench/results
+
+Both run in processes of their own, alternately, `--rounds` times; the last line on standard output is JSON
+with the medians of all rounds and the ratios ours ÷ TRL. Exit status 1: they did not do the same work, or one
+of them did not learn. Only ratios of one run mean anything on a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from bench import machine, work
+from bench.models import Shape, prompts_of, random_prompts, shape_model
+from bench.reasoning import reasoning_model
+from bench.side import Answer, Spec, read_answer
+from examples.tiny_model import make_model
+
+RATIOS = {
+    "completions_per_second": "completions_per_second",
+    "sampled_tokens_per_second": "sampled_tokens_per_second",
+    "trained_tokens_per_second": "trained_tokens_per_second",
+    "peak_memory": "peak_memory_bytes",
+    "peak_gpu_memory": "peak_gpu_memory_bytes",
+    "seconds_per_step": "seconds_per_step",
+}
+SAME_WORK = 0.15
+"""Largest difference of the tokens a completion has: natural lengths are drawn, not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    model: str = "shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192"
+    prompts: int = 8
+    group_size: int = 8
+    prompt_tokens: int = 64
+    max_completion_tokens: int = 128
+    lengths: str = "fixed"
+    beta: float = 0.0
+    lora_rank: int = 16
+    learning_rate: float = 1e-3
+    dtype: str = "bfloat16"
+    sampler: str = "torch"
+    device: str = "cpu"
+    steps: int = 4
+
+
+STANDARD = {
+    "a": Workload("tiny", 8, 8, 16, 32, "natural", dtype="float32", steps=8),
+    "b": Workload(),
+    "c": Workload("reasoning", 8, 8, 32, 200, "natural", beta=0.04, learning_rate=1e-4, steps=6),
+    "d": Workload(prompts=4, group_size=16, prompt_tokens=512, max_completion_tokens=64),
+}
+"""Tiny; 29 M parameters; a chain of thought; long prompts."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    names = list(STANDARD) if options.standard else [options.workload or "custom"]
+    found, complaints = {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            workload = _workload(name, options)
+            rounds = options.rounds
+            result = compare(workload, Path(folder) / name, rounds, options.threads, options.seed)
+            complaints += [f"{name}: {text}" for text in complaints_about(result)]
+            found[name] = {"workload": {"name": name, "rounds": rounds, **asdict(workload)}, **result}
+            print(json.dumps(found[name]), flush=True)
+    if options.out is not None:
+        write(options.out, found, names)
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def compare(workload: Workload, folder: Path, rounds: int, threads: int, seed: int) -> dict[str, Any]:
+    """Figures of both, alternately measured, and their ratios."""
+    spec = prepare(workload, folder, threads, seed)
+    answers: dict[str, list[Answer]] = {"ours": [], "theirs": []}
+    rate = machine.matrix_rate(spec.device, getattr(torch, spec.dtype), threads)
+    for number in range(rounds):
+        for side in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+            answers[side].append(_run(side, replace(spec, seed=seed + number), folder))
+        rate = max(rate, machine.matrix_rate(spec.device, getattr(torch, spec.dtype), threads))
+    figures = {side: _medians([answer.figures() for answer in each]) for side, each in answers.items()}
+    ours, trl = figures["ours"], figures["theirs"]
+    ratios = {name: ours[key] / trl[key] for name, key in RATIOS.items() if trl[key]}
+    return {"ours": ours, "trl": trl, "ratios": ratios, "fraction_of_peak": _fractions(spec, ours, rate)}
+
+
+def prepare(workload: Workload, folder: Path, threads: int, seed: int) -> Spec:
+    """The model's folder and the rows both engines read."""
+    folder.mkdir(parents=True)
+    torch.set_num_threads(threads)
+    model = _model(workload, folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = prompts_of(model)
+    count = workload.prompts * workload.steps
+    if rows is None:
+        texts = random_prompts(tokenizer, count, workload.prompt_tokens, seed)
+        target = tokenizer.decode(tokenizer(texts[0]).input_ids[:1] * (workload.max_completion_tokens // 2))
+        rows = [{"prompt": text, "target": target} for text in texts]
+    rows = rows[:count]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lengths = [len(tokenizer(row["prompt"]).input_ids) for row in rows]
+    values = {**asdict(workload), "model": str(model), "prompt_tokens": statistics.mean(lengths)}
+    return Spec(rows=str(folder / "rows.jsonl"), seed=seed, threads=threads, **values)
+
+
+def _model(workload: Workload, folder: Path) -> Path:
+    if workload.model == "tiny":
+        return make_model(folder)
+    if workload.model == "reasoning":
+        return reasoning_model(folder)
+    if workload.model.startswith("shape:"):
+        wish = workload.max_completion_tokens / 2 if workload.lengths == "natural" else None
+        dtype = getattr(torch, workload.dtype)
+        return shape_model(folder, Shape.parse(workload.model), dtype=dtype, mean_tokens=wish)
+    return Path(workload.model)
+
+
+def _run(side: str, spec: Spec, folder: Path) -> Answer:
+    """One run in a process of its own, whose peak memory is therefore its own."""
+    told, heard = folder / "spec.json", folder / "answer.json"
+    told.write_text(json.dumps(asdict(spec)))
+    # Spinning long at barriers is ten times slower as soon as another process wants a core: for both.
+    environment = {**os.environ, "GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(spec.threads)}
+    if side == "ours":  # as `python -m grpo_engine` sets it for itself
+        environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
+    command = [sys.executable, "-m", f"bench.{side}", str(told), str(heard)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{side} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return read_answer(heard)
+
+
+def _medians(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in figures) for name in figures[0]}
+
+
+def _fractions(spec: Spec, ours: dict[str, float], rate: float) -> dict[str, float]:
+    """Share of the machine's matrix-product rate that sampling and training reach."""
+    config = AutoConfig.from_pretrained(spec.model)
+    length = ours["tokens_per_completion"]
+    tokens = spec.prompts * spec.group_size * length
+    return {
+        "train": work.train_flops(config, spec, tokens, length) / ours["train_seconds"] / rate,
+        "decode": work.decode_flops(config, spec, tokens, length) / ours["sample_seconds"] / rate,
+        "matrix_gflops_per_second": rate / 1e9,
+    }
+
+
+def complaints_about(result: dict[str, Any]) -> list[str]:
+    """Why the comparison would not be fair, in sentences."""
+    ours, trl = result["ours"], result["trl"]
+    said = []
+    apart = ours["tokens_per_completion"] / trl["tokens_per_completion"] - 1
+    if abs(apart) > SAME_WORK:
+        said.append(f"ours sampled {apart:+.0%} tokens a completion")
+    for name, side in (("ours", ours), ("TRL", trl)):
+        if side["moved"] == 0:
+            said.append(f"{name} moved no weight")
+    return said
+
+
+def write(folder: Path, found: dict[str, Any], names: Sequence[str]) -> None:
+    """`<machine>.json` and a table beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = machine.machine_name(found[names[0]]["workload"]["device"])
+    (folder / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+    lines = [
+        f"# Against TRL 1.16 on {name}",
+        "",
+        "Written by `make bench`. Ratios are ours ÷ TRL, medians of alternating runs; a share is of the "
+        "machine's measured matrix-product rate.",
+        "",
+        "| workload | completions/s | sampled tokens/s | trained tokens/s | seconds a step | peak memory "
+        "| training's share | decoding's share |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key in names:
+        ratios, share = found[key]["ratios"], found[key]["fraction_of_peak"]
+        lines.append(
+            f"| {key} | {ratios['completions_per_second']:.2f} | {ratios['sampled_tokens_per_second']:.2f} "
+            f"| {ratios['trained_tokens_per_second']:.2f} | {ratios['seconds_per_step']:.3f} "
+            f"| {ratios['peak_memory']:.2f} | {share['train']:.0%} | {share['decode']:.0%} |"
+        )
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
+
+
+def _workload(name: str, options: argparse.Namespace) -> Workload:
+    """The named one, or the default, with what the command line says on top."""
+    given = {
+        key: value for key in Workload.__dataclass_fields__ if (value := getattr(options, key)) is not None
+    }
+    return replace(STANDARD.get(name, Workload()), **given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.compare_trl", description=__doc__.splitlines()[0])
+    parser.add_argument("--standard", action="store_true", help="the four standard workloads")
+    parser.add_argument("--workload", choices=list(STANDARD), help="one of them")
+    parser.add_argument(
+        "--model", help="a folder, tiny, reasoning or shape:hidden=…,layers=…,heads=…,kv=…,vocab=…"
+    )
+    for name in ("prompts", "group-size", "prompt-tokens", "max-completion-tokens", "lora-rank", "steps"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("beta", "learning-rate"):
+        parser.add_argument(f"--{name}", type=float)
+    parser.add_argument("--lengths", choices=("fixed", "natural"))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--sampler", choices=("torch", "vllm"))
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

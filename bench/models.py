@@ -1,0 +1,119 @@
+"""Models for the benchmarks: random ones of a given shape, and one that reasons aloud. No download.
+
+A folder that holds a `prompts.jsonl` is asked those prompts; another is asked random words of its vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
+
+PROMPTS_FILE = "prompts.jsonl"
+PAD, END = "<|pad|>", "<|end|>"
+POSITIONS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder's sizes, as in `shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192[,inter=1536,head=64]`."""
+
+    hidden: int = 512
+    layers: int = 8
+    heads: int = 8
+    kv: int = 4
+    vocab: int = 8192
+    inter: int = 0
+    """0: three times `hidden`."""
+    head: int = 0
+    """Size of one head; 0: `hidden / heads`."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError for a name that is not a size or a size that is not a number."""
+        sizes = dict(part.split("=", 1) for part in text.removeprefix("shape:").split(",") if part)
+        unknown = sizes.keys() - set(cls.__dataclass_fields__)
+        if unknown:
+            raise ValueError(f"unknown sizes: {', '.join(sorted(unknown))}")
+        return cls(**{name: int(value) for name, value in sizes.items()})
+
+    def config(self) -> Qwen3Config:
+        return Qwen3Config(
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv,
+            head_dim=self.head or self.hidden // self.heads,
+            intermediate_size=self.inter or 3 * self.hidden,
+            max_position_embeddings=POSITIONS,
+            tie_word_embeddings=False,
+            eos_token_id=1,
+            pad_token_id=0,
+            bos_token_id=None,
+        )
+
+
+def words_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """`w2 w3 …`: a word is a token, so that a number of tokens is a number of words."""
+    vocabulary = {PAD: 0, END: 1, **{f"w{number}": number for number in range(2, vocab)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token="w2")
+
+
+def shape_model(
+    folder: Path, shape: Shape, *, dtype: torch.dtype, mean_tokens: float | None, seed: int = 0
+) -> Path:
+    """A random model of that shape. `mean_tokens`: about how long it speaks; None: it has no wish to end."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(shape.config(), dtype=dtype)
+    if mean_tokens is not None:
+        _make_it_end(model, 1 / mean_tokens)
+    model.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0)
+    model.save_pretrained(folder)
+    words_tokenizer(shape.vocab).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def _make_it_end(model: torch.nn.Module, probability: float) -> None:
+    """Scale the output row of the end token until it is that likely on average."""
+    ids = torch.randint(2, model.config.vocab_size, (4, 64))
+    hidden = model.base_model(input_ids=ids).last_hidden_state.flatten(0, 1)
+    row = model.get_output_embeddings().weight[1]
+    others = model.get_output_embeddings()(hidden).float().exp().sum(-1)
+    along = (hidden @ torch.randn_like(row)).float()
+    along, direction = along / along.std(), row.clone()
+    low, high = 0.0, 40.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        found = float(((middle * along).exp() / (others + (middle * along).exp())).mean())
+        low, high = (middle, high) if found < probability else (low, middle)
+    solution = torch.linalg.lstsq(hidden.float(), (low * along)[:, None]).solution[:, 0]
+    row.copy_(solution.to(direction.dtype))
+
+
+def random_prompts(
+    tokenizer: PreTrainedTokenizerFast, count: int, num_tokens: int, seed: int = 0
+) -> list[str]:
+    """Texts of about `num_tokens` tokens each."""
+    drawn = random.Random(seed)
+    special = set(tokenizer.all_special_ids)
+    ordinary = [number for number in range(len(tokenizer)) if number not in special]
+    texts = []
+    for _ in range(count):
+        texts.append(tokenizer.decode([drawn.choice(ordinary) for _ in range(num_tokens)]))
+    return texts
+
+
+def prompts_of(folder: Path) -> list[dict[str, str]] | None:
+    """The prompts that a model's folder brings: `prompt` and the `target` that earns most."""
+    path = folder / PROMPTS_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else None

@@ -1,0 +1,84 @@
+"""This engine's run of a comparison: the real trainer, its own timings. See `bench.side`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.side import GRADER, Answer, Spec, Step, answer
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig
+from grpo_engine.events import StepFinished
+from grpo_engine.trainer import Trainer
+
+
+def config_of(spec: Spec) -> RunConfig:
+    hyperparameters = {
+        "n_steps": spec.steps,
+        "prompts_per_step": spec.prompts,
+        "group_size": spec.group_size,
+        "max_completion_tokens": spec.max_completion_tokens,
+        "learning_rate": spec.learning_rate,
+        "beta": spec.beta,
+        "lora": {"rank": spec.lora_rank, "alpha": 2 * spec.lora_rank},
+        "loss_type": "dapo",
+        "warmup_steps": 0,
+        "guards": [],
+        "checkpoint_interval": 1_000_000,
+        "max_skipped_steps": 1_000,
+    }
+    return RunConfig.model_validate(
+        {
+            "job_id": "bench",
+            "seed": spec.seed,
+            "model": {"name": "bench", "path": spec.model},
+            "training_file": spec.rows,
+            "method": {
+                "type": "reinforcement",
+                "reinforcement": {"grader": GRADER, "hyperparameters": hyperparameters},
+            },
+            "runtime": {
+                "device": spec.device,
+                "dtype": spec.dtype,
+                "sampler": spec.sampler,
+                "num_threads": spec.threads,
+            },
+        }
+    )
+
+
+def run(spec: Spec) -> Answer:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = build_trainer(config_of(spec), Path(folder))
+        assert isinstance(trainer, Trainer)
+        if spec.lengths == "fixed":
+            trainer.policy.stop_set = frozenset()
+            trainer.policy.stop_ids = trainer.policy.stop_ids[:0]
+        before = {name: p.detach().clone() for name, p in trainer.policy.trainable.items()}
+        found = Answer(steps=[_step(trainer, step, spec) for step in range(1, spec.steps + 1)])
+        found.moved = max(float((p - before[n]).abs().max()) for n, p in trainer.policy.trainable.items())
+        trainer.close()
+    return found
+
+
+def _step(trainer: Trainer, step: int, spec: Spec) -> Step:
+    before = trainer.state.num_tokens
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    *_, last = trainer.step(step)
+    metrics: dict[str, Any] = last.metrics  # type: ignore[attr-defined]
+    return Step(
+        seconds=metrics["step_time"],
+        sample_seconds=metrics["timing/sample_seconds"],
+        train_seconds=metrics.get("timing/train_seconds", 0.0) if isinstance(last, StepFinished) else 0.0,
+        completions=spec.prompts * spec.group_size,
+        sampled_tokens=trainer.state.num_tokens - before,
+        reward=metrics["reward"],
+    )
+
+
+if __name__ == "__main__":
+    answer(run)

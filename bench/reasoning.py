@@ -1,0 +1,88 @@
+"""A model of 10 M parameters that adds several numbers aloud, trained here by our own supervised job.
+
+Its answers are as long as its sums: 10 to 200 tokens, which is what makes a benchmark with natural lengths.
+Made once and kept under `build/`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.models import PROMPTS_FILE
+from examples.tiny_model import make_model
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig
+from grpo_engine.events import StepFinished
+
+KEPT = Path(__file__).parent.parent / "build" / "bench" / "reasoning"
+LAYERS, HIDDEN = 8, 320
+ROWS, PROMPTS = 4000, 400
+STEPS, BATCH = 110, 32
+FEWEST, MOST = 2, 20
+"""Numbers of a sum."""
+
+
+def reasoning_model(folder: Path) -> Path:
+    """The model's folder, with the prompts to ask it."""
+    if not (KEPT / PROMPTS_FILE).exists():
+        _train(folder)
+    return KEPT
+
+
+def worked_sum(drawn: random.Random) -> tuple[str, str]:
+    """`3+5+9=` and `3+5=8;8+9=17;A17`."""
+    # short sums are more frequent than long ones
+    count = min(drawn.randint(FEWEST, MOST), drawn.randint(FEWEST, MOST))
+    numbers = [drawn.randint(1, 9) for _ in range(count)]
+    total, said = numbers[0], []
+    for number in numbers[1:]:
+        said.append(f"{total}+{number}={total + number};")
+        total += number
+    return "+".join(map(str, numbers)) + "=", "".join(said) + f"A{total}"
+
+
+def _train(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = random.Random(0)
+    sums = [worked_sum(drawn) for _ in range(ROWS + PROMPTS)]
+    rows = [
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
+        for asked, said in sums[:ROWS]
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    base = make_model(folder / "base", hidden=HIDDEN, layers=LAYERS)
+    with tempfile.TemporaryDirectory() as run:
+        for event in build_trainer(_config(base, folder / "rows.jsonl"), Path(run)).run(lambda: False):
+            if isinstance(event, StepFinished) and event.step % 25 == 0:
+                print(f"supervised step {event.step}: loss {event.metrics['loss']:.3f}", file=sys.stderr)
+        newest = sorted((Path(run) / "checkpoints").glob("step-*"))[-1]
+        asked = [{"prompt": f"<|user|>{sum_}<|assistant|>", "target": said} for sum_, said in sums[ROWS:]]
+        (newest / "model" / PROMPTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in asked))
+        shutil.rmtree(KEPT, ignore_errors=True)
+        shutil.copytree(newest / "model", KEPT)
+
+
+def _config(base: Path, rows: Path) -> RunConfig:
+    hyperparameters = {
+        "batch_size": BATCH,
+        "n_steps": STEPS,
+        "learning_rate": 1.5e-3,
+        "warmup_steps": 10,
+        "lr_schedule": "linear",
+        "lora": "full",
+        "max_tokens": 400,
+        "checkpoint_interval": STEPS,
+    }
+    return RunConfig.model_validate(
+        {
+            "job_id": "reasoning",
+            "model": {"name": "reasoning", "path": str(base)},
+            "training_file": str(rows),
+            "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        }
+    )

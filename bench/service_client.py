@@ -1,0 +1,115 @@
+"""An HTTP client that costs little, and an open loop: requests leave when due, whatever is still open.
+
+A request's time counts from the moment it was due, so that a server that stalls is charged for all that
+waited meanwhile. Boundary: HTTP/1.1 as this service speaks it, with Content-Length; no redirects, no TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_CONNECTIONS = 200
+REUSE_SECONDS = 3.0
+"""Uvicorn closes a connection that has rested for five."""
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back, and how long after its due time."""
+
+    status: int
+    body: bytes
+    seconds: float
+
+
+class Client:
+    """Keeps connections open and opens more where all are busy."""
+
+    def __init__(self, port: int, headers: Mapping[str, str]) -> None:
+        self._port = port
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._idle: list[tuple[float, Connection]] = []
+        """With the time since when; the last one was used last."""
+        self._free = asyncio.Semaphore(MAX_CONNECTIONS)
+
+    async def send(self, call: Call, due: float) -> Answer:
+        """The answer; `due` on the monotonic clock."""
+        async with self._free:
+            reader, writer = self._reusable() or await self.open()
+            writer.write(self.request(call))
+            status, body = await _read_answer(reader)
+            self._idle.append((time.monotonic(), (reader, writer)))
+        return Answer(status, body, time.monotonic() - due)
+
+    def _reusable(self) -> Connection | None:
+        oldest = time.monotonic() - REUSE_SECONDS
+        if self._idle and self._idle[-1][0] > oldest:
+            return self._idle.pop()[1]
+        return None
+
+    async def open(self) -> Connection:
+        return await asyncio.open_connection("127.0.0.1", self._port, limit=2**24)
+
+    def request(self, call: Call) -> bytes:
+        body = b"" if call.body is None else json.dumps(call.body).encode()
+        head = f"{call.method} {call.path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{self._head}"
+        if call.body is not None:
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        return head.encode() + b"\r\n" + body
+
+    async def close(self) -> None:
+        for _, (_, writer) in self._idle:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    status = int(head[9:12])
+    _, _, rest = head.lower().partition(b"content-length:")
+    length = int(rest.partition(b"\r\n")[0]) if rest else 0
+    return status, await reader.readexactly(length)
+
+
+async def open_loop(
+    client: Client, call_of: Callable[[int], Call], *, rate: float, seconds: float
+) -> list[Answer]:
+    """`rate` requests a second, each at its time."""
+    start = time.monotonic()
+    tasks = []
+    for number in range(max(1, round(rate * seconds))):
+        due = start + number / rate
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        tasks.append(asyncio.create_task(client.send(call_of(number), due)))
+    return await asyncio.gather(*tasks)
+
+
+def figures_of(answers: Sequence[Answer], rate: float) -> dict[str, float]:
+    """Percentiles of an open loop. Raises AssertionError where an answer is no success."""
+    refused = [answer for answer in answers if answer.status != 200]
+    assert not refused, f"{len(refused)} requests failed: {refused[0].status} {refused[0].body[:500]!r}"
+    seconds = sorted(answer.seconds for answer in answers)
+    named = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "max_ms": 1.0}
+    shown = {name: round(1000 * percentile(seconds, share), 2) for name, share in named.items()}
+    return {"requests": len(answers), "requests_per_second": rate, **shown}
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of all are not above."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

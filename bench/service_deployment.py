@@ -1,0 +1,184 @@
+"""A deployment to put load on: PostgreSQL that syncs, uvicorn as a process of its own, and stored jobs.
+
+Boundary: what is there before the first measured request. The database writes every commit to the disk; in
+everything else it is the tests' server.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import Connection, select, text
+
+from examples.arithmetic import make_rows, write_jsonl
+from service.auth import create_key
+from service.cli.server import api_command
+from service.db import Database, connect
+from service.migrate import upgrade
+from service.models import Job
+from service.settings import Settings
+from tests.servers import Postgres, free_port, wait_until
+
+TENANT = "bench"
+MODEL = "tiny"
+PATH = "/v1/fine_tuning/jobs"
+DATASET_ROWS = 1000
+NO_LIMIT = 10**9
+
+
+class DurablePostgres(Postgres):
+    """Loses nothing in a power cut: what was committed is on the disk."""
+
+    def command(self) -> list[str]:
+        options = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+        options |= {"shared_buffers": "256MB", "max_wal_size": "4GB"}
+        return [*super().command(), *(word for item in options.items() for word in ("-c", "=".join(item)))]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a load needs to know."""
+
+    settings: Settings
+    database: Database
+    key: str
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+
+@dataclass(frozen=True)
+class Api:
+    """One API process."""
+
+    port: int
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def deployed(folder: Path) -> Iterator[Deployment]:
+    """A migrated database, a key and a model in the catalogue."""
+    with DurablePostgres() as server:
+        given = {"home": folder, "database_url": server.url, "max_queued_jobs": NO_LIMIT}
+        settings = Settings.model_validate(given)
+        upgrade(settings)
+        model = settings.models_dir / MODEL
+        subprocess.run([sys.executable, "-m", "examples.tiny_model", model], check=True, capture_output=True)
+        database = connect(settings)
+        with database.transaction() as session:
+            key = create_key(session, TENANT)
+        yield Deployment(settings, database, key)
+        database.engine.dispose()
+
+
+@contextmanager
+def serving(deployment: Deployment) -> Iterator[Api]:
+    """The API as `grpo serve` starts it, its log in a file."""
+    settings = deployment.settings
+    given = {"HOME": str(settings.home), "DATABASE_URL": settings.sqlalchemy_url}
+    given["MAX_QUEUED_JOBS"] = str(settings.max_queued_jobs)
+    variables = {f"GRPO_{name}": value for name, value in given.items()}
+    port = free_port()
+    with (settings.home / "api.log").open("ab") as log:
+        process = subprocess.Popen(
+            api_command("127.0.0.1", port), env=os.environ | variables, stdout=log, stderr=log
+        )
+    api = Api(port, process.pid)
+    try:
+        wait_until(lambda: _answers(api), seconds=60, what="the API answers")
+        yield api
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _answers(api: Api) -> bool:
+    try:
+        return httpx.get(f"{api.url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def upload_dataset(deployment: Deployment, api: Api) -> str:
+    """Id of a file of a thousand sums."""
+    rows, _ = make_rows(DATASET_ROWS, 1, seed=0)
+    path = deployment.settings.home / "train.jsonl"
+    write_jsonl(path, rows)
+    with path.open("rb") as file:
+        answer = httpx.post(
+            f"{api.url}/v1/files",
+            headers=deployment.headers,
+            files={"file": file},
+            data={"purpose": "fine-tune"},
+        )
+    return str(answer.raise_for_status().json()["id"])
+
+
+def job_request(training_file: str, seed: int, max_tokens: int = 16) -> dict[str, Any]:
+    """A job as users send it; each seed is another job, and with another limit all rows are read again."""
+    grader = {"type": "numeric", "reference": "{{item.answer}}"}
+    hyperparameters = {"group_size": 8, "n_steps": 100, "max_completion_tokens": max_tokens}
+    method = {"grader": grader, "hyperparameters": hyperparameters}
+    return {
+        "model": MODEL,
+        "training_file": training_file,
+        "seed": seed,
+        "metadata": {"sweep": "load", "run": str(seed)},
+        "method": {"type": "reinforcement", "reinforcement": method},
+    }
+
+
+def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: int) -> list[str]:
+    """Ids of as many queued jobs of one tenant, copies of one that was posted, with their history."""
+    answer = httpx.post(
+        api.url + PATH, headers=deployment.headers, json=job_request(training_file, 0), timeout=30
+    )
+    first = str(answer.raise_for_status().json()["id"])
+    with deployment.database.engine.begin() as connection:
+        _copy_job(connection, first, num_jobs - 1)
+    with deployment.database.statement() as session:
+        session.execute(text("VACUUM ANALYZE"))
+    with deployment.database.reading() as session:
+        return list(session.scalars(select(Job.id).order_by(Job.created_at, Job.id)))
+
+
+def _copy_job(connection: Connection, job_id: str, num_copies: int) -> None:
+    own = {"id": "'ftjob-' || lpad(number::text, 24, '0')", "created_at": "created_at + number * 1e-6"}
+    columns = [column.name for column in Job.__table__.columns]
+    values = ", ".join(own.get(name, name) for name in columns)
+    connection.execute(
+        text(
+            f"INSERT INTO jobs ({', '.join(columns)}) SELECT {values} "
+            "FROM jobs, generate_series(1, :num) AS number WHERE id = :id"
+        ),
+        {"num": num_copies, "id": job_id},
+    )
+    connection.execute(
+        text(
+            "INSERT INTO job_events SELECT jobs.id, e.sequence, e.created_at, e.level, e.type, e.message, "
+            "e.data, e.fence FROM job_events e, jobs WHERE e.job_id = :id AND jobs.id <> :id"
+        ),
+        {"id": job_id},
+    )

@@ -1,0 +1,127 @@
+"""What both engines of a comparison are told, and what each of them answers: plain data, two small files.
+
+python -m bench.ours SPEC.json ANSWER.json
+python -m bench.theirs SPEC.json ANSWER.json
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from grpo_engine.graders import Grader, grade, make_sample
+
+GRADER = {
+    "type": "text_similarity",
+    "name": "like_target",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.target }}",
+    "evaluation_metric": "fuzzy_match",
+}
+"""The same rule on both sides: a reward between 0 and 1 that nearly every group differs in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One run: the same numbers for both engines."""
+
+    model: str
+    rows: str
+    """JSONL of `prompt` and `target`."""
+    prompts: int
+    group_size: int
+    prompt_tokens: float
+    """Of a prompt, on average."""
+    max_completion_tokens: int
+    lengths: Literal["fixed", "natural"]
+    beta: float
+    lora_rank: int
+    learning_rate: float
+    dtype: Literal["float32", "bfloat16"]
+    sampler: Literal["torch", "vllm"]
+    device: str
+    steps: int
+    """The first is a warm-up and counts in no figure."""
+    seed: int
+    threads: int
+
+
+@dataclass(slots=True)
+class Step:
+    """What one optimiser step took; seconds by phase."""
+
+    seconds: float
+    sample_seconds: float
+    train_seconds: float
+    completions: int
+    sampled_tokens: int
+    reward: float = 0.0
+
+
+@dataclass(slots=True)
+class Answer:
+    steps: list[Step] = field(default_factory=list)
+    peak_bytes: int = 0
+    gpu_bytes: int = 0
+    moved: float = 0.0
+    """How far the farthest trained weight went."""
+
+    def figures(self) -> dict[str, float]:
+        """Medians over the steps after the first."""
+        timed = self.steps[1:]
+
+        def median(of: Callable[[Step], float]) -> float:
+            return statistics.median(of(step) for step in timed)
+
+        return {
+            "seconds_per_step": median(lambda s: s.seconds),
+            "sample_seconds": median(lambda s: s.sample_seconds),
+            "train_seconds": median(lambda s: s.train_seconds),
+            "completions_per_second": median(lambda s: s.completions / s.seconds),
+            "sampled_tokens_per_second": median(lambda s: s.sampled_tokens / s.sample_seconds),
+            "trained_tokens_per_second": median(lambda s: s.sampled_tokens / s.train_seconds),
+            "tokens_per_completion": sum(s.sampled_tokens for s in timed) / sum(s.completions for s in timed),
+            "peak_memory_bytes": float(self.peak_bytes),
+            "peak_gpu_memory_bytes": float(self.gpu_bytes),
+            "first_reward": self.steps[0].reward,
+            "last_reward": self.steps[-1].reward,
+            "moved": self.moved,
+        }
+
+
+RULE: Grader = TypeAdapter(Grader).validate_python(GRADER)
+
+
+def reward_of(target: str, text: str) -> float:
+    """The rule's reward, for the engine that takes a function."""
+    return grade(RULE, make_sample(text), {"target": target}).reward or 0.0
+
+
+def answer(run: Callable[[Spec], Answer]) -> None:
+    """The child's main: read the spec, run, write the answer with this process's own peak memory."""
+    import torch
+
+    spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
+    torch.set_num_threads(spec.threads)
+    found = run(spec)
+    found.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if torch.cuda.is_available():
+        found.gpu_bytes = torch.cuda.max_memory_allocated()
+    Path(sys.argv[2]).write_text(json.dumps(asdict(found)))
+
+
+def read_rows(spec: Spec) -> list[dict[str, str]]:
+    return [json.loads(line) for line in Path(spec.rows).read_text().splitlines()]
+
+
+def read_answer(path: Path) -> Answer:
+    data = json.loads(path.read_text())
+    return Answer(**{**data, "steps": [Step(**step) for step in data["steps"]]})

@@ -1,0 +1,49 @@
+"""How many floating point operations a step needs: the numerator of `fraction_of_peak`.
+
+Counted is what the mathematics asks for, once: prompts once a group, no weight gradient of frozen weights, no
+recomputation. What an engine computes beyond that is its own loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.side import Spec
+
+
+def decode_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
+    """Of sampling `tokens` tokens of completions `length` long on average: products with every weight, and
+    attention to what is there already."""
+    return tokens * (2 * weights(config) + _attention(config, spec.prompt_tokens + length / 2))
+
+
+def train_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
+    """Of training them: forward and the way back through frozen weights, and the reference where β > 0.
+
+    The output layer is only needed where a token is predicted.
+    """
+    prompts = spec.prompts * spec.prompt_tokens
+    passes = 3 if spec.beta > 0 else 2
+    layers = 2 * (tokens + prompts) * (weights(config) - output(config))
+    head = 2 * tokens * output(config)
+    attended = tokens * _attention(config, spec.prompt_tokens + length / 2)
+    attended += prompts * _attention(config, spec.prompt_tokens / 2)
+    # the way back through attention is twice the forward: gradients of both factors
+    return passes * (layers + head) + (passes + 1) * attended
+
+
+def weights(config: Any) -> int:
+    """Entries of every matrix that a token is multiplied with."""
+    hidden, head = config.hidden_size, config.head_dim
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    layer = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * config.intermediate_size
+    return int(config.num_hidden_layers * layer + output(config))
+
+
+def output(config: Any) -> int:
+    return int(config.vocab_size * config.hidden_size)
+
+
+def _attention(config: Any, seen: float) -> float:
+    """Of one token that sees `seen` others: scores and mixing, in all layers."""
+    return float(4 * seen * config.num_attention_heads * config.head_dim * config.num_hidden_layers)

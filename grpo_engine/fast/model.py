@@ -1,0 +1,205 @@
+"""A Llama-like model (Llama, Mistral, Qwen2, Qwen3, …) read out of transformers and run by our own kernels.
+
+It holds no weights: every tensor is the transformers model's, or the adapter's that peft put into it. Which
+models it fits is seen from their parts; that it computes the same is proven at load (`policy.py`), and where
+it does not the model's own forward is used. One forward serves training (packed rows) and decoding (one token
+a row): only the attention differs.
+
+Left out: dropout, quantised weights, mixtures of experts, sliding windows, soft caps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, cast
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+from grpo_engine.fast.kernels import lora_linears, rms_norm, rotated, swiglu
+
+
+class Attention(Protocol):
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D] of this call's tokens → [T, Hq · D]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linears:
+    """Linear layers that read the same rows, as one call's tensors."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    down: Tensor | None
+    ups: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, *modules: Any) -> Self:
+        """In the weights' dtype; the adapter's own tensors may be float32 and get their gradient so."""
+        bases: list[Any] = [
+            each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
+        ]
+        pairs = [_adapter(module, base.weight) for module, base in zip(modules, bases, strict=True)]
+        downs, ups = [down for down, _ in pairs], [up for _, up in pairs]
+        joined = torch.cat(downs) if any(len(down) for down in downs) else None
+        weights, biases = tuple(b.weight for b in bases), tuple(b.bias for b in bases)
+        return cls(weights, biases, joined, tuple(ups) if joined is not None else ())
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        return lora_linears(x, self.weights, self.biases, self.down, self.ups)
+
+
+def _adapter(module: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A [r, I] and scaled B [O, r] of the adapter that is in force; of rank 0 where none is."""
+    if isinstance(module, LoraLayer) and not module.disable_adapters:
+        for name in module.active_adapters:
+            if name in module.lora_A:
+                down = cast(Tensor, module.lora_A[name].weight)
+                up = cast(Tensor, module.lora_B[name].weight)
+                return down.to(weight.dtype), (up * module.scaling[name]).to(weight.dtype)
+    return weight.new_zeros(0, weight.shape[1]), weight.new_zeros(weight.shape[0], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One decoder layer's linear layers."""
+
+    attention_in: Linears
+    attention_out: Linears
+    feed_in: Linears
+    feed_out: Linears
+
+
+class FastModel:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.base = cast(Any, model.base_model)
+        self.layers: tuple[Any, ...] = tuple(self.base.layers)
+        self.checkpointed = False
+        """Keep only each layer's input for the backward and compute the rest again: memory for time."""
+
+    @classmethod
+    def fitting(cls, model: PreTrainedModel) -> FastModel | None:
+        """None where the model is not built of these parts."""
+        return cls(model) if _has_the_parts(model.base_model) else None
+
+    def tensors(self) -> list[LayerTensors]:
+        """Every layer's tensors as they are now: made once for a pass, or for many without gradient."""
+        return [
+            LayerTensors(
+                Linears.of(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+                Linears.of(layer.self_attn.o_proj),
+                Linears.of(layer.mlp.gate_proj, layer.mlp.up_proj),
+                Linears.of(layer.mlp.down_proj),
+            )
+            for layer in self.layers
+        ]
+
+    def hidden(
+        self, tokens_T: Tensor, positions_T: Tensor, attention: Attention, tensors: Sequence[LayerTensors]
+    ) -> Tensor:
+        """Token ids and positions [T] → final hidden states [T, H], ready for the output layer."""
+        x = self.base.embed_tokens(tokens_T)
+        angles = self.angles(x, positions_T)
+        for number, (layer, weights) in enumerate(zip(self.layers, tensors, strict=True)):
+            if self.checkpointed and torch.is_grad_enabled():
+                x = checkpoint(
+                    self._through, number, layer, weights, x, angles, attention, use_reentrant=False
+                )
+            else:
+                x = self._through(number, layer, weights, x, angles, attention)
+        return rms_norm(x, self.base.norm.weight, self.base.norm.variance_epsilon)
+
+    def angles(self, x: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, 1, D/2] of the rotary angles."""
+        cosine, sine = self.base.rotary_emb(x, positions_T[None])
+        half = cosine.shape[-1] // 2
+        return cosine[0, :, None, :half], sine[0, :, None, :half]
+
+    def _through(
+        self,
+        number: int,
+        layer: Any,
+        weights: LayerTensors,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        attention: Attention,
+    ) -> Tensor:
+        x = x + self._attended(number, layer, weights, x, angles, attention)
+        return x + self._fed(layer, weights, x)
+
+    def _attended(
+        self,
+        number: int,
+        layer: Any,
+        weights: LayerTensors,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        attention: Attention,
+    ) -> Tensor:
+        block = layer.self_attn
+        norm = layer.input_layernorm
+        read = weights.attention_in(rms_norm(x, norm.weight, norm.variance_epsilon))
+        query, key, value = (states.view(len(x), -1, block.head_dim) for states in read)
+        query, key = _headwise(block, "q_norm", query), _headwise(block, "k_norm", key)
+        query, key = rotated(query, *angles), rotated(key, *angles)
+        out = attention.attend(number, query, key, value, block.scaling)
+        return weights.attention_out(out)[0]
+
+    def _fed(self, layer: Any, weights: LayerTensors, x: Tensor) -> Tensor:
+        norm = layer.post_attention_layernorm
+        gate, up = weights.feed_in(rms_norm(x, norm.weight, norm.variance_epsilon))
+        return weights.feed_out(swiglu(gate, up))[0]
+
+
+def _headwise(block: Any, name: str, states: Tensor) -> Tensor:
+    """Qwen3 norms each head's queries and keys."""
+    norm = getattr(block, name, None)
+    return states if norm is None else rms_norm(states, norm.weight, norm.variance_epsilon)
+
+
+MODEL_PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
+LAYER_PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "scaling", "head_dim")
+FEED_PARTS = ("gate_proj", "up_proj", "down_proj")
+FIXED_ANGLES = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose angles do not change with the longest sequence at hand: that is not seen on short
+ones, and a recorded step could not follow it."""
+
+
+def _has_the_parts(base: Any) -> bool:
+    return (
+        all(hasattr(base, part) for part in MODEL_PARTS)
+        and hasattr(base.norm, "variance_epsilon")
+        and getattr(base.rotary_emb, "rope_type", None) in FIXED_ANGLES
+        and all(_fits(layer) for layer in base.layers)
+    )
+
+
+def _fits(layer: Any) -> bool:
+    return (
+        all(hasattr(layer, part) for part in LAYER_PARTS)
+        and all(hasattr(layer.self_attn, part) for part in ATTENTION_PARTS)
+        and all(hasattr(layer.mlp, part) for part in FEED_PARTS)
+        and isinstance(getattr(layer.mlp, "act_fn", None), torch.nn.SiLU | SiLUActivation)
+        and all(_is_plain(getattr(layer.self_attn, name)) for name in ATTENTION_PARTS[:4])
+        and all(_is_plain(getattr(layer.mlp, name)) for name in FEED_PARTS)
+    )
+
+
+def _is_plain(module: Any) -> bool:
+    """A linear layer, maybe under a LoRA adapter of the plain kind without dropout."""
+    if not isinstance(module, LoraLayer):
+        return type(module) is torch.nn.Linear
+    return (
+        type(module.get_base_layer()) is torch.nn.Linear
+        and not module.lora_variant
+        and not any(module.lora_bias.values())
+        and all(type(dropout) is torch.nn.Identity for dropout in module.lora_dropout.values())
+    )

@@ -1,0 +1,75 @@
+"""How many tokens a training pass takes at a time: as many as fit, found before the first step.
+
+Smaller pieces are the same mathematics (`tests/engine/test_invariance.py`), so an out-of-memory costs a
+repetition, never a result. Boundary: sizes only; what is computed is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from grpo_engine.errors import DeviceMemoryError
+from grpo_engine.packing import TrainingGroup, TrainingSequence
+from grpo_engine.policy import Policy
+from grpo_engine.types import Prompt
+
+T = TypeVar("T")
+
+CPU_TOKENS, DEVICE_TOKENS = 1024, 16_384
+"""Where the deployment states no budget. A CPU gains nothing from more, and its caches lose."""
+CHECKPOINT_BELOW = 4096
+"""Pieces this small waste a GPU: rather compute activations twice than cut further."""
+SMALLEST_TOKENS = 64
+"""Below it a micro-batch is a single completion anyway."""
+
+
+class Pieces:
+    """`in_pieces(gradients)` and the warnings that it has to tell."""
+
+    def __init__(self, policy: Policy, tokens: int | None) -> None:
+        self.policy = policy
+        self.tokens = tokens or (CPU_TOKENS if policy.device.type == "cpu" else DEVICE_TOKENS)
+        self.told: list[tuple[str, str]] = []
+        """Code and sentence of each warning since they were last taken."""
+
+    def __call__(self, gradients: Callable[[int], T], clear: Callable[[], None], step: int) -> T:
+        """`gradients(token_budget)`, again with less memory where the device is too small for it.
+
+        Raises DeviceMemoryError where the smallest pieces do not fit.
+        """
+        while True:
+            try:
+                return gradients(self.tokens)
+            except torch.OutOfMemoryError as error:
+                clear()
+                torch.cuda.empty_cache()
+                self._give_way(step, error)
+
+    def _give_way(self, step: int, error: torch.OutOfMemoryError) -> None:
+        """Keep fewer activations, or take fewer tokens."""
+        if isinstance(self.policy.model, FSDPModule):
+            message = f"step {step} does not fit a device, and with sharded weights no rank can repeat it"
+            raise DeviceMemoryError(message, evidence=(str(error)[:500],)) from error
+        if self.tokens <= CHECKPOINT_BELOW and self.policy.keep_fewer_activations():
+            message = "out of memory: activations are computed again in the backward pass instead of kept"
+            self.told.append(("gradient_checkpointing", message))
+            return
+        if self.tokens <= SMALLEST_TOKENS:
+            message = f"step {step} does not fit the device's memory"
+            raise DeviceMemoryError(message, evidence=(str(error)[:500],)) from error
+        self.tokens //= 2
+        message = f"out of memory: the step is repeated with {self.tokens} tokens at a time"
+        self.told.append(("token_budget_halved", message))
+
+
+def longest_group(prompts: Sequence[Prompt], group_size: int, max_completion_tokens: int) -> TrainingGroup:
+    """A group as large as this run can meet, of no weight: what a memory probe trains."""
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids)).token_ids
+    ids = tuple(longest[place % len(longest)] for place in range(max_completion_tokens))
+    zeros = (0.0,) * max_completion_tokens
+    sequences = (TrainingSequence(ids, zeros, zeros, weight=0.0, index=i) for i in range(group_size))
+    return TrainingGroup(tuple(longest), tuple(sequences))

@@ -1,0 +1,149 @@
+"""The queue's statements, built once: to build one takes longer than the database takes to run it.
+
+Boundary: SQL with named parameters; when each is used, and what follows from its answer, is `queue.py`'s.
+States stand in them as words and not as parameters, so that a plan made once may use the partial indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, cast
+
+from sqlalchemy import (
+    CTE,
+    Boolean,
+    ColumnElement,
+    Insert,
+    Select,
+    Table,
+    Update,
+    and_,
+    bindparam,
+    func,
+    insert,
+    literal,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.orm import aliased
+
+from service.clock import db_now
+from service.jobs.states import HELD, JobState
+from service.models import Job, JobEvent
+
+JOBS = cast(Table, Job.__table__)
+EVENTS = cast(Table, JobEvent.__table__)
+CANDIDATE = JOBS.alias("candidate")
+WAIT_SECONDS = "wait_seconds"
+ENDS_NOW = "ends_now"
+TIMES = {
+    WAIT_SECONDS: ("not_before", db_now() + bindparam(f"new_{WAIT_SECONDS}")),
+    ENDS_NOW: ("finished_at", db_now()),
+}
+"""Changes by the database's clock: their names, the columns they set and to what."""
+
+
+def is_in(table: str, *states: JobState) -> ColumnElement[bool]:
+    """Condition on a table's (or an alias's) column `state`."""
+    words = ", ".join(repr(state.value) for state in sorted(states))
+    return literal_column(f"{table}.state IN ({words})", Boolean())
+
+
+LOCKED = (JOBS.c.id, JOBS.c.state, JOBS.c.fence, JOBS.c.failures)
+"""What a transition chooses by."""
+_IS_HELD = and_(
+    JOBS.c.id == bindparam("job_id"), JOBS.c.fence == bindparam("held_fence"), is_in("jobs", *HELD)
+)
+_BEST = (
+    select(CANDIDATE.c.id)
+    .where(is_in("candidate", JobState.QUEUED), CANDIDATE.c.pool == bindparam("of_pool"))
+    .where(CANDIDATE.c.not_before <= db_now())
+    .where(CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
+    .where(CANDIDATE.c.required_gpus <= bindparam("gpus"))
+    .order_by(CANDIDATE.c.priority.desc(), CANDIDATE.c.created_at)
+    .limit(1)
+    .with_for_update(skip_locked=True)
+    .scalar_subquery()
+)
+_CLAIMED = (
+    update(JOBS)
+    .where(JOBS.c.id == _BEST, is_in("jobs", JobState.QUEUED))
+    .values(
+        state=JobState.RUNNING.value,
+        phase="preparing",
+        fence=JOBS.c.fence + 1,
+        attempt=JOBS.c.attempt + 1,
+        lease_owner=bindparam("worker"),
+        lease_expires_at=db_now() + bindparam("lease_seconds"),
+        started_at=func.coalesce(JOBS.c.started_at, db_now()),
+        event_sequence=JOBS.c.event_sequence + 1,
+    )
+    .returning(JOBS)
+)
+CLAIM = select(Job).from_statement(_CLAIMED)
+RENEW = (
+    update(JOBS)
+    .where(_IS_HELD)
+    .values(lease_expires_at=db_now() + bindparam("lease_seconds"))
+    .returning(JOBS.c.state)
+)
+LOCK_HELD = select(*LOCKED).where(_IS_HELD).with_for_update()
+ADD_EVENTS: Insert = insert(EVENTS)
+
+
+def move(values: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
+    """The guarded change of one row to new values, and its parameters.
+
+    Three more are the caller's: `job_id`, `from_state`, `held_fence`.
+    """
+    given = {f"new_{name}": value for name, value in values.items() if name != ENDS_NOW}
+    return _move(tuple(sorted(values))), given
+
+
+@cache
+def _move(names: tuple[str, ...]) -> Update:
+    changes: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names if name not in TIMES}
+    changes |= {TIMES[name][0]: TIMES[name][1] for name in names if name in TIMES}
+    where = (JOBS.c.id == bindparam("job_id"), JOBS.c.fence == bindparam("held_fence"))
+    return (
+        update(JOBS)
+        .where(*where, JOBS.c.state == bindparam("from_state"))
+        .values({**changes, "event_sequence": JOBS.c.event_sequence + 1})
+        .returning(JOBS.c.id, JOBS.c.fence, JOBS.c.event_sequence)
+    )
+
+
+@cache
+def telling(moving: Update) -> Select[Any]:
+    """A change of one row that also stores its history entry, in one statement: PostgreSQL's way.
+
+    The entry's `event_message`, `event_level` and `event_data` are the caller's.
+    """
+    moved = moving.cte("moved")
+    return select(moved.c.fence, moved.c.event_sequence).add_cte(_told(moved, bindparam("event_message")))
+
+
+def _told(moved: CTE, message: ColumnElement[str]) -> CTE:
+    columns: dict[str, ColumnElement[Any]] = {
+        "job_id": moved.c.id,
+        "sequence": moved.c.event_sequence,
+        "created_at": db_now(),
+        "level": bindparam("event_level", type_=EVENTS.c.level.type),
+        "type": literal("status", EVENTS.c.type.type),
+        "message": message,
+        "data": bindparam("event_data", type_=EVENTS.c.data.type),
+        "fence": moved.c.fence,
+    }
+    return insert(EVENTS).from_select(list(columns), select(*columns.values())).cte("told")
+
+
+def _claim_telling() -> Select[Job]:
+    moved = _CLAIMED.cte("moved")
+    parts = ("Attempt ", moved.c.attempt, " started on ", moved.c.lease_owner, ".")
+    return select(aliased(Job, moved)).add_cte(_told(moved, func.concat(*parts)))
+
+
+CLAIM_TELLING = _claim_telling()
+"""`CLAIM` that also stores the history entry."""

@@ -1,0 +1,217 @@
+"""The GPU set on a CPU with a tiny shape: it runs whole, keeps its deadline and survives what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from bench import gpu
+from bench.gpu_child import measure_cells
+from bench.gpu_page import page_of, shares
+from bench.gpu_parts import FULL, QUICK, Cell, Part, Sizes, parts_of
+from bench.gpu_run import Runner
+from bench.gpu_sample import decode_bytes
+from bench.gpu_train import random_groups
+from bench.models import Shape
+from grpo_engine.packing import pack
+from tests.waiting import is_alive
+
+NAMES = ["machine", "model-tiny", "train-tiny", "sample-tiny-torch"]
+SIDES = ["steps-tiny-g4-ours", "steps-tiny-g4-trl"]
+
+
+def run(out: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "bench.gpu", "--quick", "--device", "cpu", "--out", str(out), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_a_quick_run_measures_every_part_and_its_figures_agree_with_each_other(tmp_path: Path) -> None:
+    out = tmp_path / "page.json"
+    assert run(out).wait(300) == 0
+    page = json.loads(out.read_text())
+    limits, parts = page["machine"]["figures"], page["parts"]
+    assert [*parts] == [*NAMES[1:], *SIDES, "sample-tiny-vllm"]
+    assert {
+        name: part["status"] for name, part in parts.items() if name != "sample-tiny-vllm"
+    } == dict.fromkeys([*NAMES[1:], *SIDES], "done")
+    assert parts["model-tiny"]["figures"]["parameters"] > 0
+    for part, sizes in (("train-tiny", QUICK.train), ("sample-tiny-torch", QUICK.sample)):
+        for cell, entry in zip(sizes, parts[part]["cells"], strict=True):
+            figures = entry["figures"]
+            assert figures["tokens"] == (cell.tokens if part == "train-tiny" else cell.completion_tokens)
+            assert figures["tokens_per_second"] == pytest.approx(figures["tokens"] / figures["seconds"])
+            share = figures["flops"] / figures["seconds"] / limits["matrix_flops_per_second"]
+            assert figures["share_of_matrix_rate"] == pytest.approx(share)
+            assert 0 < share < 1
+            assert figures["peak_memory_bytes"] > 0
+    for entry, cell in zip(parts["train-tiny"]["cells"], QUICK.train, strict=True):
+        assert entry["figures"]["activations_recomputed"] is cell.recompute
+        assert entry["figures"]["grad_norm"] > 0
+    pair = page["against_trl"]["steps-tiny-g4"]
+    assert pair["complaints"] == []
+    seconds = [parts[name]["figures"]["seconds_per_step"] for name in SIDES]
+    assert pair["ratios"]["seconds_per_step"] == pytest.approx(seconds[0] / seconds[1])
+
+
+def test_what_no_longer_fits_the_deadline_is_not_run_and_says_why(tmp_path: Path) -> None:
+    out = tmp_path / "page.json"
+    assert gpu.main(["--quick", "--device", "cpu", "--deadline-seconds", "1", "--out", str(out)]) == 0
+    page = json.loads(out.read_text())
+    assert page["machine"]["status"] == "not_run"
+    assert page["parts"]["model-tiny"]["reason"].endswith("s are left, and it may need 40 s")
+    assert page["parts"]["train-tiny"] == {"status": "not_run", "reason": "model-tiny is not there"}
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    sizes = Sizes({"broken": Shape(hidden=-64)}, QUICK.train, QUICK.sample, {}, {})
+    found = results(sizes, ["train-broken"], tmp_path)
+    assert found["model-broken"]["status"] == "failed"
+    assert "RuntimeError" in found["model-broken"]["reason"]
+    assert found["train-broken"] == {"status": "not_run", "reason": "model-broken is not there"}
+    assert found["machine"]["status"] == "done"
+
+
+@pytest.mark.slow
+def test_a_part_that_takes_too_long_is_stopped_with_its_process(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, QUICK, "cpu", None)
+    result = runner.run(Part("machine", "machine", 30.0), 0.2)
+    assert result["status"] == "failed"
+    assert result["reason"].startswith("stopped after its")
+    assert not children_of(os.getpid(), "bench.gpu_child")
+
+
+@pytest.mark.slow
+def test_a_terminated_run_keeps_what_it_has_and_leaves_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "page.json"
+    program = run(out)
+    assert program.stdout is not None
+    assert program.stdout.readline().startswith(b"machine")
+    while not (child := children_of(program.pid, "bench.gpu_child")):
+        assert program.poll() is None
+        time.sleep(0.01)
+    program.send_signal(signal.SIGTERM)
+    program.communicate(timeout=60)
+    assert program.returncode == 143
+    assert not any(is_alive(pid) for pid in child)
+    assert json.loads(out.read_text())["machine"]["status"] == "done"
+
+
+def test_a_cell_that_fails_or_no_longer_fits_costs_no_other_cell(tmp_path: Path) -> None:
+    cells = [Cell(1, 1, 1, 1), Cell(1, 1, 1, 1), Cell(1, 1, 1, 10**9)]
+    asked: list[Cell] = []
+
+    def measure(cell: Cell, until: float) -> dict[str, Any]:
+        asked.append(cell)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("too large")
+        return {"seconds": 1.0}
+
+    heard = tmp_path / "heard.json"
+    measure_cells(measure, cells, time.monotonic() + 60, heard)
+    failed, measured, skipped = json.loads(heard.read_text())["cells"]
+    assert failed == {"error": "OutOfMemoryError: too large"}
+    assert measured["figures"]["seconds"] == 1.0
+    assert skipped["not_run"].endswith("s are left to its part")
+    assert len(asked) == 2
+
+
+def test_the_shapes_have_the_sizes_of_the_published_models() -> None:
+    parameters = {}
+    for name, shape in FULL.shapes.items():
+        config = shape.config()
+        config.tie_word_embeddings = True
+        with torch.device("meta"):
+            parameters[name] = AutoModelForCausalLM.from_config(config).num_parameters()
+    assert parameters == {"0.6b": 596_049_920, "4b": 4_022_468_096}
+
+
+def test_training_cells_fill_rows_of_16384_completion_tokens() -> None:
+    rows = {}
+    for cell in FULL.train:
+        groups = random_groups(cell, 512, seed=0)
+        packed = list(pack(groups, cell.tokens_at_a_time, torch.device("cpu")))
+        rows[cell.group_size, cell.length, cell.recompute] = [batch.input_ids.numel() for batch in packed]
+    assert rows == {
+        (1, 16_256, False): [16_384],
+        (1, 16_256, True): [16_384],
+        (8, 1024, False): [16_384 + 2 * 128],
+        (16, 1024, False): [16_384 + 128],
+        (8, 4096, False): [16_384 + 128] * 2,
+        (16, 4096, False): [16_384 + 128] * 4,
+    }
+
+
+def test_parts_come_in_the_order_of_importance_and_each_after_what_it_needs() -> None:
+    names = [part.name for part in parts_of(FULL, "torch")]
+    assert names[:5] == ["machine", "model-0.6b", "train-0.6b", "model-4b", "train-4b"]
+    assert len(set(names)) == len(names)
+    for part in parts_of(FULL, "vllm"):
+        assert not part.needs or names.index(part.needs) < names.index(part.name)
+
+
+def test_shares_are_of_the_limits_that_are_known() -> None:
+    figures = {"seconds": 2.0, "flops": 100.0, "bytes": 30.0}
+    limits = {
+        "nominal_flops_per_second": 200.0,
+        "matrix_flops_per_second": 100.0,
+        "copy_bytes_per_second": None,
+    }
+    assert shares(figures, limits) == {"mfu": 0.25, "share_of_matrix_rate": 0.5}
+
+
+def test_decoding_reads_weights_once_a_step_and_prompts_once_a_group() -> None:
+    config = Shape(hidden=8, layers=1, heads=2, kv=1, head=4, inter=16, vocab=10).config()
+    weights = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + 10 * 8
+    keys_and_values = 2 * 4 * 2
+    cell = Cell(prompts=3, group_size=5, prompt_tokens=7, length=4)
+    seen = 3 * 7 + 3 * 5 * 2
+    assert decode_bytes(config, cell, 2) == 4 * (2 * weights + keys_and_values * seen)
+
+
+def test_ours_stands_beside_the_published_figures_of_the_same_sequence() -> None:
+    def entry(recomputed: bool, speed: float) -> dict[str, Any]:
+        figures = {"seconds": 1.0, "tokens_per_second": speed, "peak_memory_bytes": 5.15 * 2**30}
+        return {"cell": {"group_size": 1}, "figures": {**figures, "activations_recomputed": recomputed}}
+
+    other = {"cell": {"group_size": 8}, "figures": {"seconds": 1.0}}
+    train = {"status": "done", "cells": [entry(False, 26_684), entry(True, 13_342), other]}
+    page = page_of({}, [], {"machine": {"status": "failed"}, "train-0.6b": train})
+    beside = page["against_prime_rl"]["0.6b"]
+    assert beside["kept"]["tokens_per_second_ratio"] == 2.0
+    assert beside["recomputed"]["tokens_per_second_ratio"] == 1.0
+    assert beside["recomputed"]["peak_memory_ratio"] == pytest.approx(1.0)
+
+
+def results(sizes: Sizes, names: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """Of these parts and what they need."""
+    parts = gpu.chosen(list(parts_of(sizes, "torch")), names)
+    runner = Runner(folder, sizes, "cpu", None)
+    deadline = time.monotonic() + 300
+    return {part.name: result for part, result in gpu.measured(parts, runner, deadline)}
+
+
+def children_of(parent: int, word: str) -> list[int]:
+    """Living processes that this one started with that word on their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (path / "stat").read_text().rpartition(")")[2].split()
+            command = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(stat[1]) == parent and stat[0] != "Z" and word.encode() in command:
+            found.append(int(path.name))
+    return found

@@ -1,0 +1,69 @@
+"""The engine that waits, in production: it lives in Celery's pool child, which lives from job to job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.tiny_model import make_model
+from service.cli.client import JOBS, Client
+from service.cli.watch import watch_job
+from tests.e2e.production import Production, empty_database, production
+from tests.servers import Postgres, Redis, wait_until
+from tests.service.embedded import grpo_job, write_rows
+from tests.waiting import is_alive, waiting_engines, working_engines
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, postgres_server: Postgres, redis_server: Redis) -> Iterator[Production]:
+    """With the fake engine."""
+    model = make_model(tmp_path / "tiny", hidden=32, layers=1)
+    with (
+        empty_database(postgres_server, "production_warm") as url,
+        production(tmp_path / "home", model, url, redis_server) as running,
+    ):
+        yield running
+
+
+def waiting(deployment: Production) -> int:
+    """Process id of the one engine that waits."""
+    worker = deployment.running["worker"].pid
+    (pid,) = wait_until(lambda: len(waiting_engines(worker)) == 1 and waiting_engines(worker), 30)
+    return int(pid)
+
+
+def submit(deployment: Production, client: Client, rows: Path) -> str:
+    return str(client.create(JOBS, grpo_job(client.upload(rows)["id"]))["id"])
+
+
+def test_a_celery_workers_jobs_begin_on_engines_that_waited(deployment: Production, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
+    used = []
+    with deployment.client() as client:
+        for _ in range(2):
+            pid = waiting(deployment)
+            job_id = submit(deployment, client, rows)
+            wait_until(lambda: working_engines(deployment.home / "runs"), 30)
+            used.append(pid)
+            assert working_engines(deployment.home / "runs") == [pid]
+            assert watch_job(client, job_id)["status"] == "succeeded"
+    assert len(set(used)) == 2
+    last = waiting(deployment)
+    assert last not in used
+    assert deployment.stop("worker") == 0
+    wait_until(lambda: not is_alive(last), 2, "the waiting engine ends with its worker")
+
+
+def test_a_killed_pool_childs_engine_dies_and_the_next_child_has_its_own(deployment: Production) -> None:
+    first = waiting(deployment)
+    child = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
+    assert child != deployment.running["worker"].pid
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not is_alive(first), 2, "the waiting engine ends with the child")
+    assert waiting(deployment) != first

@@ -1,0 +1,40 @@
+"""Whole runs, one after another, as one of the ranks that `torchrun` started: `… cases.py FOLDER`.
+
+FOLDER holds `cases.json` (name → RunConfig); each case runs in `FOLDER/NAME`, and the first rank writes its
+events, and whether its weights were sharded, to `FOLDER/NAME.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from torch.distributed.fsdp import FSDPModule
+
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig
+from grpo_engine.distributed import agreed, joined
+from grpo_engine.ranks import Ranks
+
+
+def main(folder: Path) -> None:
+    cases = json.loads((folder / "cases.json").read_text())
+    configs = {name: RunConfig.model_validate(case) for name, case in cases.items()}
+    with joined(next(iter(configs.values()))) as first:
+        for name, config in configs.items():
+            limits = {"num_threads": first.runtime.num_threads}
+            runtime = config.runtime.model_copy(update=limits)
+            run(config.model_copy(update={"runtime": runtime}), folder, name)
+
+
+def run(config: RunConfig, folder: Path, name: str) -> None:
+    trainer = build_trainer(config, folder / name)
+    events = [event.model_dump(mode="json") for event in trainer.run(agreed(lambda: False))]
+    if Ranks.current().is_first:
+        is_sharded = isinstance(trainer.policy.model, FSDPModule)
+        (folder / f"{name}.json").write_text(json.dumps({"events": events, "is_sharded": is_sharded}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

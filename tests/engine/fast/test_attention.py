@@ -1,0 +1,171 @@
+"""Dense attention over packed groups: the library's kernel, and each row alone, in value and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grpo_engine.attention import GroupSpan, PackedLayout, blocks_of
+from grpo_engine.fast.attention import DENSE_KEYS, DenseLayout, KernelLayout, attention_for
+from grpo_engine.fast.model import Attention
+from tests.engine.injection import CPU
+
+DIM, SCALE = 4, 0.4
+MIXED = ((9, (4, 1, 30)), (3, (2, 6)), (40, (5,)), (1, (1, 2, 3, 4)))
+SHAPES = {
+    "mixed lengths": MIXED,
+    "one token each": ((1, (1,)), (1, (1, 1))),
+    "one completion of one token": ((5, (1,)),),
+    "prompts alone": ((4, ()), (1, ()), (5, ())),
+    "prompts alone beside groups": ((4, ()), (4, (2, 3))),
+    "padding within a block": ((10, (8, 9)), (11, (9, 7)), (12, (10,))),
+}
+
+
+def spans_of(shapes: Sequence[tuple[int, tuple[int, ...]]]) -> list[GroupSpan]:
+    spans, start = [], 0
+    for prompt, completions in shapes:
+        spans.append(GroupSpan(start, prompt, completions))
+        start = spans[-1].end
+    return spans
+
+
+def states(
+    tokens: int, heads: int, shared: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    counts = (heads * shared, heads, heads)
+    made = [torch.randn(tokens, n, DIM, generator=generator, dtype=torch.float64) for n in counts]
+    query, key, value = (each.to(dtype).requires_grad_(True) for each in made)
+    return query, key, value
+
+
+def row_by_row(spans: Sequence[GroupSpan]) -> Attention:
+    """Softmax attention of each completion after its own copy of the prompt: the definition."""
+
+    class RowByRow:
+        def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+            shared = query.shape[1] // key.shape[1]
+            keys, values = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+            out = query.new_zeros(query.shape)
+            for span in spans:
+                prompt = list(range(span.start, span.completions_start))
+                first = span.completions_start
+                for length in (0, *span.completion_tokens):
+                    columns = [*prompt, *range(first, first + length)]
+                    own = columns[len(prompt) :] if length else prompt
+                    first += length
+                    scores = torch.einsum("qhd,khd->hqk", query[own], keys[columns]) * scale
+                    seen = torch.ones(scores.shape[1:]).tril(len(columns) - len(own)).bool()
+                    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+                    out[own] = torch.einsum("hqk,khd->qhd", weights, values[columns])
+            return out.flatten(1)
+
+    return RowByRow()
+
+
+def result(attention: Attention, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    out = attention.attend(0, *given, SCALE)
+    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out)
+    return out.detach(), torch.autograd.grad((out * weights).sum(), given)
+
+
+def assert_agree(left: Attention, right: Attention, given: tuple[Tensor, Tensor, Tensor]) -> None:
+    (value, gradients), (expected, expected_gradients) = result(left, given), result(right, given)
+    assert torch.allclose(value, expected, rtol=0, atol=1e-12)
+    for one, other in zip(gradients, expected_gradients, strict=True):
+        assert one.shape == other.shape
+        assert torch.allclose(one, other, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(3, 1), (2, 2), (1, 4), (2, 4)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_dense_and_kernel_attention_equal_each_row_alone(name: str, heads: int, shared: int) -> None:
+    spans = spans_of(SHAPES[name])
+    given = states(spans[-1].end, heads, shared)
+    expected = row_by_row(spans)
+    assert_agree(DenseLayout(spans, CPU, torch.float64), expected, given)
+    assert_agree(KernelLayout(PackedLayout(spans, CPU)), expected, given)
+
+
+def test_these_shapes_have_blocks_of_several_groups_with_padding() -> None:
+    blocks = blocks_of(spans_of(SHAPES["padding within a block"]), CPU)
+    assert len(blocks) == 2
+    assert all(len(block.inside) < block.queries.numel() for block in blocks)
+    assert len(blocks_of(spans_of(MIXED), CPU)) > 2
+
+
+shapes = st.lists(
+    st.tuples(st.integers(1, 7), st.lists(st.integers(1, 6), max_size=4).map(tuple)), min_size=1, max_size=5
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(shapes=shapes, shared=st.sampled_from([1, 2]))
+def test_any_groups_are_attended_as_each_row_alone(
+    shapes: list[tuple[int, tuple[int, ...]]], shared: int
+) -> None:
+    spans = spans_of(shapes)
+    assert_agree(DenseLayout(spans, CPU, torch.float64), row_by_row(spans), states(spans[-1].end, 2, shared))
+
+
+def transposed(out: Tensor) -> Tensor:
+    return out.t().contiguous().t()
+
+
+def expanded(out: Tensor) -> Tensor:
+    return out.sum() * torch.ones(())
+
+
+@pytest.mark.parametrize("after", [transposed, expanded])
+def test_gradients_arrive_in_any_memory_layout(after: Callable[[Tensor], Tensor]) -> None:
+    spans = spans_of(MIXED)
+    given = states(spans[-1].end, 2, 2)
+    found, expected = (
+        torch.autograd.grad(after(way.attend(0, *given, SCALE)).square().sum(), given)
+        for way in (DenseLayout(spans, CPU, torch.float64), row_by_row(spans))
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_without_gradients_the_values_are_the_same() -> None:
+    spans = spans_of(MIXED)
+    given, layout = states(spans[-1].end, 2, 2), DenseLayout(spans, CPU, torch.float64)
+    expected, _ = result(layout, given)
+    with torch.no_grad():
+        assert torch.equal(layout.attend(0, *given, SCALE), expected)
+
+
+def test_bfloat16_stays_close_to_float64() -> None:
+    """Within four roundings of the largest number."""
+    spans = spans_of(MIXED)
+    exact_value, exact_gradients = result(row_by_row(spans), states(spans[-1].end, 2, 2))
+    given = states(spans[-1].end, 2, 2, torch.bfloat16)
+    value, gradients = result(DenseLayout(spans, CPU, torch.bfloat16), given)
+    assert value.dtype == torch.bfloat16
+    for one, other in zip((value, *gradients), (exact_value, *exact_gradients), strict=True):
+        assert float((one.double() - other).abs().max()) < 2**-6 * float(other.abs().max())
+
+
+def test_a_completion_sees_neither_its_siblings_nor_other_groups() -> None:
+    spans = spans_of(((3, (2, 2)), (2, (3,))))
+    query, key, value = states(spans[-1].end, 2, 1)
+    layout = DenseLayout(spans, CPU, torch.float64)
+    out = layout.attend(0, query, key, value, SCALE)
+    (gradient,) = torch.autograd.grad(out[5:7].sum(), value)
+    assert [column for column, row in enumerate(gradient) if row.any()] == [0, 1, 2, 5, 6]
+
+
+def test_long_rows_go_through_the_librarys_kernel() -> None:
+    def chosen(prompt: int, completions: tuple[int, ...]) -> type[Attention]:
+        return type(attention_for(spans_of(((2, (1,)), (prompt, completions))), CPU, torch.float32))
+
+    assert chosen(DENSE_KEYS - 5, (5, 1)) is DenseLayout
+    assert chosen(DENSE_KEYS - 5, (5, 6)) is KernelLayout
+    assert chosen(DENSE_KEYS, ()) is DenseLayout

@@ -1,0 +1,267 @@
+"""Rows that end, leave and are replaced: the same completions as one prompt after another, each told once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from grpo_engine.errors import DeviceMemoryError
+from grpo_engine.policy import Policy
+from grpo_engine.records import FinishReason
+from grpo_engine.sampler import rows as module
+from grpo_engine.sampler.base import Continuation, Sampling
+from grpo_engine.sampler.decoding import CacheDecoder, Kernels, PlainDecoder, SharedDecoder
+from grpo_engine.sampler.torch_sampler import TorchSampler
+from grpo_engine.types import Group, Prompt
+
+STOPS = tuple(range(6, 14))
+"""Tokens that end a completion here: of some 90, so rows end unevenly."""
+PROMPTS = [
+    Prompt(row, "", tuple(20 + (row * 5 + i) % 60 for i in range(length)), {})
+    for row, length in enumerate((3, 9, 1, 5, 12, 2, 7, 4, 1, 30, 6, 3))
+]
+SAMPLING = Sampling(max_tokens=13, seed=3, step=2)
+
+
+class Watched(SharedDecoder):
+    """Counts what comes and what runs."""
+
+    def __init__(self, policy: Policy, fails_at: int = 0) -> None:
+        assert policy.fast is not None
+        super().__init__(policy.model, Kernels(policy.fast))
+        self.begun: list[tuple[int, ...]] = []
+        self.joined: list[tuple[int, ...]] = []
+        self.live: list[int] = []
+        self.fails_at = fails_at
+
+    def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        self.begun += map(tuple, prompts_P)
+        return super().start(prompts_P, group_size)
+
+    def join(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        self.joined += map(tuple, prompts_P)
+        return super().join(prompts_P, group_size)
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        self.live.append(len(tokens_B))
+        if len(self.live) == self.fails_at:
+            raise torch.OutOfMemoryError("here")
+        return super().step(tokens_B)
+
+
+@pytest.fixture(scope="module")
+def shared_policy() -> list[Policy]:
+    return []
+
+
+@pytest.fixture
+def policy(make_policy: Callable[..., Policy], shared_policy: list[Policy]) -> Policy:
+    if not shared_policy:
+        shared_policy.append(make_policy())
+    return ending(shared_policy[0])
+
+
+def ending(policy: Policy) -> Policy:
+    policy.stop_set = frozenset(STOPS)
+    policy.stop_ids = torch.tensor(STOPS)
+    return policy
+
+
+def watched(policy: Policy, budget: int, fails_at: int = 0) -> tuple[TorchSampler, list[Watched]]:
+    sampler, made = TorchSampler(policy, budget), []
+
+    def make() -> Watched:
+        made.append(Watched(policy, 0 if made else fails_at))
+        return made[-1]
+
+    sampler._decoder = make
+    return sampler, made
+
+
+def one_by_one(
+    policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling = SAMPLING
+) -> list[Group]:
+    """Each prompt in a decoder of its own, computed by the model's own forward over whole rows."""
+    groups = []
+    for place, prompt in enumerate(prompts):
+        sampler = TorchSampler(policy, group_size)
+        sampler._decoder = lambda: PlainDecoder(policy.model, policy.pad_token_id)
+        alone = sampling.starting_at(sampling.first_prompt + place)
+        if sampling.continuing:
+            alone = replace(sampling, continuing=sampling.continuing[place : place + 1])
+        groups += sampler.generate([prompt], group_size, alone)
+    return groups
+
+
+def assert_same(found: Sequence[Group], expected: Sequence[Group]) -> None:
+    assert len(found) == len(expected)
+    for left, right in zip(found, expected, strict=True):
+        assert left.prompt is right.prompt
+        for one, other in zip(left.completions, right.completions, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.finish_reason is other.finish_reason
+            assert one.text == other.text
+            assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)
+
+
+def test_waiting_prompts_take_the_places_of_those_that_ended(policy: Policy) -> None:
+    sampler, made = watched(policy, budget=12)
+    found = sampler.generate(PROMPTS, 3, SAMPLING)
+    assert_same(found, one_by_one(policy, PROMPTS, 3))
+    (decoder,) = made
+    assert len(decoder.joined) >= 4
+    assert sorted([*decoder.begun, *decoder.joined]) == sorted(prompt.token_ids for prompt in PROMPTS)
+    assert max(decoder.live) <= 12
+    reasons = {each.finish_reason for group in found for each in group.completions}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    budget=st.integers(1, 40),
+    group_size=st.integers(1, 4),
+    count=st.integers(1, len(PROMPTS)),
+    max_tokens=st.integers(1, 14),
+    look_every=st.sampled_from([1, 3, 8]),
+    seed=st.integers(0, 3),
+)
+def test_no_budget_and_no_way_of_looking_changes_a_completion(
+    policy: Policy, budget: int, group_size: int, count: int, max_tokens: int, look_every: int, seed: int
+) -> None:
+    sampling = Sampling(max_tokens=max_tokens, seed=seed)
+    sampler, made = watched(policy, budget)
+    told: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.LOOK_EVERY, "cpu", look_every)
+        found = sampler.generate(PROMPTS[:count], group_size, sampling, lambda place, _: told.append(place))
+    assert_same(found, one_by_one(policy, PROMPTS[:count], group_size, sampling))
+    assert sorted(told) == list(range(count))
+    assert max(made[0].live, default=0) <= max(budget, group_size)
+
+
+def test_rows_that_ended_between_two_looks_are_told_as_they_ended(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.LOOK_EVERY, "cpu", 8)
+    sampler, made = watched(policy, budget=64)
+    found = sampler.generate(PROMPTS[:4], 16, SAMPLING)
+    assert len(made[0].live) == 15  # the second look, at 16 of 13 tokens
+    assert_same(found, one_by_one(policy, PROMPTS[:4], 16))
+    lengths = {len(each.token_ids) for group in found for each in group.completions}
+    assert {1, 2, 4, 5, 6, 7} <= lengths
+
+
+@pytest.mark.parametrize("look_every", [1, 8])
+def test_greedy_rows_too_are_replaced(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, look_every: int
+) -> None:
+    monkeypatch.setitem(module.LOOK_EVERY, "cpu", look_every)
+    greedy = replace(SAMPLING, temperature=0.0)
+    most_likely = [g.completions[0].token_ids for g in one_by_one(policy, PROMPTS, 1, greedy)]
+    seldom = sorted({ids[len(ids) // 2] for ids in most_likely})
+    policy.stop_set, policy.stop_ids = frozenset(seldom[:4]), torch.tensor(seldom[:4])
+    sampler, made = watched(policy, budget=4)
+    assert_same(sampler.generate(PROMPTS, 1, greedy), one_by_one(policy, PROMPTS, 1, greedy))
+    assert made[0].joined
+
+
+def test_rows_that_stop_at_a_string_are_replaced(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.LOOK_EVERY, "cpu", 8)
+    sampling = replace(SAMPLING, stop=("a", "Qz", "7"))
+    sampler, made = watched(policy, budget=8)
+    found = sampler.generate(PROMPTS, 2, sampling)
+    assert_same(found, one_by_one(policy, PROMPTS, 2, sampling))
+    assert made[0].joined
+    assert any(each.text.endswith(("a", "7")) for group in found for each in group.completions)
+
+
+@pytest.mark.parametrize("look_every", [1, 8])
+def test_every_row_has_its_own_limit(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, look_every: int
+) -> None:
+    monkeypatch.setitem(module.LOOK_EVERY, "cpu", look_every)
+    limits = [1 + 5 * place % 13 for place in range(len(PROMPTS))]
+    turns = tuple(Continuation(place, place % 2, 1, limit) for place, limit in enumerate(limits))
+    sampling = replace(SAMPLING, continuing=turns)
+    sampler, made = watched(policy, budget=5)
+    found = sampler.generate(PROMPTS, 1, sampling)
+    assert_same(found, one_by_one(policy, PROMPTS, 1, sampling))
+    assert made[0].joined
+    cut = [
+        (len(each.token_ids), limit)
+        for group, limit in zip(found, limits, strict=True)
+        for each in group.completions
+        if each.finish_reason is FinishReason.LENGTH
+    ]
+    assert len(cut) > 3
+    assert all(length == limit for length, limit in cut)
+
+
+def test_groups_are_told_in_the_order_in_which_they_end(policy: Policy) -> None:
+    told: list[int] = []
+    sampler, _ = watched(policy, budget=12)
+    limits = [9, 2, 5, 1]
+    turns = tuple(Continuation(place, 0, 1, limit) for place, limit in enumerate(limits))
+    policy.stop_set, policy.stop_ids = frozenset({0}), torch.tensor([0])
+    sampling = replace(SAMPLING, continuing=turns)
+    sampler.generate(PROMPTS[:4], 1, sampling, lambda place, _: told.append(place))
+    assert told == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize("fails_at", [1, 6, 20])
+def test_out_of_memory_repeats_only_the_groups_that_had_not_ended(policy: Policy, fails_at: int) -> None:
+    told: list[int] = []
+    ended: list[set[int]] = []
+    sampler, made = watched(policy, budget=12, fails_at=fails_at)
+    make = sampler._decoder
+
+    def remembering() -> Watched:
+        ended.append(set(told))
+        return make()  # type: ignore[return-value]
+
+    sampler._decoder = remembering
+    found = sampler.generate(PROMPTS, 3, SAMPLING, lambda place, _: told.append(place))
+    assert_same(found, one_by_one(policy, PROMPTS, 3))
+    assert sorted(told) == list(range(len(PROMPTS)))
+    assert len(ended) == len(made) == 2
+    assert bool(ended[1]) == (fails_at == 20)
+    missing = [prompt.token_ids for place, prompt in enumerate(PROMPTS) if place not in ended[1]]
+    assert sorted([*made[1].begun, *made[1].joined]) == sorted(missing)
+    assert sampler.sample_budget == 6
+    assert max(made[1].live) <= 6
+
+
+def test_a_group_that_does_not_fit_is_told_as_such(policy: Policy) -> None:
+    sampler, _ = watched(policy, budget=3, fails_at=2)
+    with pytest.raises(DeviceMemoryError, match="one group does not fit"):
+        sampler.generate(PROMPTS, 3, SAMPLING)
+
+
+def test_the_budget_never_falls_below_one_group(policy: Policy) -> None:
+    sampler, made = watched(policy, budget=4, fails_at=2)
+    sampler.generate(PROMPTS[:3], 3, SAMPLING)
+    assert sampler.sample_budget == 3
+    assert max(made[1].live) == 3
+
+
+@pytest.mark.parametrize("kind", [CacheDecoder, PlainDecoder])
+def test_decoders_without_refill_are_looked_at_after_every_token(
+    make_policy: Callable[..., Policy],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[CacheDecoder | PlainDecoder],
+) -> None:
+    """GPT-2 has no position beyond its last one, not even for a row that has ended."""
+    monkeypatch.setitem(module.LOOK_EVERY, "cpu", 8)
+    policy = make_policy("gpt2")
+    assert policy.max_length is not None
+    long = Prompt(0, "", (20,) * (policy.max_length - 3), {})
+    sampler = TorchSampler(policy, 8)
+    sampler._decoder = lambda: kind(policy.model, policy.pad_token_id)
+    (group,) = sampler.generate([long], 2, Sampling(max_tokens=3))
+    assert all(1 <= len(each.token_ids) <= 3 for each in group.completions)

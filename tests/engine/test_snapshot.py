@@ -1,0 +1,55 @@
+"""What sampling ahead rests on: a policy that stands still, and groups that survive a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_engine.collector import Collected
+from grpo_engine.pending import packed, unpacked
+from grpo_engine.policy import Policy
+from grpo_engine.records import FinishReason, GradeError, Score, StepScore
+from grpo_engine.snapshot import still_policy
+from grpo_engine.types import Completion, GradedGroup, Group, Prompt
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("lora", [{"rank": 4}, "full"])
+def test_a_snapshot_stands_still_and_shares_what_is_not_trained(
+    make_policy: Callable[..., Policy], family: str, lora: Any
+) -> None:
+    policy = make_policy(family, lora=lora)
+    still = still_policy(policy)
+    own = dict(still.model.named_parameters())
+    for name, parameter in policy.model.named_parameters():
+        assert own[name] is not parameter
+        assert (own[name].data_ptr() == parameter.data_ptr()) is not parameter.requires_grad
+        assert torch.equal(own[name], parameter)
+    before = {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+    with torch.no_grad(), still.sampling():
+        for parameter in still.trainable.values():
+            parameter += 1
+    for name, parameter in policy.model.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def completion(**fields: Any) -> Completion:
+    base = Completion("a", (3, 5), (-0.1, -2.0 / 3), FinishReason.LENGTH, 4)
+    return replace(base, **fields)
+
+
+def test_waiting_groups_survive_json() -> None:
+    prompts = [Prompt(row, "", (1,), {}) for row in range(3)]
+    called = completion(sampled=(True, False), turns=2, tool_calls=({"name": "f", "arguments": {"x": 1}},))
+    scores = (
+        Score(reward=1 / 3, parts={"a": 1 / 3}, steps=(StepScore(end=1, reward=0.5),), feedback="good"),
+        Score(reward=None, errors={"a": GradeError(code="other_error", message="m")}),
+    )
+    graded = GradedGroup(Group(prompts[2], (completion(answer="b"), called)), scores)
+    collected = Collected([graded], [replace(graded, group=replace(graded.group, prompt=prompts[0]))])
+    assert unpacked(json.loads(json.dumps(packed(collected))), prompts) == collected

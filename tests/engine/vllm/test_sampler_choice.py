@@ -1,0 +1,105 @@
+"""Which sampler a job gets, and what vLLM is started with: no vLLM is needed to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_engine.config import Runtime
+from grpo_engine.errors import ConfigError
+from grpo_engine.policy import Policy
+from grpo_engine.sampler import choice
+from grpo_engine.sampler.choice import open_sampler
+from grpo_engine.sampler.torch_sampler import TorchSampler
+from grpo_engine.sampler.vllm_engine import VllmEngine
+from grpo_engine.sampler.vllm_options import cache_bytes, engine_arguments
+from tests.engine.one_group import settings
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("name", ["auto", "torch"])
+def test_a_cpu_samples_with_torch(make_policy: Callable[..., Policy], name: Any) -> None:
+    assert isinstance(
+        open_sampler(Runtime(sampler=name), make_policy(), settings(), 64, Path()), TorchSampler
+    )
+
+
+def test_vllm_that_is_not_installed_is_refused_with_the_way_to_get_it(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="vLLM is not installed here") as caught:
+        open_sampler(Runtime(sampler="vllm"), make_policy(), settings(), 64, Path())
+    assert "make setup-vllm" in caught.value.hint
+
+
+def test_a_gpu_without_vllm_samples_with_torch(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    policy = make_policy()
+    policy.device = CUDA
+    assert not choice._asks_for_vllm(Runtime(), policy)
+    monkeypatch.setattr(choice, "find_spec", lambda name: object())
+    assert choice._asks_for_vllm(Runtime(), policy)
+    assert not choice._asks_for_vllm(Runtime(sampler="torch"), policy)
+
+
+def test_a_gpu_gives_vllm_its_share_and_lets_it_sleep(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    policy.device = CUDA
+    found = engine_arguments(policy, Runtime(sampler_memory=0.3, sample_budget=256), 900)
+    assert found["gpu_memory_utilization"] == 0.3
+    assert found["enable_sleep_mode"] is True
+    assert found["enforce_eager"] is False
+    assert "kv_cache_memory_bytes" not in found
+    assert (found["max_model_len"], found["max_num_seqs"]) == (900, 256)
+
+
+def test_a_cpu_gets_a_cache_for_all_completions_at_once(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    found = engine_arguments(policy, Runtime(sample_budget=10), 33)
+    keys_and_values, layers, heads, size, float32 = 2, 2, 1, 32, 4
+    assert cache_bytes(policy, 33) == 64 * keys_and_values * layers * heads * size * float32
+    assert found["kv_cache_memory_bytes"] == 10 * cache_bytes(policy, 33)
+    assert found["enable_sleep_mode"] is False
+    assert found["enforce_eager"] is True
+
+
+@pytest.mark.parametrize(("rank", "served"), [(1, 8), (16, 16), (20, 32), (512, 512)])
+def test_the_adapters_rank_is_rounded_up_to_one_that_vllm_has(
+    make_policy: Callable[..., Policy], rank: int, served: int
+) -> None:
+    found = engine_arguments(make_policy(lora={"rank": rank}), Runtime(), 64)
+    assert found["max_lora_rank"] == served
+
+
+def test_full_fine_tuning_starts_vllm_without_adapters(make_policy: Callable[..., Policy]) -> None:
+    assert "enable_lora" not in engine_arguments(make_policy(lora="full"), Runtime(), 64)
+
+
+class _Core:
+    """What of vLLM sleeps: only a GPU's really does."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self) -> None:
+        self.calls.append("wake")
+
+
+@pytest.mark.parametrize(("can_sleep", "expected"), [(True, ["sleep 1", "wake", "sleep 1"]), (False, [])])
+def test_an_engine_sleeps_once_and_wakes_once(can_sleep: bool, expected: list[str]) -> None:
+    engine = object.__new__(VllmEngine)
+    engine.core, engine.can_sleep, engine.asleep = _Core(), can_sleep, False
+    for call in (engine.wake, engine.sleep, engine.sleep, engine.wake, engine.wake, engine.sleep):
+        call()
+    assert engine.core.calls == expected

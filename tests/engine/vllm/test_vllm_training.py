@@ -1,0 +1,132 @@
+"""A trainer on vLLM: its mismatch is corrected, runs resume exactly, the process stays as it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig, Runtime
+from grpo_engine.errors import ConfigError
+from grpo_engine.events import StepFinished
+from grpo_engine.policy import Policy
+from grpo_engine.sampler.vllm_engine import Answer
+from grpo_engine.sampler.vllm_environment import vllm_environment
+from grpo_engine.sampler.vllm_sampler import VllmSampler
+from grpo_engine.trainer import Trainer
+from tests.engine.conftest import cut, largest_difference, parameters_of
+from tests.engine.vllm.conftest import KEPT
+
+
+def open_trainer(config: RunConfig, run_dir: Path) -> Trainer:
+    trainer = build_trainer(cut(config, sampler="vllm", sample_budget=32), run_dir)
+    assert isinstance(trainer, Trainer)
+    KEPT.append(trainer)
+    return trainer
+
+
+def first_step(trainer: Trainer) -> dict[str, float]:
+    (finished,) = [event for event in trainer.step(1) if isinstance(event, StepFinished)]
+    return finished.metrics
+
+
+def off_by(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
+    """From now on vLLM drew each token with a log-probability that differs from the trainer's by this."""
+    completion = VllmSampler._completion
+
+    def shifted(self: VllmSampler, answer: Answer) -> Any:
+        return completion(self, replace(answer, logprobs=tuple(each - nats for each in answer.logprobs)))
+
+    monkeypatch.setattr(VllmSampler, "_completion", shifted)
+
+
+def test_completions_that_another_policy_sampled_move_nothing_and_show_in_the_metrics(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(beta=0.0, max_completion_tokens=8)
+    honest = first_step(open_trainer(config, tmp_path / "honest"))
+    assert honest["grad_norm"] > 1e-4
+    assert honest["sampling/sampling_logp_difference/max"] < 1e-5
+    off_by(monkeypatch, 2.0)
+    trainer = open_trainer(config, tmp_path / "off")
+    before = parameters_of(trainer)
+    wrong = first_step(trainer)
+    assert wrong["sampling/sampling_logp_difference/mean"] == pytest.approx(2.0, abs=1e-4)
+    assert wrong["sampling/importance_sampling_ratio/mean"] == pytest.approx(7.389, abs=1e-2)
+    assert wrong["grad_norm"] == 0.0
+    assert largest_difference(before, parameters_of(trainer)) == 0.0
+
+
+def test_a_small_mismatch_weighs_each_completion_by_its_ratio(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(beta=0.0, max_completion_tokens=1, group_size=16)
+    honest = first_step(open_trainer(config, tmp_path / "honest"))
+    off_by(monkeypatch, 0.5)
+    weighed = first_step(open_trainer(config, tmp_path / "off"))
+    assert weighed["grad_norm"] / honest["grad_norm"] == pytest.approx(1.6487, abs=1e-2)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config(n_steps=4)
+    whole = open_trainer(config, tmp_path / "whole")
+    list(whole.run(lambda: False))
+    stopped = open_trainer(config, tmp_path / "parts")
+    list(stopped.run(lambda: stopped.state.step == 2))
+    resumed = open_trainer(config, tmp_path / "parts")
+    list(resumed.run(lambda: False))
+    assert resumed.state.step == 4
+    assert largest_difference(parameters_of(whole), parameters_of(resumed)) == 0.0
+
+
+def test_vllm_leaves_the_process_as_it_was(
+    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    policy = make_policy()
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    torch.manual_seed(5)
+    KEPT.append(VllmSampler(policy, Runtime(sample_budget=8), 64, tmp_path))
+    assert {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")} == environment
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_what_a_failed_start_changed_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_TEST_KEPT", "1")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+
+    @vllm_environment()
+    def fail() -> None:
+        os.environ["LD_PRELOAD"] = "something"
+        os.environ["GRPO_TEST_KEPT"] = "2"
+        raise ValueError("no model")
+
+    with pytest.raises(ValueError, match="no model"):
+        fail()
+    assert "LD_PRELOAD" not in os.environ
+    assert os.environ["GRPO_TEST_KEPT"] == "1"
+
+
+def test_a_job_that_vllm_cannot_serve_fails_as_its_configuration(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="vLLM serves no adapters for GPT2LMHeadModel") as caught:
+        open_trainer(make_config(family="gpt2"), tmp_path)
+    assert caught.value.hint == "Set runtime.sampler to torch for this job."

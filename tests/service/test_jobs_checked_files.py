@@ -1,0 +1,98 @@
+"""A file's rows are read once for many jobs that ask the same of them, and never believed blindly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.jobs import checked_files, file_checks
+from service.settings import Settings
+from service.storage import open_storage
+from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
+
+JOBS = "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture(autouse=True)
+def _model(settings: Settings) -> None:
+    make_model(settings.home)
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Storage keys of the files whose rows were read."""
+    keys: list[str] = []
+    original = file_checks.stored_lines
+
+    def counted(storage: object, key: str, **limits: int) -> Iterator[bytes]:
+        keys.append(key)
+        return original(storage, key, **limits)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(file_checks, "stored_lines", counted)
+    return keys
+
+
+def test_jobs_that_differ_in_seed_and_learning_rate_share_one_reading(
+    client: TestClient, readings: list[str]
+) -> None:
+    file_id = upload(client)
+    first = create(client, file_id, seed=1)
+    second = create(client, file_id, seed=2, method=reinforcement(learning_rate=1e-4))
+    assert readings == [f"files/{file_id}"]
+    assert first["progress"]["total_steps"] == second["progress"]["total_steps"]
+    assert first["warnings"] == second["warnings"]
+
+
+def test_warnings_of_the_rows_are_told_to_every_job(client: TestClient, readings: list[str]) -> None:
+    file_id = upload(client, jsonl(row(), row()))
+    jobs = [create(client, file_id, seed=seed) for seed in (1, 2)]
+    assert len(readings) == 1
+    assert [[warning["code"] for warning in job["warnings"]] for job in jobs] == [["duplicate_rows"]] * 2
+
+
+def test_another_grader_or_limit_reads_the_rows_again(client: TestClient, readings: list[str]) -> None:
+    file_id = upload(client)
+    create(client, file_id)
+    create(client, file_id, method=reinforcement(max_completion_tokens=8))
+    create(client, file_id, method=reinforcement({**GRADER, "operation": "like"}))
+    assert len(readings) == 3
+
+
+def test_a_remembered_file_whose_content_is_gone_is_refused(
+    client: TestClient, settings: Settings, readings: list[str]
+) -> None:
+    file_id = upload(client)
+    create(client, file_id, seed=1)
+    open_storage(settings.storage_location).delete(f"files/{file_id}")
+    answer = client.post(JOBS, json=request(file_id, seed=2))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "file_not_found")
+
+
+def test_a_faulty_file_is_read_and_refused_each_time(client: TestClient, readings: list[str]) -> None:
+    file_id = upload(client, jsonl({"messages": []}))
+    answers = [client.post(JOBS, json=request(file_id)) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert answers[0].json()["error"]["problems"] == answers[1].json()["error"]["problems"]
+    assert len(readings) == 2
+
+
+def test_after_a_while_the_rows_are_read_again(
+    client: TestClient, readings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_id = upload(client)
+    create(client, file_id, seed=1)
+    monkeypatch.setattr(checked_files, "REMEMBERED_SECONDS", 0.0)
+    create(client, file_id, seed=2)
+    assert len(readings) == 2
+
+
+def test_only_so_many_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_files, "MAX_REMEMBERED", 2)
+    kept = checked_files.CheckedFiles()
+    for question in ("a", "b", "c"):
+        kept.remember(question, checked_files.Faultless({"training_file": 1}, [], None))
+    assert kept.recall("a", None) is None
+    assert kept.recall("b", None) is not None
+    assert kept.recall("c", object()) is None, "counted with another tokenizer"

@@ -1,0 +1,45 @@
+"""Engines that wait for a job or work on one, as the process table shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def waiting_engines(worker: int) -> list[int]:
+    """Engines that wait for a job of this worker process, or of a process that it has forked."""
+    return [pid for pid in _engines_ahead(Path("/")) if worker in _ancestors(pid)]
+
+
+def working_engines(folder: Path) -> list[int]:
+    """Engines that were started ahead and now work somewhere in this folder."""
+    return _engines_ahead(folder.resolve())
+
+
+def _engines_ahead(folder: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes().split(b"\0")
+            here = (path / "cwd").readlink()
+        except OSError:
+            continue
+        is_here = here == folder if folder == Path("/") else here.is_relative_to(folder)
+        if is_here and b"--warm" in command:
+            found.append(int(path.name))
+    return found
+
+
+def _ancestors(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+        found.append(pid)
+    return found

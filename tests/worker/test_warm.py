@@ -1,0 +1,213 @@
+"""The engine that waits for the next job: used once, replaced, given up where it died, never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from service.db import Database
+from service.settings import Settings
+from service.storage import Storage
+from tests.servers import wait_until
+from tests.waiting import is_alive, waiting_engines
+from tests.worker.conftest import ROOT, Processes, engine_pids
+from tests.worker.jobs import read_job
+from tests.worker.outcomes import expected_weights, weights
+from worker import folder
+from worker.attempt import Worker
+from worker.process import EngineProcess
+from worker.runner import run_job
+from worker.warm import Engines
+
+Submit = Callable[..., str]
+WaitFor = Callable[..., None]
+
+
+@pytest.fixture
+def engines(worker: Worker) -> Iterator[Engines]:
+    with closing(Engines(worker.settings, keep_warm=True)) as engines:
+        yield engines
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Process ids of the engines that jobs ran on."""
+    pids: list[int] = []
+    start = Engines.start
+
+    def noting(self: Engines, *arguments: object) -> EngineProcess:
+        engine = start(self, *arguments)  # type: ignore[arg-type]
+        pids.append(engine.pid)
+        return engine
+
+    monkeypatch.setattr(Engines, "start", noting)
+    return pids
+
+
+def prepared(engines: Engines) -> int:
+    """Process id of the engine that waits now."""
+    engines.prepare()
+    assert engines.waiting_pid is not None
+    return engines.waiting_pid
+
+
+def test_the_waiting_engine_runs_the_next_job(
+    worker: Worker,
+    engines: Engines,
+    used: list[int],
+    database: Database,
+    storage: Storage,
+    submit: Submit,
+) -> None:
+    waiting = prepared(engines)
+    job_id = submit()
+    run_job(worker, engines)
+    assert used == [waiting]
+    assert read_job(database, job_id).state == "succeeded"
+    assert weights(database, storage, job_id) == expected_weights()
+
+
+def test_every_job_has_an_engine_of_its_own(
+    worker: Worker, engines: Engines, used: list[int], database: Database, submit: Submit
+) -> None:
+    first = prepared(engines)
+    jobs = [submit(), submit()]
+    run_job(worker, engines)
+    second = engines.waiting_pid
+    assert second is not None
+    assert not is_alive(first)
+    assert engine_pids(worker.settings) == []
+    run_job(worker, engines)
+    assert used == [first, second]
+    assert engines.waiting_pid not in (None, first, second)
+    assert [read_job(database, job_id).state for job_id in jobs] == ["succeeded", "succeeded"]
+
+
+def test_what_a_waiting_engine_prints_begins_its_jobs_log(
+    worker: Worker, engines: Engines, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(engines)
+    monkeypatch.setattr(folder, "KEPT_LOG_LINES", 1)
+    job_id = submit()
+    run_job(worker, engines)
+    log = worker.settings.runs_dir / job_id / "1" / "engine.log"
+    assert log.read_text() == "fake engine starts\n"
+
+
+def test_a_waiting_engine_holds_no_folder_and_sees_no_secret(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_DATABASE_URL", "postgresql://secret")
+    waiting = prepared(engines)
+    wait_until(lambda: b"--warm" in Path(f"/proc/{waiting}/cmdline").read_bytes().split(b"\0"))
+    assert Path(f"/proc/{waiting}/cwd").readlink() == Path("/")
+    assert b"secret" not in Path(f"/proc/{waiting}/environ").read_bytes()
+    assert os.getsid(waiting) == waiting
+
+
+def test_a_waiting_engine_that_died_costs_a_cold_start_and_is_replaced_after_it(
+    worker: Worker, engines: Engines, used: list[int], database: Database, submit: Submit
+) -> None:
+    dead = prepared(engines)
+    os.kill(dead, signal.SIGKILL)
+    wait_until(lambda: not is_alive(dead))
+    engines.prepare()
+    assert engines.waiting_pid is None
+    job_id = submit()
+    run_job(worker, engines)
+    job = read_job(database, job_id)
+    assert (job.state, job.attempt, job.failures) == ("succeeded", 1, 0)
+    assert len(used) == 1
+    assert engines.waiting_pid not in (None, dead)
+
+
+def test_one_that_dies_unnoticed_just_before_its_job_costs_a_cold_start(
+    engines: Engines, tmp_path: Path
+) -> None:
+    engine = EngineProcess([sys.executable, "-c", ""], None)
+    engine._process.wait()
+    assert engine.hand_over(["--config", "x"], tmp_path) is False
+    assert not (tmp_path / "engine.log").exists()
+    engine.close()
+
+
+def test_an_engine_started_under_other_settings_is_not_used(
+    worker: Worker,
+    engines: Engines,
+    used: list[int],
+    database: Database,
+    submit: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outdated = prepared(engines)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    job_id = submit()
+    run_job(worker, engines)
+    assert outdated not in used
+    assert not is_alive(outdated)
+    assert read_job(database, job_id).state == "succeeded"
+
+
+def test_an_interpreter_that_is_not_there_is_told_by_the_job_and_not_by_the_wait(settings: Settings) -> None:
+    broken = settings.model_copy(update={"engine_python": Path("/nowhere/python")})
+    with closing(Engines(broken, keep_warm=True)) as engines:
+        pid = prepared(engines)
+        wait_until(lambda: not is_alive(pid))
+        engines.prepare()
+        assert engines.waiting_pid is None
+
+
+def test_without_warm_engines_none_is_started(settings: Settings) -> None:
+    engines = Engines(settings, keep_warm=False)
+    engines.prepare()
+    assert engines.waiting_pid is None
+
+
+def test_an_idle_worker_has_one_ready_and_a_busy_one_the_next(
+    settings: Settings, processes: Processes, submit: Submit, wait_for: WaitFor
+) -> None:
+    worker = processes.start_worker()
+    (first,) = wait_until(lambda: waiting_engines(worker.pid))
+    job_id = submit({"*": {"step_seconds": 0.2}})
+    wait_for(job_id, phase="training")
+    assert engine_pids(settings) == [first]
+    (second,) = wait_until(lambda: waiting_engines(worker.pid))
+    assert second != first
+    wait_for(job_id, state="succeeded")
+    assert waiting_engines(worker.pid) == [second]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_waiting_engine_ends_with_its_worker(processes: Processes, number: signal.Signals) -> None:
+    worker = processes.start_worker()
+    (waiting,) = wait_until(lambda: waiting_engines(worker.pid))
+    worker.send_signal(number)
+    worker.wait(timeout=10)
+    wait_until(lambda: not is_alive(waiting), 2, "the waiting engine ends")
+
+
+def test_a_drained_worker_starts_no_further_engine(
+    settings: Settings, processes: Processes, submit: Submit, wait_for: WaitFor
+) -> None:
+    job_id = submit({"1": {"step_seconds": 0.3}})
+    worker = processes.start_worker()
+    wait_for(job_id, phase="training")
+    worker.terminate()
+    assert worker.wait(timeout=10) == 0
+    assert waiting_engines(worker.pid) == engine_pids(settings) == []
+
+
+def test_a_waiting_engine_whose_door_closes_ends_quietly() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.fake_engine", "--warm"]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
