@@ -38,7 +38,6 @@ LEAST_SHARE = 0.5
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child at hand ends as well
     sizes = QUICK if options.quick else FULL
     vllm = _has(options.vllm_python, "vllm")
     together: Sampler = "vllm" if vllm and _has(options.vllm_python, "vllm", "trl") else "torch"
@@ -130,4 +129,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child at hand ends as well
     sys.exit(main())

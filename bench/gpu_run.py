@@ -48,7 +48,11 @@ class Runner:
         python = self.vllm_python if part.sampler == "vllm" else None
         command = [python or sys.executable, "-m", module, str(told), str(heard)]
         ended = in_a_group(command, log, began + seconds - time.monotonic())
-        return {"seconds": time.monotonic() - began, **result_of(part, heard, ended)}
+        result = {"seconds": time.monotonic() - began, **result_of(part, heard, ended)}
+        cut = not ended.in_time and seconds < part.seconds  # by the deadline, not by its own share
+        if cut and not any("error" in cell for cell in result.get("cells", ())):
+            return result | {"status": "done" if heard.exists() else "not_run"}
+        return result
 
     def _told(self, part: Part, spec: Spec, until: float) -> dict[str, Any]:
         if part.steps is not None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
 
 PROMPTS_FILE = "prompts.jsonl"
-PAD, END = "<|pad|>", "<|end|>"
+PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
 POSITIONS = 32_768
 
 
@@ -61,11 +61,13 @@ class Shape:
 
 
 def words_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    """`w2 w3 …`: a word is a token, so that a number of tokens is a number of words."""
-    vocabulary = {PAD: 0, END: 1, **{f"w{number}": number for number in range(2, vocab)}}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w2"))
+    """`w3 w4 …`: a word is a token, so that a number of tokens is a number of words."""
+    vocabulary = {PAD: 0, END: 1, UNKNOWN: 2, **{f"w{number}": number for number in range(3, vocab)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token="w2")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN
+    )
 
 
 def shape_model(

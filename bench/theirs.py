@@ -93,7 +93,8 @@ def _reward(completions: list[str], target: list[str], **_: Any) -> list[float]:
 
 
 def _settings(spec: Spec, folder: str) -> dict[str, Any]:
-    fixed = {"min_new_tokens": spec.max_completion_tokens} if spec.lengths == "fixed" else {}
+    least = "min_tokens" if spec.sampler == "vllm" else "min_new_tokens"
+    fixed = {least: spec.max_completion_tokens} if spec.lengths == "fixed" else {}
     vllm = {"use_vllm": True, "vllm_mode": "colocate"} if spec.sampler == "vllm" else {}
     return {
         "output_dir": folder,
