@@ -59,9 +59,8 @@ bench-service: setup  ## Load on the API and the queue with a real PostgreSQL; w
 warm-start: setup  ## Seconds from claim to first step, engine started ahead and not
 	$(BIN)/python -m bench.warm_start
 
-test: setup setup-vllm system check  ## Every test and every check
+test: setup system check  ## Every test and every check; those of the vLLM sampler: test-vllm
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	$(MAKE) --no-print-directory test-vllm
 
 # The folder above has fixtures for servers, which that environment does not install.
 test-vllm: setup-vllm  ## The vLLM sampler's tests, in its own environment

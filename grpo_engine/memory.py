@@ -19,8 +19,11 @@ from grpo_engine.types import Prompt
 
 T = TypeVar("T")
 
-CPU_TOKENS, DEVICE_TOKENS = 1024, 16_384
-"""Where the deployment states no budget. A CPU gains nothing from more, and its caches lose."""
+DEVICE_TOKENS = 16_384
+"""Where the deployment states no budget."""
+CPU_BYTES = 192 * 2**20
+"""Activations of a micro-batch on a CPU: beyond this it gains nothing, and its caches lose."""
+CPU_TOKENS = range(512, 8192)
 CHECKPOINT_BELOW = 4096
 """Pieces this small waste a GPU: rather compute activations twice than cut further."""
 SMALLEST_TOKENS = 64
@@ -32,7 +35,7 @@ class Pieces:
 
     def __init__(self, policy: Policy, tokens: int | None) -> None:
         self.policy = policy
-        self.tokens = tokens or (CPU_TOKENS if policy.device.type == "cpu" else DEVICE_TOKENS)
+        self.tokens = tokens or (_cpu_tokens(policy) if policy.device.type == "cpu" else DEVICE_TOKENS)
         self.told: list[tuple[str, str]] = []
         """Code and sentence of each warning since they were last taken."""
 
@@ -64,6 +67,16 @@ class Pieces:
         self.tokens //= 2
         message = f"out of memory: the step is repeated with {self.tokens} tokens at a time"
         self.told.append(("token_budget_halved", message))
+
+
+def _cpu_tokens(policy: Policy) -> int:
+    """As many tokens as keep about `CPU_BYTES` of activations."""
+    config = policy.model.config
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    between = getattr(config, "intermediate_size", None) or 4 * hidden
+    # the rows around a layer's products, in and out, and its attention's weights
+    per_token = layers * (8 * hidden + 3 * between) * policy.compute_dtype.itemsize
+    return max(CPU_TOKENS.start, min(CPU_TOKENS.stop, CPU_BYTES // per_token))
 
 
 def longest_group(prompts: Sequence[Prompt], group_size: int, max_completion_tokens: int) -> TrainingGroup:

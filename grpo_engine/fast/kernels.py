@@ -9,6 +9,7 @@ Each equals its plain formula: `tests/engine/fast/test_kernels.py` compares valu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -109,7 +110,12 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     """[…, 1], at least float32."""
     wide = torch.promote_types(x.dtype, torch.float32)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    return length.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return torch.addcmul(_scalar(epsilon, wide, x.device), length, length, value=1 / x.shape[-1]).rsqrt_()
+
+
+@cache
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def _normed(x: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:

@@ -47,7 +47,10 @@ class Kernels:
     """Our own kernels; the policy's tensors are read once, when a decoding begins."""
 
     def __init__(self, fast: FastModel) -> None:
-        self.fast, self.tensors = fast, fast.tensors()
+        self.fast = fast
+        # a GPU replays recorded steps, so it gains nothing from fewer calls and would lose the copy's memory
+        on_cpu = fast.model.device.type == "cpu"
+        self.tensors = fast.joined_tensors() if on_cpu else fast.tensors()
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)

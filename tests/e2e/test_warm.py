@@ -61,6 +61,8 @@ def test_a_celery_workers_jobs_begin_on_engines_that_waited(deployment: Producti
 
 
 def test_a_killed_pool_childs_engine_dies_and_the_next_child_has_its_own(deployment: Production) -> None:
+    log = deployment.home / "worker.log"
+    wait_until(lambda: "ready." in log.read_text(), 30, "Celery minds the loss of a child from here on")
     first = waiting(deployment)
     child = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
     assert child != deployment.running["worker"].pid

@@ -49,7 +49,17 @@ def given_way(policy: Policy, tokens: int, most: int) -> tuple[Device, Pieces]:
 def test_what_fits_is_taken_whole_and_nothing_is_told(make_policy: Callable[..., Policy]) -> None:
     device, pieces = given_way(make_policy(), 16_384, most=100_000)
     assert (device.asked, device.cleared, pieces.told) == ([16_384], 0, [])
-    assert Pieces(make_policy(), None).tokens == CPU_TOKENS
+
+
+def test_without_a_stated_budget_a_larger_model_takes_fewer_tokens_at_a_time(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    assert Pieces(policy, None).tokens == CPU_TOKENS.stop
+    policy.model.config.num_hidden_layers *= 10
+    assert CPU_TOKENS.start < Pieces(policy, None).tokens < CPU_TOKENS.stop
+    policy.model.config.num_hidden_layers *= 60
+    assert Pieces(policy, None).tokens == CPU_TOKENS.start
 
 
 def test_first_fewer_tokens_then_fewer_activations_then_fewer_tokens_again(

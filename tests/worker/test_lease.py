@@ -19,13 +19,19 @@ from worker.lease import Lease, Lost
 
 
 class SlowDatabase(Database):
-    """A real one; `delay` is called in each transaction after its statements."""
+    """A real one; `delay` is called in each transaction after its statements, once or twice."""
 
     delay: Callable[[], None]
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         with super().transaction() as session:
+            yield session
+            self.delay()
+
+    @contextmanager
+    def statement(self) -> Iterator[Session]:
+        with super().statement() as session:
             yield session
             self.delay()
 

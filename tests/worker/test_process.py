@@ -55,8 +55,8 @@ def test_what_the_engine_started_ends_with_it(tmp_path: Path) -> None:
 
 def test_sigterm_comes_first_and_sigkill_after_the_grace(tmp_path: Path) -> None:
     program = (
-        "import signal, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))\n"
         "print('ready', flush=True)\n"
         "while True: time.sleep(1)"
     )
