@@ -31,6 +31,7 @@ from bench.models import Shape, prompts_of, random_prompts, shape_model
 from bench.reasoning import reasoning_model
 from bench.side import Answer, Spec, read_answer
 from examples.tiny_model import make_model
+from grpo_engine.environment import DEFAULTS
 
 RATIOS = {
     "completions_per_second": "completions_per_second",
@@ -139,10 +140,9 @@ def _run(side: str, spec: Spec, folder: Path) -> Answer:
     """One run in a process of its own, whose peak memory is therefore its own."""
     told, heard = folder / "spec.json", folder / "answer.json"
     told.write_text(json.dumps(asdict(spec)))
-    # Spinning long at barriers is ten times slower as soon as another process wants a core: for both.
-    environment = {**os.environ, "GOMP_SPINCOUNT": "10000", "OMP_NUM_THREADS": str(spec.threads)}
-    if side == "ours":  # as `python -m grpo_engine` sets it for itself
-        environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
+    # What the engine sets for itself; TRL gets of it what speeds up any program on a shared machine.
+    own = DEFAULTS if side == "ours" else {"GOMP_SPINCOUNT": DEFAULTS["GOMP_SPINCOUNT"]}
+    environment = {**os.environ, **own, "OMP_NUM_THREADS": str(spec.threads)}
     command = [sys.executable, "-m", f"bench.{side}", str(told), str(heard)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

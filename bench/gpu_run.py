@@ -19,6 +19,7 @@ from typing import Any
 from bench.compare_trl import Workload, prepare
 from bench.gpu_parts import Part, Sizes
 from bench.side import Spec, read_answer
+from grpo_engine.environment import DEFAULTS
 
 LORA_RANK, LEARNING_RATE, DTYPE, SEED = 16, 1e-4, "bfloat16", 0
 TOLD_CHARACTERS = 4000
@@ -98,8 +99,7 @@ class Ended:
 
 def in_a_group(command: list[str], log: Path, seconds: float) -> Ended:
     """Run it for `seconds` at most, then kill it with all that it has started."""
-    # Spinning at OpenMP's barriers is ten times slower as soon as another process wants a core.
-    own = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    own = {**DEFAULTS, "HF_HUB_OFFLINE": "1"}
     # With several GPUs in sight TRL would split its batch over all of them.
     environment = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, **own}
     with log.open("wb") as out:

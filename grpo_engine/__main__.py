@@ -9,7 +9,6 @@ succeed (the `failed` event says why), 2 the configuration cannot be read; anyth
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from pathlib import Path
@@ -19,15 +18,12 @@ from pydantic import ValidationError
 
 from grpo_engine import gang
 from grpo_engine.config import RunConfig
+from grpo_engine.environment import set_defaults
 from grpo_engine.errors import EngineError
 from grpo_engine.events import Failed, PhaseChanged
 from grpo_engine.warm import await_job, load_ahead
 
-# Read when torch is loaded, so set before. OpenMP's default is to spin long at barriers, which is ten times
-# slower as soon as another process wants a core; never to spin is slow where steps are short. oneDNN's
-# default is to keep a thousand compiled products.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+set_defaults()
 
 
 class StopRequest:

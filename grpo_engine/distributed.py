@@ -30,7 +30,7 @@ from grpo_engine.config import RunConfig, Runtime, TrainingFree, hyperparameters
 from grpo_engine.errors import ConfigError
 from grpo_engine.policy import Policy
 from grpo_engine.ranks import Ranks
-from grpo_engine.sampler.base import OnGroup, Sampler, Sampling
+from grpo_engine.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
 from grpo_engine.types import Group, Prompt
 
 T = TypeVar("T")
@@ -158,19 +158,12 @@ class ShardedPolicy(Policy):
         return run_root(model, partial(super()._logprobs, model, *arguments, **named))
 
 
-class WholeSampler:
+class WholeSampler(AroundSampler):
     """Around a sampler that computes with the trained model: its weights are whole while it samples."""
 
     def __init__(self, inner: Sampler, model: torch.nn.Module) -> None:
-        self.inner = inner
-        self.shares_weights = inner.shares_weights
+        super().__init__(inner)
         self.model = model
-
-    def rest(self) -> None:
-        self.inner.rest()
-
-    def load_policy(self, version: int) -> None:
-        self.inner.load_policy(version)
 
     def generate(
         self,

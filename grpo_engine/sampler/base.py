@@ -88,6 +88,20 @@ class Sampler(Protocol):
         ...
 
 
+class AroundSampler:
+    """What a sampler around another one hands on; subclasses give `generate`."""
+
+    def __init__(self, inner: Sampler) -> None:
+        self.inner = inner
+        self.shares_weights = inner.shares_weights
+
+    def load_policy(self, version: int) -> None:
+        self.inner.load_policy(version)
+
+    def rest(self) -> None:
+        self.inner.rest()
+
+
 def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn: int = 0) -> np.ndarray:
     """[count] numbers in [0, 1): one for each position of one turn of one completion.
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from grpo_engine.policy import Policy
 from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Continuation, OnGroup, Sampler, Sampling
+from grpo_engine.sampler.base import AroundSampler, Continuation, OnGroup, Sampler, Sampling
 from grpo_engine.tools.calls import find_calls
 from grpo_engine.tools.rendering import AnswerRenderer
 from grpo_engine.tools.specs import HttpTool, PythonTool
@@ -28,24 +28,17 @@ UNKNOWN_TOOL = "unknown"
 """Name that templates read for a tool that is none: the model's own word is never rendered."""
 
 
-class ToolSampler:
+class ToolSampler(AroundSampler):
     """Samples completions of up to `max_turns` turns. Raises ConfigError where a tool cannot work here."""
 
     def __init__(
         self, inner: Sampler, policy: Policy, tools: Sequence[PythonTool | HttpTool], *, max_turns: int
     ) -> None:
-        self.inner = inner
-        self.shares_weights = inner.shares_weights
+        super().__init__(inner)
         self.policy = policy
         self.toolbox = Toolbox(tools)
         self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set)
         self.max_turns = max_turns
-
-    def rest(self) -> None:
-        self.inner.rest()
-
-    def load_policy(self, version: int) -> None:
-        self.inner.load_policy(version)
 
     def generate(
         self,
