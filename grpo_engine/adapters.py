@@ -150,8 +150,10 @@ def load_adapter_weights(model: PeftModel, folder: Path) -> None:
         fill(target, saved[name])
 
 
-def set_lora_dropout(model: torch.nn.Module, active: bool) -> None:
-    """Only the adapter's own dropout is ever active; the base model's never is."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Dropout) and ".lora_dropout." in name:
-            module.train(active)
+def lora_dropouts(model: torch.nn.Module) -> list[torch.nn.Dropout]:
+    """The adapter's own, not the base model's."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Dropout) and ".lora_dropout." in name
+    ]

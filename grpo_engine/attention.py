@@ -10,8 +10,9 @@ gives the same log-probabilities this way as through its own forward, and uses t
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -99,44 +100,51 @@ class PackedLayout:
         return torch.cat(pieces, dim=1).index_select(1, self.restore).transpose(0, 1).unsqueeze(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Tokens that see the prompt before them and, causally, themselves; a prompt sees only itself."""
+
+    prompt_start: int
+    prompt_tokens: int
+    start: int
+    tokens: int
+
+    @property
+    def area(self) -> int:
+        return self.tokens * (self.prompt_tokens + self.tokens)
+
+
 def blocks_of(spans: Sequence[GroupSpan], device: torch.device) -> list[Block]:
-    """What is attended together: spans of like size, their prompts and then their completions."""
-    blocks = []
-    for bucket in _buckets(spans):
-        blocks.append(_prompt_block(bucket, device))
-        if any(span.completion_tokens for span in bucket):
-            blocks.append(_completion_block(bucket, device))
+    """What is attended together: prompts of like length, completions of like length."""
+    prompts = [_Run(span.start, 0, span.start, span.prompt_tokens) for span in spans]
+    completions = [run for span in spans for run in _completions(span)]
+    waste = WASTE.get(device.type, WASTE["cuda"])
+    return [_block(runs, device) for each in (prompts, completions) for runs in _alike(each, waste)]
+
+
+def _completions(span: GroupSpan) -> Iterator[_Run]:
+    ends = itertools.accumulate(span.completion_tokens, initial=span.completions_start)
+    for start, tokens in zip(ends, span.completion_tokens, strict=False):
+        yield _Run(span.start, span.prompt_tokens, start, tokens)
+
+
+WASTE = {"cpu": 2**14, "cuda": 2**20}
+"""Products of a query with padding that cost as much as a block's further operations."""
+
+
+def _alike(runs: Sequence[_Run], waste: int) -> list[list[_Run]]:
+    """Runs that share a grid, as long as its padding costs less than another grid would."""
+    blocks: list[list[_Run]] = []
+    for run in sorted(runs, key=lambda r: (r.prompt_tokens + r.tokens, r.tokens)):
+        if not (blocks and _padding([*blocks[-1], run]) <= waste):
+            blocks.append([])
+        blocks[-1].append(run)
     return blocks
 
 
-MAX_PADDING = 1.5
-"""Spans share a grid while its area is at most this many times what they need."""
-
-
-def _buckets(spans: Sequence[GroupSpan]) -> list[list[GroupSpan]]:
-    """Spans of like size together: first by prompt, then by longest completion."""
-    buckets: list[list[GroupSpan]] = []
-    for span in sorted(spans, key=lambda s: (s.prompt_tokens, max(s.completion_tokens, default=0))):
-        if not (buckets and _padding([*buckets[-1], span]) <= MAX_PADDING):
-            buckets.append([])
-        buckets[-1].append(span)
-    return buckets
-
-
-def _padding(spans: Sequence[GroupSpan]) -> float:
-    """Area of the common grid divided by the areas of each span's own grid."""
-
-    def area(prompt: int, longest: int, rows: int) -> int:
-        return prompt * prompt + rows * longest * (prompt + longest)
-
-    own = sum(
-        area(s.prompt_tokens, max(s.completion_tokens, default=0), len(s.completion_tokens)) for s in spans
-    )
-    longest = max(max(s.completion_tokens, default=0) for s in spans)
-    prompt = max(s.prompt_tokens for s in spans)
-    common = len(spans) * prompt * prompt
-    common += sum(len(s.completion_tokens) for s in spans) * longest * (prompt + longest)
-    return common / max(1, own)
+def _padding(runs: Sequence[_Run]) -> int:
+    longest, prompt = max(run.tokens for run in runs), max(run.prompt_tokens for run in runs)
+    return len(runs) * longest * (prompt + longest) - sum(run.area for run in runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,28 +186,14 @@ def _take(states: Tensor, columns: Tensor) -> Tensor:
     return taken.unflatten(1, columns.shape).transpose(0, 1)
 
 
-def _prompt_block(spans: Sequence[GroupSpan], device: torch.device) -> Block:
-    """Prompts, padded on the right: causal order hides the padding."""
-    starts = torch.tensor([span.start for span in spans], device=device)
-    lengths = torch.tensor([span.prompt_tokens for span in spans], device=device)
-    columns, inside = _grid(starts, lengths)
-    return Block(columns, columns, None, inside, columns.flatten()[inside])
-
-
-def _completion_block(spans: Sequence[GroupSpan], device: torch.device) -> Block:
-    """Completions: each one's keys are its prompt's, padded on the left, then its own."""
-    sizes = [(span, count) for span in spans for count in span.completion_tokens]
-    counts = torch.tensor([count for _, count in sizes], device=device)
-    offsets = [
-        span.completions_start + sum(span.completion_tokens[:index])
-        for span in spans
-        for index in range(len(span.completion_tokens))
-    ]
-    own, inside = _grid(torch.tensor(offsets, device=device), counts)
-    prompts = torch.tensor([span.prompt_tokens for span, _ in sizes], device=device)
+def _block(runs: Sequence[_Run], device: torch.device) -> Block:
+    """Each run's keys are its prompt's, padded on the left, then its own, padded on the right."""
+    own, inside = _grid(*_columns(((run.start, run.tokens) for run in runs), device))
+    starts, prompts = _columns(((run.prompt_start, run.prompt_tokens) for run in runs), device)
     width, longest = int(prompts.max()), own.shape[1]
+    if width == 0:
+        return Block(own, own, None, inside, own.flatten()[inside])
     before = torch.arange(width, device=device) - (width - prompts)[:, None]
-    starts = torch.tensor([span.start for span, _ in sizes], device=device)
     keys = torch.cat([starts[:, None] + before.clamp(min=0), own], dim=1)
     steps = torch.arange(longest, device=device)
     mask = torch.arange(width + longest, device=device) <= (width + steps)[:, None]
@@ -208,6 +202,11 @@ def _completion_block(spans: Sequence[GroupSpan], device: torch.device) -> Block
         real = torch.cat([before >= 0, torch.ones_like(own, dtype=torch.bool)], dim=1)
         mask = mask & real[:, None, None]
     return Block(own, keys, mask, inside, own.flatten()[inside])
+
+
+def _columns(pairs: Iterable[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    starts, lengths = torch.tensor(list(pairs), device=device).unbind(1)
+    return starts, lengths
 
 
 def _grid(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from grpo_engine.evaluation import HeldOut
 from grpo_engine.events import VALIDATION
 from grpo_engine.graders import Grader
 from grpo_engine.graders.pool import Grading, open_grading
+from grpo_engine.heap import keep_freed
 from grpo_engine.loop import TrainingLoop
 from grpo_engine.policy import Policy, load_policy
 from grpo_engine.sampler.base import Sampler
@@ -42,6 +43,7 @@ def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFr
     if config.runtime.num_threads is not None:
         torch.set_num_threads(config.runtime.num_threads)
     device = choose_device(config.runtime)
+    keep_freed(device)
     dtype = choose_dtype(config.runtime, device)
     if isinstance(config.method, TrainingFree):
         untouched = SupervisedHyperparameters.model_validate({})

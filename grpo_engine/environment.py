@@ -10,6 +10,8 @@ DEFAULTS = {
     "GOMP_SPINCOUNT": "10000",
     # oneDNN's own default is to keep a thousand compiled products
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    # torch keeps a thousand more of them, one for each shape that it meets: 300 MB after some steps
+    "LRU_CACHE_CAPACITY": "64",
 }
 
 

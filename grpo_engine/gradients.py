@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_engine.adapters import set_lora_dropout
-from grpo_engine.heap import give_back
 from grpo_engine.loss import LossSettings, importance_weights, kl_estimate, kl_losses, policy_losses
 from grpo_engine.metrics import TrainingStats
 from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
@@ -90,7 +88,6 @@ class PolicyGradient:
         own, idle = self._passes(token_budget)
         for batch in own:
             self._accumulate(batch, stats, self.entropies)
-            give_back(self.policy.device)
         for batch in idle:
             self._keep_pace(batch)
         self.entropies = None
@@ -111,11 +108,10 @@ class PolicyGradient:
         """One micro-batch: every term of the loss, and its gradient."""
         settings, options = self.settings, self.hyperparameters
         reference_N = self._reference(batch) if self.kl_in_loss else None
-        set_lora_dropout(self.policy.model, True)
-        logprobs_N, entropy_N = self.policy.logprobs(
-            batch, options.temperature, entropy_gradient=options.entropy_coef > 0
-        )
-        set_lora_dropout(self.policy.model, False)
+        with self.policy.dropout():
+            logprobs_N, entropy_N = self.policy.logprobs(
+                batch, options.temperature, entropy_gradient=options.entropy_coef > 0
+            )
         old_N = self._old(batch, logprobs_N)
         chosen_N = None if entropies is None else entropies.chosen(batch)
         weights_N = self._weights(batch, old_N, chosen_N)

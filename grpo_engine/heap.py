@@ -1,7 +1,7 @@
-"""The C library's heap: what was freed goes back to the system between the phases of a step.
+"""The C library's heap: what one operation freed is there for the next one.
 
-glibc keeps freed memory in pieces that the next sizes do not fit into; over a run the process then grows to
-twice what it needs. Left out: other systems and C libraries, where nothing is done.
+glibc's own habits suit small objects: it hands large freed blocks back to the system at once, so that each
+operation of a pass pays for fresh pages. Left out: other systems and C libraries, where nothing is done.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ import sys
 
 import torch
 
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+_set = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Names of glibc's malloc.h."""
+KEPT_BYTES = 2**30
+"""Freed memory that stays at the heap's end: a step's activations, which the next step needs again."""
+OWN_MAPPING = 32 * 2**20
+"""Bytes from which on a block is no part of the heap: the largest that glibc takes."""
 
 
-def give_back(device: torch.device) -> None:
-    """Costs about a millisecond; on a GPU there is nothing worth it."""
-    if _trim is not None and device.type == "cpu":
-        _trim(0)
+def keep_freed(device: torch.device) -> None:
+    """For the rest of the process; on a GPU there is nothing worth it."""
+    if _set is not None and device.type == "cpu":
+        _set(M_MMAP_THRESHOLD, OWN_MAPPING)
+        _set(M_TRIM_THRESHOLD, KEPT_BYTES)

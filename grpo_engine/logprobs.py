@@ -100,10 +100,14 @@ class _FrozenHead(Function):
         for start in range(0, len(targets_N), chunk):
             here = slice(start, start + chunk)
             logits = torch.nn.functional.linear(hidden_N[here], weight, bias).float()
-            log_all = (logits.div_(temperature) if temperature != 1 else logits).log_softmax(-1)
-            shares = log_all.exp()
-            chosen[here] = log_all.gather(1, targets_N[here, None]).squeeze(1)
-            entropy[here] = -torch.linalg.vecdot(shares, log_all.clamp_(min=LEAST_LOGPROB))
+            logits.div_(temperature).sub_(logits.amax(-1, keepdim=True))
+            shares = logits.exp()
+            total = shares.sum(-1)
+            shares.div_(total[:, None])
+            torch.sub(logits.gather(1, targets_N[here, None]).squeeze(1), total.log(), out=chosen[here])
+            # −Σ p log p = log Z − Σ p · logit
+            surprise = torch.linalg.vecdot(shares, logits.clamp_(min=LEAST_LOGPROB))
+            torch.sub(total.log(), surprise, out=entropy[here])
             # p − 1 of the target is rounded once: of a sure token's row, p and 1 apart would leave nothing
             shares.scatter_(1, targets_N[here, None], -1.0, reduce="add")
             torch.mm(shares.to(weight.dtype), weight, out=slopes[here])

@@ -59,6 +59,7 @@ class Policy:
         self.shares_prompts = False
         self.fast: FastModel | None = None
         model.eval()  # dropout off: the trained policy is the sampled one
+        self.dropouts = adapters.lora_dropouts(model)
 
     @property
     def trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -133,10 +134,24 @@ class Policy:
         return True
 
     @contextmanager
+    def dropout(self) -> Iterator[None]:
+        """Inside, the adapter's own dropout is active; the base model's never is."""
+        for module in self.dropouts:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in self.dropouts:
+                module.eval()
+
+    @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Inside, sampling is as fast as it gets: adapter merged where merging does not round it away."""
+        """Inside, sampling is as fast as it gets: adapter merged where merging does not round it away.
+
+        Our own kernels merge what they read (`Linears.joined`).
+        """
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            if self.peft_model is None or not adapters.mergeable(self.peft_model):
+            if self.peft_model is None or self.fast is not None or not adapters.mergeable(self.peft_model):
                 yield
                 return
             with adapters.merged(self.peft_model):

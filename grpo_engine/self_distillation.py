@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo_engine.adapters import set_lora_dropout
 from grpo_engine.distillation import kl_to_teacher
 from grpo_engine.gradients import Memory
 from grpo_engine.packing import TrainingGroup, TrainingSequence, pack, trained_tokens
@@ -168,9 +167,8 @@ class DistillationTerm:
 
     def _divergence(self, batch: PackedBatch, teacher_N: Tensor) -> Tensor:
         """KL of each of the batch's tokens [N], with the pupil's gradient."""
-        set_lora_dropout(self.policy.model, True)
-        pupil_N, head = self.policy.output_states(self.policy.model, batch)
-        set_lora_dropout(self.policy.model, False)
+        with self.policy.dropout():
+            pupil_N, head = self.policy.output_states(self.policy.model, batch)
         size = head.weight.shape[0] if isinstance(head, torch.nn.Linear) else pupil_N.shape[-1]
         with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.policy.autocast):
             return kl_to_teacher(

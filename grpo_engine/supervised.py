@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from grpo_engine.adapters import set_lora_dropout
 from grpo_engine.config import RunConfig, SupervisedMethod
 from grpo_engine.events import BaseEvent, Evaluated, PhaseChanged, StepFinished
 from grpo_engine.loop import TrainingLoop, seed_step
@@ -83,10 +82,8 @@ class SupervisedTrainer(TrainingLoop):
 
     def _gradients(self, step: int, rows: Sequence[Prompt], token_budget: int) -> tuple[float, float, int]:
         seed_step(self.config.seed, step)
-        set_lora_dropout(self.policy.model, True)
-        result = self._cross_entropy(rows, token_budget, train=True)
-        set_lora_dropout(self.policy.model, False)
-        return result
+        with self.policy.dropout():
+            return self._cross_entropy(rows, token_budget, train=True)
 
     def _cross_entropy(
         self, rows: Sequence[Prompt], token_budget: int, *, train: bool

@@ -102,15 +102,16 @@ def _through_weights(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tens
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / √(mean x² + ε) · w over the last dimension (arXiv 1910.07467)."""
     if not torch.is_grad_enabled():
-        return _normed(x, _inverse_rms(x, epsilon), weight)
+        wide = _wide(x)
+        return _normed(wide, _inverse_rms(wide, epsilon), weight, x.dtype)
     return cast(Tensor, cast(Apply, _RmsNorm.apply)(x, weight, epsilon))
 
 
-def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
-    """[…, 1], at least float32."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    return torch.addcmul(_scalar(epsilon, wide, x.device), length, length, value=1 / x.shape[-1]).rsqrt_()
+def _inverse_rms(wide: Tensor, epsilon: float) -> Tensor:
+    """[…, 1]."""
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    floor = _scalar(epsilon, wide.dtype, wide.device)
+    return torch.addcmul(floor, length, length, value=1 / wide.shape[-1]).rsqrt_()
 
 
 @cache
@@ -118,60 +119,66 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device)
 
 
-def _normed(x: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
-    return (x * inverse).to(x.dtype).mul_(weight)
+def _wide(x: Tensor) -> Tensor:
+    """A copy in float32 at least: on a CPU operations of two dtypes cost several times those of one."""
+    return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+
+
+def _normed(wide: Tensor, inverse: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """In place of `wide`."""
+    return wide.mul_(inverse).mul_(weight.to(wide.dtype)).to(dtype)
 
 
 class _RmsNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        inverse = _inverse_rms(x, epsilon)
+        wide = _wide(x)
+        inverse = _inverse_rms(wide, epsilon)
         ctx.save_for_backward(x, weight, inverse)
-        return _normed(x, inverse, weight)
+        return _normed(wide, inverse, weight, x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """dx = i·(dŷ − x·i²·mean(dŷ·x)) with dŷ = dy·w and i the inverse root."""
         x, weight, inverse = ctx.saved_tensors
+        wide, scaled = _wide(x), _wide(grad)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             rows = tuple(range(grad.dim() - 1))
-            grad_weight = (grad * x * inverse).sum(rows).to(weight.dtype)
+            grad_weight = (scaled * wide * inverse).sum(rows).to(weight.dtype)
         if not ctx.needs_input_grad[0]:
             return None, grad_weight, None
-        scaled = grad * weight
-        along = torch.linalg.vecdot(scaled.to(inverse.dtype), x.to(inverse.dtype))[..., None]
-        along.mul_(inverse.square()).div_(-x.shape[-1])
-        return torch.addcmul(scaled.to(inverse.dtype), x, along).mul_(inverse).to(x.dtype), grad_weight, None
+        scaled.mul_(weight.to(wide.dtype))
+        along = torch.linalg.vecdot(scaled, wide)[..., None].mul_(inverse.square()).div_(-x.shape[-1])
+        return scaled.addcmul_(wide, along).mul_(inverse).to(x.dtype), grad_weight, None
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions (arXiv 2104.09864): x [T, H, D] turned by angles of cosine and sine [T, 1, D/2]."""
+    """Rotary positions (arXiv 2104.09864): x [T, H, D] turned by angles.
+
+    `cosine` [T, 1, D] of both halves, `sine` [T, 1, D] negative for the first half.
+    """
     if not torch.is_grad_enabled():
-        return _turned(x, cosine, sine, 1.0)
+        return _swapped(x).mul_(sine).add_(x * cosine)
     return cast(Tensor, cast(Apply, _Rotated.apply)(x, cosine, sine))
 
 
-def _turned(x: Tensor, cosine: Tensor, sine: Tensor, sign: float) -> Tensor:
-    left, right = x.chunk(2, -1)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    first, second = out.chunk(2, -1)
-    torch.mul(left, cosine, out=first).addcmul_(right, sine, value=-sign)
-    torch.mul(right, cosine, out=second).addcmul_(left, sine, value=sign)
-    return out
+def _swapped(x: Tensor) -> Tensor:
+    """Second half of the last dimension before the first."""
+    return x.roll(x.shape[-1] // 2, -1)
 
 
 class _Rotated(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return _turned(x, cosine, sine, 1.0)
+        return _swapped(x).mul_(sine).add_(x * cosine)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Turned back."""
         cosine, sine = ctx.saved_tensors
-        return _turned(grad, cosine, sine, -1.0), None, None
+        return (grad * cosine).sub_(_swapped(grad).mul_(sine)), None, None
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

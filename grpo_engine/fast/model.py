@@ -10,8 +10,8 @@ Left out: dropout, quantised weights, mixtures of experts, sliding windows, soft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast
 
 import torch
@@ -22,12 +22,17 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from grpo_engine.fast.kernels import lora_linears, rms_norm, rotated, swiglu
+from grpo_engine.fast.packed import Packed, packs
 
 
 class Attention(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D] of this call's tokens → [T, Hq · D]."""
         ...
+
+
+Layer = Callable[[Tensor], tuple[Tensor, ...]]
+"""Rows [T, I] → what each linear layer that reads them makes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +56,23 @@ class Linears:
         weights, biases = tuple(b.weight for b in bases), tuple(b.bias for b in bases)
         return cls(weights, biases, joined, tuple(ups) if joined is not None else ())
 
-    def joined(self) -> Self:
-        """One layer that gives all outputs side by side; a copy, without gradient."""
+    def joined(self) -> Layer:
+        """One layer that gives all outputs side by side, for few rows; a copy, without gradient.
+
+        In float32 the adapter is merged into it; in fewer bits a small change would be rounded away.
+        """
         biases = [
             weight.new_zeros(len(weight)) if bias is None else bias
             for weight, bias in zip(self.weights, self.biases, strict=True)
         ]
         bias = None if all(each is None for each in self.biases) else torch.cat(biases)
-        ups = (torch.block_diag(*self.ups),) if self.down is not None else ()
-        return type(self)((torch.cat(self.weights),), (bias,), self.down, ups)
+        up = torch.block_diag(*self.ups) if self.down is not None else None
+        weight = torch.cat(self.weights) if len(self.weights) > 1 else self.weights[0]
+        if packs(weight.dtype, weight.device):
+            return Packed.of(weight, bias, self.down, up)
+        if up is not None and weight.dtype == torch.float32:
+            return type(self)((weight + up @ self.down,), (bias,), None, ())
+        return type(self)((weight,), (bias,), self.down, () if up is None else (up,))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         return lora_linears(x, self.weights, self.biases, self.down, self.ups)
@@ -80,12 +93,21 @@ def _adapter(module: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
 class LayerTensors:
     """One decoder layer's linear layers."""
 
-    attention_in: Linears
-    attention_out: Linears
-    feed_in: Linears
-    feed_out: Linears
+    attention_in: Layer
+    attention_out: Layer
+    feed_in: Layer
+    feed_out: Layer
     head_norms: Tensor | None = None
     """[Hq + Hkv, D] of queries and keys together, where the layers are joined."""
+
+
+def reads_at_once(tensor: Tensor) -> bool:
+    """Whether Python reads its numbers without waiting, and no step over it is recorded."""
+    return tensor.device.type == "cpu"
+
+
+KNOWN_POSITIONS = 512
+"""Positions whose angles are made together."""
 
 
 class FastModel:
@@ -93,6 +115,8 @@ class FastModel:
         self.model = model
         self.base = cast(Any, model.base_model)
         self.layers: tuple[Any, ...] = tuple(self.base.layers)
+        self.known_angles = torch.empty(0), torch.empty(0)
+        """Of the positions from 0 on, on a CPU: made once instead of in every pass."""
         self.checkpointed = False
         """Keep only each layer's input for the backward and compute the rest again: memory for time."""
 
@@ -102,28 +126,16 @@ class FastModel:
         return cls(model) if _has_the_parts(model.base_model) else None
 
     def tensors(self) -> list[LayerTensors]:
-        """Every layer's tensors as they are now: made once for a pass, or for many without gradient."""
-        return [
-            LayerTensors(
-                Linears.of(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
-                Linears.of(layer.self_attn.o_proj),
-                Linears.of(layer.mlp.gate_proj, layer.mlp.up_proj),
-                Linears.of(layer.mlp.down_proj),
-            )
-            for layer in self.layers
-        ]
+        """Every layer's tensors as they are now: made once for a pass."""
+        return [LayerTensors(*_linears(layer)) for layer in self.layers]
 
     def joined_tensors(self) -> list[LayerTensors]:
         """For many passes without gradient: layers that read the same rows as one, in half the calls."""
-        return [
-            replace(
-                tensors,
-                attention_in=tensors.attention_in.joined(),
-                feed_in=tensors.feed_in.joined(),
-                head_norms=_head_norms(layer.self_attn),
-            )
-            for layer, tensors in zip(self.layers, self.tensors(), strict=True)
-        ]
+        made = []
+        for layer in self.layers:
+            read, left, fed, out = (each.joined() for each in _linears(layer))
+            made.append(LayerTensors(read, left, fed, out, _head_norms(layer.self_attn)))
+        return made
 
     def hidden(
         self, tokens_T: Tensor, positions_T: Tensor, attention: Attention, tensors: Sequence[LayerTensors]
@@ -141,10 +153,21 @@ class FastModel:
         return rms_norm(x, self.base.norm.weight, self.base.norm.variance_epsilon)
 
     def angles(self, x: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, 1, D/2] of the rotary angles."""
+        """Cosine and sine [T, 1, D] of the rotary angles, as `rotated` takes them."""
+        if not reads_at_once(positions_T):
+            return self._new_angles(x, positions_T)
+        longest = int(positions_T.max()) + 1
+        if longest > len(self.known_angles[0]) or self.known_angles[0].dtype != x.dtype:
+            known = torch.arange(-(-longest // KNOWN_POSITIONS) * KNOWN_POSITIONS)
+            self.known_angles = self._new_angles(x, known)
+        cosine, sine = self.known_angles
+        return cosine.index_select(0, positions_T), sine.index_select(0, positions_T)
+
+    def _new_angles(self, x: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         cosine, sine = self.base.rotary_emb(x, positions_T[None])
-        half = cosine.shape[-1] // 2
-        return cosine[0, :, None, :half], sine[0, :, None, :half]
+        signs = torch.ones_like(sine[0, 0])
+        signs[: len(signs) // 2] = -1
+        return cosine[0, :, None], (sine[0] * signs)[:, None]
 
     def _through(
         self,
@@ -180,6 +203,17 @@ class FastModel:
         read = weights.feed_in(rms_norm(x, norm.weight, norm.variance_epsilon))
         gate, up = read if len(read) == 2 else read[0].chunk(2, 1)
         return weights.feed_out(swiglu(gate, up))[0]
+
+
+def _linears(layer: Any) -> tuple[Linears, Linears, Linears, Linears]:
+    """What reads and what leaves the attention, and the feed-forward block."""
+    attention, feed = layer.self_attn, layer.mlp
+    return (
+        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj),
+        Linears.of(attention.o_proj),
+        Linears.of(feed.gate_proj, feed.up_proj),
+        Linears.of(feed.down_proj),
+    )
 
 
 def _heads(

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grpo_engine.fast.model import reads_at_once
+
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
 """Columns by which buffers grow: on a GPU each growth records a new graph."""
@@ -120,8 +122,8 @@ class RowCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [B, Hq, D], key and value [B, Hkv, D] → [B, Hq · D]."""
         keys, values = self.keys[layer], self.values[layer]
-        keys.index_copy_(2, self.column, key.unsqueeze(2))
-        values.index_copy_(2, self.column, value.unsqueeze(2))
+        self._write(keys, key)
+        self._write(values, value)
         batch, heads, dim = query.shape
         queries = (query * scale).view(batch * key.shape[1], -1, dim)
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2)).view(batch, heads, -1)
@@ -134,6 +136,13 @@ class RowCache:
         of_prompt, own = weights.split([before.shape[2], scores.shape[2]], 2)
         made = torch.bmm(own.reshape(len(queries), -1, scores.shape[2]), values.flatten(0, 1))
         return made.view(batch, -1) + self.prompts.mixed(layer, of_prompt)
+
+    def _write(self, buffer: Tensor, states: Tensor) -> None:
+        """[B, Hkv, D] into the open column; a recorded step must find it on the device."""
+        if reads_at_once(buffer):
+            buffer.select(2, self.length - 1).copy_(states)
+        else:
+            buffer.index_copy_(2, self.column, states.unsqueeze(2))
 
 
 def _spread(states: Tensor, columns: Tensor, capacity: int) -> Tensor:

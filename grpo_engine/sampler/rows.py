@@ -33,13 +33,16 @@ class Rows:
         self, limits: Tensor, draws: Tensor | None, sampling: Sampling, policy: Policy, ended: Ended
     ) -> None:
         """`limits` tokens of each row [R]; `draws` uniform numbers [R, max_tokens], None for greedy."""
-        self.sampling, self.policy, self.ended, self.draws = sampling, policy, ended, draws
+        self.sampling, self.policy, self.ended = sampling, policy, ended
+        self.draws = None if draws is None else torch.nn.functional.pad(draws, (0, 1))
         device = policy.device
         self.limits = limits.to(device)
-        shape = len(limits), sampling.max_tokens
+        # the last column is written by rows that have ended and not left yet; nobody reads it
+        shape = len(limits), sampling.max_tokens + 1
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
         self.lengths = torch.zeros(len(limits), dtype=torch.long, device=device)
+        """Of each row that has ended and was not told of."""
         self.stopped = torch.zeros(len(limits), dtype=torch.bool, device=device)
         self.live = self.lengths[:0]
         self.at = self.lengths[:0]
@@ -58,11 +61,12 @@ class Rows:
 
     def draw(self, logits_B: Tensor) -> Tensor:
         """The next token of each live row [B]; rows that have ended draw too, and nobody reads it."""
-        at = self.at.clamp(max=self.tokens.shape[1] - 1)
-        uniform = None if self.draws is None else self.draws[self.live, at]
+        width = self.tokens.shape[1]
+        place = self.at.clamp(max=width - 1).add_(self.live, alpha=width)
+        uniform = None if self.draws is None else self.draws.take(place)
         token, logprob = choose(logits_B, uniform, self.sampling.temperature)
-        self.tokens[self.live, at] = torch.where(self.running, token, self.tokens[self.live, at])
-        self.logprobs[self.live, at] = torch.where(self.running, logprob, self.logprobs[self.live, at])
+        self.tokens.view(-1).index_copy_(0, place, token)
+        self.logprobs.view(-1).index_copy_(0, place, logprob)
         self.at = self.at + 1
         stopped = (token[:, None] == self.policy.stop_ids).any(1)
         if self.sampling.stop:
@@ -142,23 +146,38 @@ def decode(
                     started += len(chunk)
 
 
+BLOCK = 128
+"""Tokens whose shares are summed together, so that only one block of each row is searched token by token."""
+
+
 def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
     """Next token [B] and its log-probability [B] from logits [B, V].
 
     By inverse CDF: the first token whose cumulative probability exceeds the row's uniform number. Greedy
     where there are no uniforms; its log-probability is then that of temperature 1.
     """
-    logits = logits_B.float()
     if uniforms_B is None:
-        log_all = logits.log_softmax(-1)
-        best, token = log_all.max(-1)
+        best, token = logits_B.float().log_softmax(-1).max(-1)
         return token, best
+    batch, vocab = logits_B.shape
+    blocks = -(-vocab // BLOCK)
+    shares = logits_B.new_full((batch, blocks * BLOCK), float("-inf"), dtype=torch.float32)
+    shares[:, :vocab] = logits_B
     if temperature != 1:
-        logits = logits / temperature
-    peak = logits.amax(-1, keepdim=True)
-    shares = (logits - peak).exp_()
-    total = shares.sum(-1)
-    cumulative = shares.cumsum(-1)
-    target = uniforms_B[:, None] * cumulative[:, -1:]
-    token = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)
-    return token.squeeze(1), logits.gather(1, token).sub_(peak).squeeze(1) - total.log()
+        shares.div_(temperature)
+    shares.sub_(shares.amax(-1, keepdim=True)).exp_()
+    by_block = shares.view(batch, blocks, BLOCK)
+    ends = by_block.sum(-1).cumsum(-1)
+    total = ends[:, -1:]
+    target = uniforms_B[:, None] * total
+    block = _first_beyond(ends, target)
+    before = ends.gather(1, (block - 1).clamp_(min=0)) * (block > 0)
+    inside = by_block.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    token = block * BLOCK + _first_beyond(inside.cumsum(-1), target - before)
+    return token.squeeze(1), (shares.gather(1, token).log() - total.log()).squeeze(1)
+
+
+def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First place [B, 1] of cumulative sums [B, n] that exceeds the target; at most the last that adds."""
+    found = torch.searchsorted(cumulative, target, right=True)
+    return found.minimum(torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from grpo_engine.errors import DeviceMemoryError
-from grpo_engine.heap import give_back
 from grpo_engine.policy import Policy
 from grpo_engine.records import FinishReason
 from grpo_engine.sampler.base import OnGroup, Sampling, uniforms
@@ -68,7 +67,6 @@ class TorchSampler:
                         raise DeviceMemoryError("one group does not fit the device's memory") from error
                     torch.cuda.empty_cache()
                     self.sample_budget = max(group_size, self.sample_budget // 2)
-        give_back(self.policy.device)
         return [groups[place] for place in range(len(prompts_P))]
 
     def _sample(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from grpo_engine.fast import model
 from grpo_engine.policy import Policy
 from grpo_engine.sampler import cache, decoding
 from grpo_engine.sampler.decoding import Kernels, SharedDecoder
@@ -68,6 +69,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     monkeypatch.setattr(Recording, "made", [], raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph", recording)
+    for module in (model, cache):
+        monkeypatch.setattr(module, "reads_at_once", lambda _: False)
     return Recording.made
 
 

@@ -20,7 +20,7 @@ from grpo_engine.sampler.decoding import (
     PlainDecoder,
     SharedDecoder,
 )
-from grpo_engine.sampler.rows import choose
+from grpo_engine.sampler.rows import BLOCK, choose
 from grpo_engine.sampler.torch_sampler import TorchSampler
 from grpo_engine.types import Group, Prompt
 from tests.engine.conftest import FAMILIES
@@ -149,6 +149,28 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
     drawn, logprob = choose(probabilities.log().expand(10_000, -1), uniform, 1.0)
     assert torch.bincount(drawn, minlength=4).tolist() == pytest.approx([1000, 0, 6000, 3000], abs=2)
     assert torch.allclose(logprob, probabilities.log()[drawn])
+
+
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000])
+def test_a_draw_is_the_first_token_whose_cumulative_probability_exceeds_the_number(size: int) -> None:
+    logits = torch.randn(50, size, generator=torch.Generator().manual_seed(size))
+    uniform = torch.rand(50, generator=torch.Generator().manual_seed(1))
+    drawn, logprob = choose(logits, uniform, 0.7)
+    exact = (logits.double() / 0.7).softmax(-1)
+    cumulative = exact.cumsum(-1)
+    at = cumulative.gather(1, drawn[:, None]).squeeze(1)
+    assert bool((at > uniform - 1e-6).all())
+    assert bool((at - exact.gather(1, drawn[:, None]).squeeze(1) <= uniform + 1e-6).all())
+    assert torch.allclose(logprob.double(), exact.gather(1, drawn[:, None]).squeeze(1).log(), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [5, BLOCK, 300])
+def test_a_token_without_probability_is_never_drawn(size: int) -> None:
+    """Sums of single precision may end below the largest number that is drawn."""
+    logits = torch.full((4, size), float("-inf"))
+    logits[:, 1:3] = torch.tensor([0.3, 0.7]).log()
+    uniform = torch.tensor([0.0, 0.29, 1 - 2**-24, 1.0])
+    assert choose(logits, uniform, 1.0)[0].tolist() == [1, 1, 2, 2]
 
 
 def test_a_low_temperature_sharpens_the_reported_log_probability() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_engine.attention import GroupSpan, PackedLayout, blocks_of
+from grpo_engine.attention import WASTE, GroupSpan, PackedLayout, blocks_of
 from grpo_engine.fast.attention import DENSE_KEYS, DenseLayout, KernelLayout, attention_for
 from grpo_engine.fast.model import Attention
 from tests.engine.injection import CPU
@@ -106,12 +107,25 @@ shapes = st.lists(
 
 
 @settings(deadline=None, max_examples=60)
-@given(shapes=shapes, shared=st.sampled_from([1, 2]))
+@given(shapes=shapes, shared=st.sampled_from([1, 2]), waste=st.sampled_from([0, 8, WASTE["cpu"]]))
 def test_any_groups_are_attended_as_each_row_alone(
-    shapes: list[tuple[int, tuple[int, ...]]], shared: int
+    shapes: list[tuple[int, tuple[int, ...]]], shared: int, waste: int
 ) -> None:
     spans = spans_of(shapes)
-    assert_agree(DenseLayout(spans, CPU, torch.float64), row_by_row(spans), states(spans[-1].end, 2, shared))
+    with patch.dict(WASTE, cpu=waste):
+        layout = DenseLayout(spans, CPU, torch.float64)
+    assert_agree(layout, row_by_row(spans), states(spans[-1].end, 2, shared))
+
+
+def test_completions_of_natural_lengths_waste_no_more_than_further_blocks_cost() -> None:
+    lengths = tuple(range(10, 410, 25))
+    blocks = blocks_of(spans_of([(20, lengths), (45, lengths)]), CPU)
+    grids = sum(block.queries.numel() * block.keys.shape[1] for block in blocks)
+    own = sum(n * (prompt + n) for prompt in (20, 45) for n in lengths) + 20 * 20 + 45 * 45
+    assert own < grids <= own + len(blocks) * WASTE["cpu"]
+    everything_in_one = 2 * len(lengths) * lengths[-1] * (45 + lengths[-1])
+    assert grids < everything_in_one / 2
+    assert len(blocks) < len(lengths)
 
 
 def transposed(out: Tensor) -> Tensor:

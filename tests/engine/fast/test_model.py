@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from examples.tiny_model import make_tokenizer
 from grpo_engine import adapters
 from grpo_engine.config import Lora, ModelSource, SupervisedHyperparameters
-from grpo_engine.fast.model import FastModel
+from grpo_engine.fast.model import KNOWN_POSITIONS, FastModel
 from grpo_engine.policy import PROOF_TOLERANCE, Policy, load_policy
 from grpo_engine.types import PackedBatch
 from tests.engine.injection import CPU
@@ -273,3 +273,16 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(kind: str,
 
 def test_an_unproven_model_may_not_keep_fewer_activations(make_policy: Callable[..., Policy]) -> None:
     assert not make_policy("gpt2").keep_fewer_activations()
+
+
+def test_angles_are_the_models_own_at_any_position(tmp_path: Path) -> None:
+    policy = load(tmp_path, base_model("LlamaConfig"), Lora(rank=4))
+    assert policy.fast is not None
+    x = torch.zeros(1, SIZES["hidden_size"])
+    for positions in (torch.tensor([3, 0]), torch.tensor([5, KNOWN_POSITIONS, 2 * KNOWN_POSITIONS + 7])):
+        cosine, sine = policy.fast.angles(x, positions)
+        own_cosine, own_sine = policy.fast.base.rotary_emb(x, positions[None])
+        half = own_sine.shape[-1] // 2
+        assert torch.equal(cosine[:, 0], own_cosine[0])
+        assert torch.equal(sine[:, 0, half:], own_sine[0, :, half:])
+        assert torch.equal(sine[:, 0, :half], -own_sine[0, :, :half])

@@ -1,0 +1,47 @@
+"""Layers laid out for oneDNN: the same numbers, rounded once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_engine.fast.packed import Packed, packs
+
+INPUTS, OUTPUTS, RANK = 40, 24, 6
+
+needs_products = pytest.mark.skipif(
+    not packs(torch.bfloat16, torch.device("cpu")), reason="this processor has no bfloat16 products"
+)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def test_only_bfloat16_on_a_cpu_is_packed() -> None:
+    assert not packs(torch.float32, torch.device("cpu"))
+    assert not packs(torch.bfloat16, torch.device("cuda"))
+
+
+@needs_products
+@pytest.mark.parametrize("rows", [1, 7, 64, 130])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_layer_and_its_adapter_are_one_product_rounded_once(rows: int, biased: bool) -> None:
+    weight, x = normal(OUTPUTS, INPUTS), normal(rows, INPUTS, seed=1)
+    down, up = normal(RANK, INPUTS, seed=2), normal(OUTPUTS, RANK, seed=3)
+    bias = normal(OUTPUTS, seed=4) if biased else None
+    (found,) = Packed.of(weight, bias, down, up)(x)
+    low = (x.double() @ down.double().t()).bfloat16().double()
+    exact = x.double() @ weight.double().t() + low @ up.double().t()
+    exact = exact + bias.double() if bias is not None else exact
+    assert found.dtype == torch.bfloat16
+    # half a step of bfloat16 at the result, and float32 sums that may round `low` to its neighbour
+    assert torch.allclose(found.double(), exact, rtol=2**-8, atol=0.05)
+
+
+@needs_products
+def test_a_layer_without_adapter_is_the_plain_product() -> None:
+    weight, x = normal(OUTPUTS, INPUTS), normal(5, INPUTS, seed=1)
+    (found,) = Packed.of(weight, None, None, None)(x)
+    assert torch.allclose(found.double(), x.double() @ weight.double().t(), rtol=2**-8, atol=1e-3)
