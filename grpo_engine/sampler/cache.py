@@ -81,7 +81,7 @@ class RowCache:
         right = max(self.growth, self.capacity // 4) if not left else 0
         for buffers in (self.keys, self.values):
             for layer, states in buffers.items():
-                buffers[layer] = pad(states, (0, 0, left, right))
+                buffers[layer] = _widened(states, left, right)
         self.bias = pad(self.bias, (left, right), value=HIDDEN)
         self.length += left
         self.column += left
@@ -143,6 +143,16 @@ class RowCache:
             buffer.select(2, self.length - 1).copy_(states)
         else:
             buffer.index_copy_(2, self.column, states.unsqueeze(2))
+
+
+def _widened(states: Tensor, left: int, right: int) -> Tensor:
+    """Zero columns around [B, Hkv, C, D]; `pad` would write the whole twice."""
+    rows, heads, columns, dim = states.shape
+    made = states.new_empty(rows, heads, left + columns + right, dim)
+    made[:, :, :left] = 0
+    made[:, :, left : left + columns] = states
+    made[:, :, left + columns :] = 0
+    return made
 
 
 def _spread(states: Tensor, columns: Tensor, capacity: int) -> Tensor:
