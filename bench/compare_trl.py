@@ -66,7 +66,7 @@ STANDARD = {
     "a": Workload("tiny", 8, 8, 16, 256, "natural", dtype="float32", steps=8),
     "b": Workload(),
     "c": Workload("reasoning", 8, 8, 32, 200, "natural", beta=0.04, learning_rate=1e-4, steps=6),
-    "d": Workload(prompts=4, group_size=16, prompt_tokens=512, max_completion_tokens=64),
+    "d": Workload(prompts=4, group_size=16, prompt_tokens=512, max_completion_tokens=64, steps=3),
 }
 """Tiny; 29 M parameters; a chain of thought; long prompts."""
 

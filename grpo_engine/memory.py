@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 DEVICE_TOKENS = 16_384
 """Where the deployment states no budget."""
-CPU_BYTES = 192 * 2**20
+CPU_BYTES = 160 * 2**20
 """Activations of a micro-batch on a CPU: beyond this it gains nothing, and its caches lose."""
 CPU_TOKENS = range(512, 8192)
 CHECKPOINT_BELOW = 4096

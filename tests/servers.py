@@ -7,6 +7,7 @@ however that ends. Started as root, PostgreSQL runs under an unprivileged user.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import pwd
 import shutil
@@ -201,15 +202,24 @@ class Postgres(Server):
 class Redis(Server):
     """Redis as a broker should be: it never evicts. Without persistence."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count(1)
+
     def command(self) -> list[str]:
         program = shutil.which("redis-server") or "redis-server"
         options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
         options |= {"maxmemory": "64mb", "maxmemory-policy": "noeviction", "dir": self.folder}
+        options["databases"] = 64
         return [program, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
+
+    def new_url(self) -> str:
+        """A database of one deployment: two with the same would take each other's wake-ups."""
+        return f"redis://127.0.0.1:{self.port}/{next(self.numbers)}"
 
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self.url, socket_timeout=5, socket_connect_timeout=5)

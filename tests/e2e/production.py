@@ -100,7 +100,7 @@ def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more:
         home,
         GRPO_MODE="production",
         GRPO_DATABASE_URL=postgres_url,
-        GRPO_BROKER_URL=redis.url,
+        GRPO_BROKER_URL=redis.new_url(),
         GRPO_STORAGE_URL=f"file://{home / 'store'}",
         GRPO_MODELS=str(catalogue),
         **more,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from grpo_engine.config import Hyperparameters
 from service.jobs import checked_files, file_checks
 from service.settings import Settings
 from service.storage import open_storage
@@ -50,6 +52,34 @@ def test_warnings_of_the_rows_are_told_to_every_job(client: TestClient, readings
     jobs = [create(client, file_id, seed=seed) for seed in (1, 2)]
     assert len(readings) == 1
     assert [[warning["code"] for warning in job["warnings"]] for job in jobs] == [["duplicate_rows"]] * 2
+
+
+SUPERVISED = {"type": "supervised", "supervised": {"hyperparameters": {"n_steps": 2}}}
+
+
+@pytest.mark.parametrize("method", [reinforcement(), SUPERVISED], ids=["reinforcement", "supervised"])
+def test_no_check_of_a_row_looks_at_what_is_left_out_of_the_question(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
+) -> None:
+    read: set[str] = set()
+    check_rows = file_checks.FileCheck.num_rows
+
+    def watched(self: file_checks.FileCheck, *asked: Any) -> int:
+        with monkeypatch.context() as during:
+
+            def seen(hyperparameters: Any, name: str) -> Any:
+                read.add(name)
+                return object.__getattribute__(hyperparameters, name)
+
+            during.setattr(Hyperparameters, "__getattribute__", seen)
+            return check_rows(self, *asked)
+
+    monkeypatch.setattr(file_checks.FileCheck, "num_rows", watched)
+    turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    rows = row() if method["type"] == "reinforcement" else {"messages": turns}
+    create(client, upload(client, jsonl(rows)), method=method)
+    assert read & {"max_completion_tokens", "max_tokens"}, "the watch saw nothing"
+    assert not read & checked_files.UNSEEN_BY_ROWS
 
 
 def test_another_grader_or_limit_reads_the_rows_again(client: TestClient, readings: list[str]) -> None:
