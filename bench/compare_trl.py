@@ -180,10 +180,13 @@ def complaints_about(result: dict[str, Any]) -> list[str]:
 
 
 def write(folder: Path, found: dict[str, Any], names: Sequence[str]) -> None:
-    """`<machine>.json` and a table beside it."""
+    """`<machine>.json` and a table beside it; workloads that were not measured now stay as they were."""
     folder.mkdir(parents=True, exist_ok=True)
     name = machine.machine_name(found[names[0]]["workload"]["device"])
-    (folder / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+    kept = folder / f"{name}.json"
+    if kept.exists():
+        found = {**json.loads(kept.read_text()), **found}
+    kept.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n")
     lines = [
         f"# Against TRL 1.16 on {name}",
         "",
@@ -194,7 +197,7 @@ def write(folder: Path, found: dict[str, Any], names: Sequence[str]) -> None:
         "| training's share | decoding's share |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for key in names:
+    for key in sorted(found):
         ratios, share = found[key]["ratios"], found[key]["fraction_of_peak"]
         lines.append(
             f"| {key} | {ratios['completions_per_second']:.2f} | {ratios['sampled_tokens_per_second']:.2f} "

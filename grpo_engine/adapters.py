@@ -98,10 +98,15 @@ def merged(model: PeftModel) -> Iterator[None]:
                 layer.get_base_layer().weight.data = weight
 
 
+def has_reference(model: PeftModel) -> bool:
+    """Whether the reference is an earlier adapter; else it is the base model."""
+    return REFERENCE in model.peft_config
+
+
 @contextmanager
 def reference_adapter(model: PeftModel) -> Iterator[None]:
     """Inside, the model is the frozen reference: the earlier adapter, or no adapter."""
-    if REFERENCE not in model.peft_config:
+    if not has_reference(model):
         with model.disable_adapter():
             yield
         return

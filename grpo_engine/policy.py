@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 import torch
@@ -94,8 +94,14 @@ class Policy:
                 if self.reference_model is None:
                     raise RuntimeError("a full fine-tuning job with beta > 0 keeps a reference")
                 return self._logprobs(self.reference_model, batch, temperature)[0]
-            with adapters.reference_adapter(self.peft_model):
+            with self._as_reference(self.peft_model):
                 return self._logprobs(self.model, batch, temperature)[0]
+
+    def _as_reference(self, peft_model: PeftModel) -> AbstractContextManager[None]:
+        """The adapter that the job began with, or none."""
+        if self.shares_prompts and self.fast is not None and not adapters.has_reference(peft_model):
+            return self.fast.without_adapter()
+        return adapters.reference_adapter(peft_model)
 
     def _logprobs(
         self,

@@ -119,6 +119,11 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device)
 
 
+def at_least_single(x: Tensor) -> Tensor:
+    """In float32, or as it is where it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _wide(x: Tensor) -> Tensor:
     """A copy in float32 at least: on a CPU operations of two dtypes cost several times those of one."""
     return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)

@@ -10,9 +10,10 @@ Left out: dropout, quantised weights, mixtures of experts, sliding windows, soft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, cast
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -21,72 +22,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from grpo_engine.fast.kernels import lora_linears, rms_norm, rotated, swiglu
-from grpo_engine.fast.packed import Packed, packs
+from grpo_engine.fast.kernels import at_least_single, rms_norm, rotated, swiglu
+from grpo_engine.fast.linears import Layer, Linears
 
 
 class Attention(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D] of this call's tokens → [T, Hq · D]."""
         ...
-
-
-Layer = Callable[[Tensor], tuple[Tensor, ...]]
-"""Rows [T, I] → what each linear layer that reads them makes of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linears:
-    """Linear layers that read the same rows, as one call's tensors."""
-
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor | None, ...]
-    down: Tensor | None
-    ups: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, *modules: Any) -> Self:
-        """In the weights' dtype; the adapter's own tensors may be float32 and get their gradient so."""
-        bases: list[Any] = [
-            each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
-        ]
-        pairs = [_adapter(module, base.weight) for module, base in zip(modules, bases, strict=True)]
-        downs, ups = [down for down, _ in pairs], [up for _, up in pairs]
-        joined = torch.cat(downs) if any(len(down) for down in downs) else None
-        weights, biases = tuple(b.weight for b in bases), tuple(b.bias for b in bases)
-        return cls(weights, biases, joined, tuple(ups) if joined is not None else ())
-
-    def joined(self) -> Layer:
-        """One layer that gives all outputs side by side, for few rows; a copy, without gradient.
-
-        In float32 the adapter is merged into it; in fewer bits a small change would be rounded away.
-        """
-        biases = [
-            weight.new_zeros(len(weight)) if bias is None else bias
-            for weight, bias in zip(self.weights, self.biases, strict=True)
-        ]
-        bias = None if all(each is None for each in self.biases) else torch.cat(biases)
-        up = torch.block_diag(*self.ups) if self.down is not None else None
-        weight = torch.cat(self.weights) if len(self.weights) > 1 else self.weights[0]
-        if packs(weight.dtype, weight.device):
-            return Packed.of(weight, bias, self.down, up)
-        if up is not None and weight.dtype == torch.float32:
-            return type(self)((weight + up @ self.down,), (bias,), None, ())
-        return type(self)((weight,), (bias,), self.down, () if up is None else (up,))
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        return lora_linears(x, self.weights, self.biases, self.down, self.ups)
-
-
-def _adapter(module: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A [r, I] and scaled B [O, r] of the adapter that is in force; of rank 0 where none is."""
-    if isinstance(module, LoraLayer) and not module.disable_adapters:
-        for name in module.active_adapters:
-            if name in module.lora_A:
-                down = cast(Tensor, module.lora_A[name].weight)
-                up = cast(Tensor, module.lora_B[name].weight)
-                return down.to(weight.dtype), (up * module.scaling[name]).to(weight.dtype)
-    return weight.new_zeros(0, weight.shape[1]), weight.new_zeros(weight.shape[0], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +40,8 @@ class LayerTensors:
     attention_out: Layer
     feed_in: Layer
     feed_out: Layer
+    norms: tuple[Tensor, Tensor]
+    """[H] of the attention and of the feed-forward block; float32 where the layers are joined."""
     head_norms: Tensor | None = None
     """[Hq + Hkv, D] of queries and keys together, where the layers are joined."""
 
@@ -117,6 +62,7 @@ class FastModel:
         self.layers: tuple[Any, ...] = tuple(self.base.layers)
         self.known_angles = torch.empty(0), torch.empty(0)
         """Of the positions from 0 on, on a CPU: made once instead of in every pass."""
+        self.adapted = True
         self.checkpointed = False
         """Keep only each layer's input for the backward and compute the rest again: memory for time."""
 
@@ -125,16 +71,26 @@ class FastModel:
         """None where the model is not built of these parts."""
         return cls(model) if _has_the_parts(model.base_model) else None
 
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Inside, passes are the base model's; peft's own switch takes longer than a small model's layer."""
+        self.adapted = False
+        try:
+            yield
+        finally:
+            self.adapted = True
+
     def tensors(self) -> list[LayerTensors]:
         """Every layer's tensors as they are now: made once for a pass."""
-        return [LayerTensors(*_linears(layer)) for layer in self.layers]
+        return [LayerTensors(*_linears(layer, self.adapted), _norms(layer)) for layer in self.layers]
 
     def joined_tensors(self) -> list[LayerTensors]:
         """For many passes without gradient: layers that read the same rows as one, in half the calls."""
         made = []
         for layer in self.layers:
-            read, left, fed, out = (each.joined() for each in _linears(layer))
-            made.append(LayerTensors(read, left, fed, out, _head_norms(layer.self_attn)))
+            read, left, fed, out = (each.joined() for each in _linears(layer, self.adapted))
+            before, after = (at_least_single(weight.detach()) for weight in _norms(layer))
+            made.append(LayerTensors(read, left, fed, out, (before, after), _head_norms(layer.self_attn)))
         return made
 
     def hidden(
@@ -192,7 +148,7 @@ class FastModel:
     ) -> Tensor:
         block = layer.self_attn
         norm = layer.input_layernorm
-        read = weights.attention_in(rms_norm(x, norm.weight, norm.variance_epsilon))
+        read = weights.attention_in(rms_norm(x, weights.norms[0], norm.variance_epsilon))
         states = [each.view(len(x), -1, block.head_dim) for each in read]
         query, key, value = _heads(block, weights, states, angles)
         out = attention.attend(number, query, key, value, block.scaling)
@@ -200,20 +156,24 @@ class FastModel:
 
     def _fed(self, layer: Any, weights: LayerTensors, x: Tensor) -> Tensor:
         norm = layer.post_attention_layernorm
-        read = weights.feed_in(rms_norm(x, norm.weight, norm.variance_epsilon))
+        read = weights.feed_in(rms_norm(x, weights.norms[1], norm.variance_epsilon))
         gate, up = read if len(read) == 2 else read[0].chunk(2, 1)
         return weights.feed_out(swiglu(gate, up))[0]
 
 
-def _linears(layer: Any) -> tuple[Linears, Linears, Linears, Linears]:
+def _linears(layer: Any, adapted: bool) -> tuple[Linears, Linears, Linears, Linears]:
     """What reads and what leaves the attention, and the feed-forward block."""
     attention, feed = layer.self_attn, layer.mlp
     return (
-        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj),
-        Linears.of(attention.o_proj),
-        Linears.of(feed.gate_proj, feed.up_proj),
-        Linears.of(feed.down_proj),
+        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj, adapted=adapted),
+        Linears.of(attention.o_proj, adapted=adapted),
+        Linears.of(feed.gate_proj, feed.up_proj, adapted=adapted),
+        Linears.of(feed.down_proj, adapted=adapted),
     )
+
+
+def _norms(layer: Any) -> tuple[Tensor, Tensor]:
+    return layer.input_layernorm.weight, layer.post_attention_layernorm.weight
 
 
 def _heads(
@@ -238,7 +198,7 @@ def _head_norms(block: Any) -> Tensor | None:
     keys = _features(block.k_proj) // block.head_dim
     queries = keys * block.num_key_value_groups
     each = block.q_norm.weight.expand(queries, -1), block.k_norm.weight.expand(keys, -1)
-    return torch.cat(each).detach()
+    return at_least_single(torch.cat(each).detach())
 
 
 def _features(module: Any) -> int:
