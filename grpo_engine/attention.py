@@ -135,16 +135,16 @@ WASTE = {"cpu": 2**14, "cuda": 2**20}
 def _alike(runs: Sequence[_Run], waste: int) -> list[list[_Run]]:
     """Runs that share a grid, as long as its padding costs less than another grid would."""
     blocks: list[list[_Run]] = []
+    longest = prompt = needed = 0
     for run in sorted(runs, key=lambda r: (r.prompt_tokens + r.tokens, r.tokens)):
-        if not (blocks and _padding([*blocks[-1], run]) <= waste):
+        longest, prompt = max(longest, run.tokens), max(prompt, run.prompt_tokens)
+        needed += run.area
+        grid = (len(blocks[-1]) + 1 if blocks else 1) * longest * (prompt + longest)
+        if not blocks or grid - needed > waste:
             blocks.append([])
+            longest, prompt, needed = run.tokens, run.prompt_tokens, run.area
         blocks[-1].append(run)
     return blocks
-
-
-def _padding(runs: Sequence[_Run]) -> int:
-    longest, prompt = max(run.tokens for run in runs), max(run.prompt_tokens for run in runs)
-    return len(runs) * longest * (prompt + longest) - sum(run.area for run in runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class Policy:
     def sampling(self) -> Iterator[None]:
         """Inside, sampling is as fast as it gets: adapter merged where merging does not round it away.
 
-        Our own kernels merge what they read (`Linears.joined`).
+        Our own kernels merge what they read themselves, on a CPU (`Linears.joined`).
         """
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if self.peft_model is None or self.fast is not None or not adapters.mergeable(self.peft_model):
