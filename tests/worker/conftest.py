@@ -25,8 +25,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def settings(database_url: str, tmp_path: Path) -> Settings:
-    """Everything fast; the lease lasts three seconds."""
+def lease_seconds() -> float:
+    """Longer than any pause of the machine; the tests of lost workers have a shorter one."""
+    return 60.0
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path, lease_seconds: float) -> Settings:
+    """Everything fast but the lease's end."""
     home = tmp_path / "home"
     model = home / "models" / "tiny"
     model.mkdir(parents=True)
@@ -35,9 +41,9 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
         home,
         database_url,
         engine_module="tests.fake_engine",
-        lease_seconds=3,
+        lease_seconds=lease_seconds,
         heartbeat_seconds=0.1,
-        self_fence_seconds=2.5,
+        self_fence_seconds=0.8 * lease_seconds,
         sweep_seconds=0.2,
         poll_seconds=0.05,
         stop_grace_seconds=5,
@@ -127,7 +133,7 @@ def submit(database: Database, storage: Storage) -> Callable[..., str]:
 def wait_for(database: Database) -> Callable[..., None]:
     """Wait until a job has these values."""
 
-    def wait(job_id: str, seconds: float = 15, **expected: object) -> None:
+    def wait(job_id: str, seconds: float = 45, **expected: object) -> None:
         def reached() -> bool:
             job = read_job(database, job_id)
             return all(getattr(job, name) == value for name, value in expected.items())

@@ -23,6 +23,12 @@ Submit = Callable[..., str]
 WaitFor = Callable[..., None]
 
 
+@pytest.fixture
+def lease_seconds() -> float:
+    """So short that a test can wait for its end."""
+    return 4.0
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
     """No engine survives its worker."""
@@ -82,7 +88,7 @@ def test_a_terminated_worker_hands_over_after_a_checkpoint(
     first = processes.start_worker()
     wait_for(job_id, step=2)
     first.terminate()
-    assert first.wait(timeout=10) == 0
+    assert first.wait(timeout=20) == 0
     job = read_job(database, job_id)
     assert (job.state, job.failures, job.fence) == ("queued", 0, 1)
     assert job.checkpoint_step == job.step >= 2
@@ -96,12 +102,12 @@ def test_a_draining_worker_keeps_its_lease_while_the_engine_takes_its_time(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     """The step outlasts the lease; a worker that stopped renewing would be run twice."""
-    job_id = submit({"1": {"step_seconds": 3}})
+    job_id = submit({"1": {"step_seconds": 4}})
     first = processes.start_worker()
     wait_for(job_id, phase="training")
     processes.start_worker()
     first.terminate()
-    assert first.wait(timeout=10) == 0
+    assert first.wait(timeout=20) == 0
     wait_for(job_id, state="succeeded")
     assert read_job(database, job_id).fence == 2
     assert "The worker was lost: its lease expired." not in messages(database, job_id)

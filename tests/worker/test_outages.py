@@ -29,6 +29,12 @@ WaitFor = Callable[..., None]
 
 
 @pytest.fixture
+def lease_seconds() -> float:
+    """So short that a test can wait for its end."""
+    return 4.0
+
+
+@pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
     """A PostgreSQL that this test may stop."""
     with Postgres() as server:

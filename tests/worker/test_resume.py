@@ -113,7 +113,7 @@ def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace(
 def test_a_hanging_engine_is_ended_by_the_stall_timer(
     worker: Worker, database: Database, submit: Submit
 ) -> None:
-    object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stall_seconds": 0.5}))
+    object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stall_seconds": 3}))
     job_id = submit({"1": {"hang_at": 6}})
     run_until_idle(worker, database)
     assert read_job(database, job_id).state == "succeeded"
