@@ -94,15 +94,23 @@ def compare(workload: Workload, folder: Path, rounds: int, threads: int, seed: i
     """Figures of both, alternately measured, and their ratios."""
     spec = prepare(workload, folder, threads, seed)
     answers: dict[str, list[Answer]] = {"ours": [], "theirs": []}
-    rate = machine.matrix_rate(spec.device, getattr(torch, spec.dtype), threads)
+    fractions = []
     for number in range(rounds):
         for side in ("ours", "theirs") if number % 2 == 0 else ("theirs", "ours"):
+            before = _matrix_rate(spec)
             answers[side].append(_run(side, replace(spec, seed=seed + number), folder))
-        rate = max(rate, machine.matrix_rate(spec.device, getattr(torch, spec.dtype), threads))
+            if side == "ours":
+                rate = statistics.mean((before, _matrix_rate(spec)))
+                fractions.append(_fractions(spec, answers[side][-1].figures(), rate))
     figures = {side: _medians([answer.figures() for answer in each]) for side, each in answers.items()}
     ours, trl = figures["ours"], figures["theirs"]
     ratios = {name: ours[key] / trl[key] for name, key in RATIOS.items() if trl[key]}
-    return {"ours": ours, "trl": trl, "ratios": ratios, "fraction_of_peak": _fractions(spec, ours, rate)}
+    return {"ours": ours, "trl": trl, "ratios": ratios, "fraction_of_peak": _medians(fractions)}
+
+
+def _matrix_rate(spec: Spec) -> float:
+    """As the machine is now: measured around each of our runs, it pairs with what that run reached."""
+    return machine.matrix_rate(spec.device, getattr(torch, spec.dtype), spec.threads)
 
 
 def prepare(workload: Workload, folder: Path, threads: int, seed: int) -> Spec:

@@ -114,8 +114,9 @@ class FastModel:
             return self._new_angles(x, positions_T)
         longest = int(positions_T.max()) + 1
         if longest > len(self.known_angles[0]) or self.known_angles[0].dtype != x.dtype:
-            known = torch.arange(-(-longest // KNOWN_POSITIONS) * KNOWN_POSITIONS)
-            self.known_angles = self._new_angles(x, known)
+            with torch.inference_mode(False):  # training reads them too
+                known = torch.arange(-(-longest // KNOWN_POSITIONS) * KNOWN_POSITIONS)
+                self.known_angles = self._new_angles(x, known)
         cosine, sine = self.known_angles
         return cosine.index_select(0, positions_T), sine.index_select(0, positions_T)
 

@@ -49,11 +49,13 @@ class Kernels:
     def __init__(self, fast: FastModel) -> None:
         self.fast = fast
         # a GPU replays recorded steps, so it gains nothing from fewer calls and would lose the copy's memory
-        on_cpu = fast.model.device.type == "cpu"
-        self.tensors = fast.joined_tensors() if on_cpu else fast.tensors()
+        self.on_cpu = fast.model.device.type == "cpu"
+        self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
+        # on a CPU each operation's own cost counts, and it is less where autograd knows of nothing
+        with torch.inference_mode(self.on_cpu):
+            return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
 
 
 class OwnLayers:
