@@ -43,10 +43,12 @@ class Recording(TorchDispatchMode):
         self.calls.append((func, args, kwargs or {}, out))
         return out
 
+    @torch.inference_mode()
     def undo(self) -> None:
         for tensor, value in self.before.values():
             tensor.copy_(value)
 
+    @torch.inference_mode()
     def replay(self) -> None:
         self.replays += 1
         for func, args, kwargs, out in self.calls:
