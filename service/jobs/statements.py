@@ -14,6 +14,7 @@ from sqlalchemy import (
     CTE,
     Boolean,
     ColumnElement,
+    Executable,
     Insert,
     Select,
     Table,
@@ -27,7 +28,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import aliased
 
 from service.clock import db_now
 from service.jobs.states import HELD, JobState
@@ -139,10 +139,11 @@ def _told(moved: CTE, message: ColumnElement[str]) -> CTE:
     return insert(EVENTS).from_select(list(columns), select(*columns.values())).cte("told")
 
 
-def _claim_telling() -> Select[Job]:
+def _claim_telling() -> Executable:
     moved = _CLAIMED.cte("moved")
     parts = ("Attempt ", moved.c.attempt, " started on ", moved.c.lease_owner, ".")
-    return select(aliased(Job, moved)).add_cte(_told(moved, func.concat(*parts)))
+    # not `aliased(Job, moved)`, which threads that compile it together leave half made
+    return select(Job).from_statement(select(moved).add_cte(_told(moved, func.concat(*parts))))
 
 
 CLAIM_TELLING = _claim_telling()
