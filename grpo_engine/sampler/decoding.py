@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from grpo_engine.attention import GroupSpan, using
 from grpo_engine.fast.attention import attention_for
-from grpo_engine.fast.model import Attention, FastModel
+from grpo_engine.fast.model import Attention, FastModel, reads_at_once
 from grpo_engine.policy import PROOF_TOLERANCE, Policy
 from grpo_engine.sampler.cache import SHARED_FROM, Prefill, RowCache
 from grpo_engine.sampler.graphs import RecordedStep
@@ -49,7 +49,7 @@ class Kernels:
     def __init__(self, fast: FastModel) -> None:
         self.fast = fast
         # a GPU replays recorded steps, so it gains nothing from fewer calls and would lose the copy's memory
-        self.on_cpu = fast.model.device.type == "cpu"
+        self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
         self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:

@@ -43,12 +43,10 @@ class Recording(TorchDispatchMode):
         self.calls.append((func, args, kwargs or {}, out))
         return out
 
-    @torch.inference_mode()
     def undo(self) -> None:
         for tensor, value in self.before.values():
             tensor.copy_(value)
 
-    @torch.inference_mode()
     def replay(self) -> None:
         self.replays += 1
         for func, args, kwargs, out in self.calls:
@@ -71,7 +69,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     monkeypatch.setattr(Recording, "made", [], raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph", recording)
-    for module in (model, cache):
+    for module in (model, cache, decoding):
         monkeypatch.setattr(module, "reads_at_once", lambda _: False)
     return Recording.made
 
