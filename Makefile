@@ -59,11 +59,12 @@ bench-service: setup  ## Load on the API and the queue with a real PostgreSQL; w
 warm-start: setup  ## Seconds from claim to first step, engine started ahead and not
 	$(BIN)/python -m bench.warm_start
 
-test: setup system check  ## Every test and every check; those of the vLLM sampler: test-vllm
+test: setup setup-vllm system check  ## Every test and every check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) --no-print-directory test-vllm
 
 # The folder above has fixtures for servers, which that environment does not install.
-test-vllm: setup-vllm  ## The vLLM sampler's tests, in its own environment
+test-vllm: setup-vllm  ## Of these, the vLLM sampler's: they have an environment of their own
 	.venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
 
 check: setup  ## Format, lint, types, import directions, sizes

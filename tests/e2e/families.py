@@ -86,7 +86,7 @@ def process_task(seed: int = 0) -> Task:
         "splitter": "lines",
         "grader": {"type": "python", "source": PYTHON_STEP},
     }
-    hyperparameters = {"advantage": "process", "n_steps": 12, "max_completion_tokens": 14}
+    hyperparameters = {"advantage": "process", "n_steps": 8, "max_completion_tokens": 14}
     return Task(imitated, train, held_out, method(grader, hyperparameters))
 
 
@@ -109,7 +109,7 @@ def tool_task(seed: int = 0) -> Task:
             {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}"}
             | {"reference": "{{item.answer}}"},
             {
-                "n_steps": 10,
+                "n_steps": 6,
                 "max_completion_tokens": 100,
                 "max_turns": 3,
                 "temperature": 0.7,
@@ -140,7 +140,7 @@ def code_task(seed: int = 0) -> Task:
                 code = f"def f(x): return x{chosen}{number}"
                 imitated.append(answered(user(question), ("assistant", code)))
     grader = {"type": "code_tests", "tests": "{{item.tests}}", "timeout_seconds": 2}
-    hyperparameters = {"n_steps": 8, "prompts_per_step": 6, "max_completion_tokens": 32}
+    hyperparameters = {"n_steps": 5, "prompts_per_step": 6, "max_completion_tokens": 32}
     return Task(imitated, rows, rows, method(grader, hyperparameters))
 
 
@@ -182,7 +182,7 @@ def distillation_task(seed: int = 0) -> Task:
             imitated.append(answered(user(told), ("assistant", str(answer))))
     distillation = {"weight": 1.0, "feedback": "grader", "alone": True, "template": HINT}
     hyperparameters = {
-        "n_steps": 16,
+        "n_steps": 10,
         "prompts_per_step": 16,
         "max_completion_tokens": 4,
         "learning_rate": 5e-4,

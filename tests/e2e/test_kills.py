@@ -21,6 +21,14 @@ pytestmark = pytest.mark.slow
 
 STEPS = 24
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
+SHORT_LEASE = {
+    "GRPO_LEASE_SECONDS": "20",
+    "GRPO_SELF_FENCE_SECONDS": "15",
+    "GRPO_HEARTBEAT_SECONDS": "2",
+    "GRPO_SWEEP_SECONDS": "1",
+    "GRPO_RETRY_BACKOFF_SECONDS": "0.2",
+}
+"""A killed worker's job is free again when its lease ends."""
 
 
 def pids_of(home: Path, *words: str) -> list[int]:
@@ -50,7 +58,7 @@ def run(
     """A GRPO job through `grpo up`; what it answers at its end and its metrics without the clocks."""
     make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_jsonl(folder / "train.jsonl", make_rows(64, 1, left=range(10), right=range(10), seed=2)[0])
-    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", GRPO_RETRY_BACKOFF_SECONDS="0.2") as up:
+    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", **SHORT_LEASE) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
             body = grpo_job(client.upload(rows)["id"], steps=STEPS)

@@ -20,6 +20,7 @@ from grpo_engine.sampler.vllm_canary import trained_logprobs
 from grpo_engine.sampler.vllm_engine import VllmEngine
 from grpo_engine.sampler.vllm_options import why_unsupported
 from grpo_engine.sampler.vllm_sampler import VllmSampler, memory_folder
+from grpo_engine.weights import load_weights, trained_weights, write_weights
 from tests.engine.one_group import settings
 from tests.engine.vllm.conftest import KEPT, PROMPTS
 
@@ -172,11 +173,11 @@ def test_a_job_that_goes_on_from_an_adapter_serves_that_adapter(
     make_policy: Callable[..., Policy], make_sampler: Make, tmp_path: Path
 ) -> None:
     parent = make_policy()
-    parent.save(tmp_path)
+    write_weights(parent, trained_weights(parent), tmp_path)
     for lora in (None, "full"):
         child = make_policy(lora=lora, adapter=str(tmp_path / "adapter"))
         if lora is None:
-            child.load(tmp_path)
+            load_weights(child, tmp_path)
         sampler = make_sampler(policy=child)
         assert served(sampler) == pytest.approx(trained_logprobs(parent, sampler.canary), abs=1e-4)
 
