@@ -37,6 +37,8 @@ NO_LIMIT = 10**9
 class DurablePostgres(Postgres):
     """Loses nothing in a power cut: what was committed is on the disk."""
 
+    is_in_memory = False
+
     def command(self) -> list[str]:
         options = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
         options |= {"shared_buffers": "256MB", "max_wal_size": "4GB"}

@@ -72,10 +72,13 @@ class Server(ABC):
     """One child process with a folder and a port. Use as a context manager."""
 
     stop_signal = signal.SIGTERM
+    is_in_memory = True
+    """Its folder, where there is room; what is to cost what a disk costs says no."""
 
     def __init__(self) -> None:
         self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"grpo-{type(self).__name__.lower()}-", dir=_memory()))
+        parent = _memory() if self.is_in_memory else None
+        self.folder = Path(tempfile.mkdtemp(prefix=f"grpo-{type(self).__name__.lower()}-", dir=parent))
         self.process: subprocess.Popen[bytes] | None = None
         self.identity: dict[str, Any] = {}
 

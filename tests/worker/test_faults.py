@@ -102,7 +102,7 @@ def test_a_draining_worker_keeps_its_lease_while_the_engine_takes_its_time(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     """The step outlasts the lease; a worker that stopped renewing would be run twice."""
-    job_id = submit({"1": {"step_seconds": 4}})
+    job_id = submit({"1": {"step_seconds": 5}})
     first = processes.start_worker()
     wait_for(job_id, phase="training")
     processes.start_worker()
