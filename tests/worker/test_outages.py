@@ -22,7 +22,6 @@ from tests.servers import Postgres, Redis, wait_until
 from tests.worker.conftest import Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
-from tests.worker.test_faults import check_history
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
@@ -112,7 +111,6 @@ def test_a_database_restart_loses_nothing(
     assert read_job(database, job_id).attempt == 1
     assert metric_steps(database, job_id) == list(range(1, 11))
     assert weights(database, storage, job_id) == expected_weights()
-    check_history(database, job_id)
 
 
 def is_up(database: Database, job_id: str) -> bool:
@@ -142,7 +140,6 @@ def test_an_engine_without_its_database_stops_before_the_lease_ends(
     wait_until(lambda: is_up(database, job_id), 10)
     wait_for(job_id, state="succeeded")
     assert metric_steps(database, job_id) == list(range(1, 21))
-    check_history(database, job_id)
 
 
 def test_a_wake_up_waits_in_the_pools_queue(wakeups: Wakeups, own_redis: Redis) -> None:
