@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
@@ -28,7 +29,8 @@ def make_engine(settings: Settings) -> Engine:
     url = settings.sqlalchemy_url
     if url.startswith("sqlite"):
         settings.home.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, connect_args={"timeout": 30, "isolation_level": None})
+        given = {"timeout": 30, "isolation_level": None}
+        engine = create_engine(url, connect_args=given, json_deserializer=from_json)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -38,6 +40,7 @@ def make_engine(settings: Settings) -> Engine:
         max_overflow=10,
         pool_timeout=5,
         pool_use_lifo=True,
+        json_deserializer=from_json,
         connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
         | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
     )
