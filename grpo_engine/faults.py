@@ -16,6 +16,7 @@ import errno
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -153,6 +154,7 @@ def from_environment(environment: Mapping[str, str]) -> Callable[[str], None]:
     """`fault_point` as the environment wants it. Raises ValueError."""
     if not (faults := parse_faults(environment.get("GRPO_FAULT", ""))):
         return _nothing
+    print(f"GRPO_FAULT: this process will fail at {', '.join(sorted(faults))}", file=sys.stderr)
     marks = environment.get("GRPO_FAULT_MARKS")
     return Faults(faults, Path(marks) if marks else None)
 
