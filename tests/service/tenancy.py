@@ -24,7 +24,6 @@ from service.jobs.history import Entry
 from service.jobs.states import JobState
 from service.models import Base, Job, Metric, Rollout
 from service.settings import Settings
-from service.storage import open_storage
 from tests.service.job_samples import (
     GRADER,
     add_artifact,

@@ -20,7 +20,7 @@ from service.jobs import names
 from service.models import AuditEntry
 from tests.conftest import settings_for
 from tests.servers import Postgres
-from tests.service.tenancy import GRADERS, JOBS, OTHER, OWNER, Place, World, body_of, snapshot, world
+from tests.service.tenancy import GRADERS, JOBS, OWNER, Place, World, body_of, snapshot, world
 
 PUBLIC = {"/livez", "/readyz", "/metrics"}
 """Without a key, and with nothing of any tenant in it."""
