@@ -146,8 +146,13 @@ def _complete(name: str, path: str, operation: Document) -> None:
 
 def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
     """What this operation may answer instead."""
-    found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, TooManyRequests]
-    found.append(Unavailable)
+    found: list[type[ServiceError]] = [
+        InvalidRequest,
+        Unauthorized,
+        Forbidden,
+        TooManyRequests,
+        Unavailable,
+    ]
     if "{" in name:
         found.append(NotFound)
     if "requestBody" in operation:

@@ -20,6 +20,8 @@ from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
 
 MAX_BACKOFF_SECONDS = 300.0
+CLAIM_PAUSE = "5s"
+"""So long may a worker that was stopped in the middle of its claim keep others from theirs."""
 HELD_STATES = [state.value for state in HELD]
 QUIET = {"synchronize_session": False}
 
@@ -79,7 +81,7 @@ def claim(
 def _wait_for_claims(session: Session) -> None:
     """Two claims at once would both count the jobs of before. SQLite's BEGIN IMMEDIATE has waited already."""
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(statements.LOCK_CLAIMS)
+        session.execute(statements.LOCK_CLAIMS, {"longest_pause": CLAIM_PAUSE})
 
 
 def renew(session: Session, job_id: str, fence: int, *, lease_seconds: float) -> JobState | None:

@@ -101,8 +101,12 @@ def _claiming(eligible: Select[str]) -> ReturningUpdate[Any]:
 CLAIM = select(Job).from_statement(_claiming(_ELIGIBLE))
 CLAIM_WITHIN_LIMIT = select(Job).from_statement(_claiming(_ELIGIBLE_WITHIN_LIMIT))
 """`CLAIM` that leaves the jobs of tenants with `max_running` running ones to wait."""
-LOCK_CLAIMS = select(func.pg_advisory_xact_lock(CLAIMS_LOCK))
-"""Held until the transaction ends. The next statement sees what was committed before it was granted."""
+LOCK_CLAIMS = select(
+    func.set_config("idle_in_transaction_session_timeout", bindparam("longest_pause"), True),
+    func.pg_advisory_xact_lock(CLAIMS_LOCK),
+)
+"""Held until the transaction ends. The next statement sees what was committed before it was granted. Who
+pauses longer in between (a stopped process) loses its connection, and with it the lock."""
 RENEW = (
     update(JOBS)
     .where(_IS_HELD)

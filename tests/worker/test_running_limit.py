@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
 
 from service.db import Database
 from service.jobs import queue
@@ -83,6 +84,22 @@ def test_sixteen_workers_at_once_never_exceed_it(database: Database) -> None:
     with database.reading() as session:
         running = session.scalars(select(Job.tenant).where(Job.state == JobState.RUNNING.value))
         assert Counter(running) == {"a": 3, "b": 3, "c": 3}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_worker_that_stops_in_the_middle_of_its_claim_keeps_others_waiting_shortly(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "CLAIM_PAUSE", "200ms")
+    job_id = insert_job(database)
+    stopped = database.transaction()
+    session = stopped.__enter__()
+    queue.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
+    job = claim(database, 1)
+    assert job is not None
+    assert (job.id, job.lease_owner, job.fence) == (job_id, "w", 1)
+    with pytest.raises(DBAPIError):
+        stopped.__exit__(None, None, None)
 
 
 def test_a_worker_takes_the_limit_from_its_settings(
