@@ -22,7 +22,7 @@ from service.ids import new_id
 from service.jobs import history, names
 from service.jobs.history import Entry
 from service.jobs.states import JobState
-from service.models import Base, Job, Metric, Rollout
+from service.models import Base, File, Job, Metric, Rollout
 from service.settings import Settings
 from tests.service.job_samples import (
     GRADER,
@@ -119,8 +119,7 @@ def snapshot(found: World) -> dict[str, Any]:
             elif "job_id" in table.c:
                 query = query.where(table.c.job_id.not_in(select(Job.id).where(Job.tenant == OTHER)))
             rows[table.name] = sorted(repr(one) for one in session.execute(query))
-        files = session.execute(select(Base.metadata.tables["files"].c["storage_key", "tenant"])).all()
-    theirs = {key for key, tenant in files if tenant == OTHER}
+        theirs = set(session.scalars(select(File.storage_key).where(File.tenant == OTHER)))
     folder = found.settings.home / "artifacts"
     objects = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     rows["objects"] = {key: path.read_bytes() for key, path in objects.items() if key not in theirs}
@@ -187,9 +186,8 @@ def _places(ids: dict[str, str]) -> list[Place]:
     jobs = [ids[state.value] for state in STATES]
     checkpoints = [(ids[name], ids[f"{name}_checkpoint"]) for name in ("running", "succeeded")]
     files = [ids[name] for name in ("file", "free_file", "adapter", "metrics")]
-    unknown_model = names.fine_tuned_model("tiny", OWNER, "demo", unknown_job)
-    models = [(ids["model"], unknown_model)]
-    models += [tuple(names.checkpoint_model(name, 5) for name in models[0])]
+    real, unknown = ids["model"], names.fine_tuned_model("tiny", OWNER, "demo", unknown_job)
+    models = [(real, unknown), (names.checkpoint_model(real, 5), names.checkpoint_model(unknown, 5))]
     return [
         *(Place({"file_id": one}, {"file_id": new_id("file")}) for one in files),
         *(Place({"job_id": one}, {"job_id": unknown_job}) for one in jobs),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -20,12 +19,9 @@ from service.jobs import names
 from service.models import AuditEntry
 from tests.conftest import settings_for
 from tests.servers import Postgres
-from tests.service.tenancy import GRADERS, JOBS, OWNER, Place, World, body_of, snapshot, world
+from tests.service.tenancy import OWNER, World, body_of, snapshot, world
+from tests.service.tenancy_calls import PUBLIC, Call, ask, calls_of, code_of, head, told
 
-PUBLIC = {"/livez", "/readyz", "/metrics"}
-"""Without a key, and with nothing of any tenant in it."""
-LOOKING_POSTS = {f"post {JOBS}/validate", f"post {GRADERS}/validate", f"post {GRADERS}/run"}
-"""They change nothing, so that a key that may only read may send them."""
 REFUSED_BY_STATE = {
     (400, "file_in_use"),
     (400, "file_is_result"),
@@ -34,29 +30,6 @@ REFUSED_BY_STATE = {
     (404, "model_not_found"),  # a checkpoint's model is read, and not deleted without its job's
 }
 """What even the owner is told, where the thing is not in a state for it."""
-VARYING_HEADERS = {"x-request-id", "date"}
-MOVING = re.compile(r'"(seconds_remaining|estimated_finish|execution_time)":[0-9.e-]+')
-"""What is another number each time."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One request of the matrix."""
-
-    method: str
-    template: str
-    place: Place
-
-    @property
-    def operation(self) -> str:
-        return f"{self.method} {self.template}"
-
-    @property
-    def writes(self) -> bool:
-        return self.method != "get" and self.operation not in LOOKING_POSTS
-
-    def __str__(self) -> str:
-        return f"{self.method} {self.template.format(**self.place.real)}"
 
 
 @pytest.fixture(scope="module")
@@ -85,54 +58,6 @@ def shared(
 def contract(shared: World) -> dict[str, Any]:
     with shared.client(None) as client:
         return dict(client.get("/openapi.json").json()["paths"])
-
-
-def calls_of(contract: dict[str, Any], found: World) -> list[Call]:
-    """Each operation with each place it can lead to."""
-    calls = []
-    for template, methods in contract.items():
-        parameters = set(re.findall(r"\{(\w+)\}", template))
-        places = found.places_of(parameters) if parameters else [Place({}, {})]
-        calls += [Call(method, template, place) for method in methods for place in places]
-    return [call for call in calls if call.template not in PUBLIC]
-
-
-def ask(
-    client: httpx.Client,
-    call: Call,
-    ids: dict[str, str],
-    *,
-    unknown: bool = False,
-    who: str = "",
-    **more: Any,
-) -> httpx.Response:
-    """The answer, of a live stream its beginning; `unknown`: about the twin that nobody has."""
-    path = call.template.format(**(call.place.unknown if unknown else call.place.real))
-    request = client.build_request(call.method.upper(), path, **(body_of(call.operation, ids, who) or {}))
-    request.headers.update(more.get("headers", {}))
-    answer = client.send(request, stream=True)
-    is_live = answer.headers.get("content-type", "").startswith("text/event-stream")
-    answer._content = next(answer.iter_bytes(), b"")[:12] if is_live else answer.read()
-    answer.close()
-    return answer
-
-
-def told(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, dict[str, str]]:
-    """All that an answer tells, but for the ids that were asked for."""
-    headers = {name: text for name, text in answer.headers.items() if name not in VARYING_HEADERS}
-    text = answer.content.decode(errors="replace")
-    for one in ids.values():
-        text = text.replace(one, "…")
-    return answer.status_code, MOVING.sub("", text), headers
-
-
-def code_of(answer: httpx.Response) -> str | None:
-    is_json = answer.headers.get("content-type", "").startswith("application/json")
-    return answer.json().get("error", {}).get("code") if is_json and answer.content else None
-
-
-def head(client: httpx.Client, call: Call) -> httpx.Response:
-    return client.head(call.template.format(**call.place.real))
 
 
 def test_the_matrix_knows_something_behind_every_route(contract: dict[str, Any], shared: World) -> None:
