@@ -24,6 +24,7 @@ from service.jobs.checked_files import CheckedFiles
 from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext
 from service.models_catalog import endpoints as models
+from service.quotas import RequestRate
 from service.settings import Settings
 from service.storage import open_storage
 
@@ -83,6 +84,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.catalog = Catalog(settings)
     app.state.checked_files = CheckedFiles()
     app.state.wakeups = Wakeups(settings)
+    app.state.request_rate = RequestRate(settings.max_requests_per_second)
     structlog.get_logger().info("started", mode=settings.mode)
     yield
     app.state.wakeups.close()

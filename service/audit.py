@@ -1,9 +1,14 @@
-"""Who changed what: one row for each change, in the change's own transaction."""
+"""Who changed what: one row for each change, in the change's own transaction.
+
+Rows are only ever added: the database itself refuses to change or remove one (`migrations/`), so that who
+wants to must first undo that, as the tables' owner.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.models import AuditEntry
@@ -23,3 +28,9 @@ def record(session: Session, principal: Principal, action: str, object_id: str, 
             request_id=request_id,
         )
     )
+
+
+def newest(session: Session, *, tenant: str | None, limit: int) -> list[AuditEntry]:
+    """The last changes (of one tenant), newest first."""
+    query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+    return list(session.scalars(query if tenant is None else query.where(AuditEntry.tenant == tenant)))

@@ -19,9 +19,10 @@ from sqlalchemy.orm import Session
 from service import audit
 from service.clock import db_now
 from service.db import Database
-from service.dependencies import DatabaseDep
+from service.dependencies import DatabaseDep, RequestRateDep
 from service.errors import Forbidden, Unauthorized
 from service.ids import random_text
+from service.jobs.repository import usable_keys
 from service.models import ApiKey
 
 SCOPES = frozenset({"read", "write"})
@@ -116,7 +117,9 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
     if scheme.lower() != "bearer" or not key.strip():
         raise _refusal("No API key: send 'Authorization: Bearer <key>'.", "missing_api_key")
     match = KEY_PATTERN.fullmatch(key.strip())
-    public_id, secret = match.groups() if match else ("", "")
+    if match is None:
+        raise _refusal("This API key is not valid.", "invalid_api_key")
+    public_id, secret = match.groups()
     with database.reading() as session:
         found = session.execute(_KEY, {"public_id": public_id}).one_or_none()
     is_right = hmac.compare_digest(found.secret_sha256 if found else NOBODY_SHA256, _digest(secret))
@@ -125,6 +128,12 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
     if found.expires_at is not None and found.expires_at <= found.now:
         raise _refusal("This API key has expired.", "expired_api_key")
     return Principal(found.tenant, public_id, frozenset(found.scopes))
+
+
+def require_good_key(session: Session, principal: Principal) -> None:
+    """For a change that took long to prepare: its key may have ended meanwhile. Raises Unauthorized."""
+    if not usable_keys(session, [principal.key_id]):
+        raise _refusal("This API key is not valid any more.", "invalid_api_key")
 
 
 def _record(session: Session, tenant: str, action: str, public_id: str) -> None:
@@ -140,9 +149,15 @@ def _refusal(message: str, code: str) -> Unauthorized:
 
 
 def _requires(scope: str) -> Callable[..., Principal]:
-    def check(request: Request, database: DatabaseDep) -> Principal:
+    def check(request: Request, database: DatabaseDep, rate: RequestRateDep) -> Principal:
+        if KEY_PATTERN.search(request.url.query):
+            raise _refusal(
+                "An API key in a URL ends up in logs: revoke it, and send keys in the Authorization header.",
+                "api_key_in_url",
+            )
         principal = authenticate(database, request.headers.get("authorization"))
         request.state.principal = principal
+        rate.spend(principal.tenant)
         if scope not in principal.scopes:
             raise Forbidden(f"This API key has no '{scope}' scope.")
         return principal

@@ -101,7 +101,7 @@ REASONS: dict[type[ServiceError], str] = {
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
     Unprocessable: "The Idempotency-Key was used with another body.",
-    TooManyRequests: "The limit of unfinished jobs is reached; `Retry-After` says when to ask again.",
+    TooManyRequests: "A limit of this tenant is reached; `Retry-After` says when to ask again.",
     Unavailable: "The database or the storage does not answer; try again.",
     InsufficientStorage: "There is no space left; nothing was stored.",
 }
@@ -146,13 +146,19 @@ def _complete(name: str, path: str, operation: Document) -> None:
 
 def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
     """What this operation may answer instead."""
-    found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, Unavailable]
+    found: list[type[ServiceError]] = [
+        InvalidRequest,
+        Unauthorized,
+        Forbidden,
+        TooManyRequests,
+        Unavailable,
+    ]
     if "{" in name:
         found.append(NotFound)
     if "requestBody" in operation:
         found.append(PayloadTooLarge)
     if name == f"post {JOBS}":
-        found += [Unprocessable, TooManyRequests]
+        found.append(Unprocessable)
     if name == "post /v1/files":
         found.append(InsufficientStorage)
     return found

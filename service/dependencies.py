@@ -15,6 +15,7 @@ from service.catalog import Catalog
 from service.db import Database
 from service.jobs.checked_files import CheckedFiles
 from service.jobs.wakeups import Wakeups
+from service.quotas import RequestRate
 from service.settings import Settings
 from service.storage import Storage
 
@@ -43,6 +44,10 @@ async def _wakeups(request: Request) -> Wakeups:
     return request.app.state.wakeups  # type: ignore[no-any-return]
 
 
+async def _request_rate(request: Request) -> RequestRate:
+    return request.app.state.request_rate  # type: ignore[no-any-return]
+
+
 async def _request_id(request: Request) -> str:
     return str(request.state.request_id)
 
@@ -53,4 +58,5 @@ StorageDep = Annotated[Storage, Depends(_storage)]
 CatalogDep = Annotated[Catalog, Depends(_catalog)]
 CheckedFilesDep = Annotated[CheckedFiles, Depends(_checked_files)]
 WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
+RequestRateDep = Annotated[RequestRate, Depends(_request_rate)]
 RequestId = Annotated[str, Depends(_request_id)]

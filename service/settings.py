@@ -62,6 +62,14 @@ class Settings(BaseSettings):
     max_rows: int = Field(50_000, ge=1)
     max_queued_jobs: int = Field(100, ge=1)
     """Queued and running jobs of one tenant."""
+    max_running_jobs: int | None = Field(None, ge=1)
+    """Of these, so many may be on workers at once; the others wait. None: as many as there are workers."""
+    max_stored_bytes: int | None = Field(None, ge=1)
+    """Files and results of one tenant; beyond it nothing is uploaded and no job created. None: no limit."""
+    max_requests_per_second: float | None = Field(None, gt=0)
+    """Of one tenant to one API process, after a second's worth at once. None: no limit."""
+    max_streams: int | None = Field(None, ge=1)
+    """Live streams of one tenant, open at once at one API process. None: no limit."""
     endpoints: Path | None = None
     """JSON file of servers that jobs may name, with keys and prices: `graders/operator_endpoints.py`.
     Graders here and in engines read this and the next two from the environment themselves."""

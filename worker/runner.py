@@ -55,8 +55,9 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
 
 def claim(worker: Worker) -> Job | None:
     """The job, under a lease and a new fence."""
-    settings = worker.settings
-    with worker.database.statement() as session:
+    settings, database = worker.settings, worker.database
+    opened = database.statement if settings.max_running_jobs is None else database.transaction
+    with opened() as session:
         return queue.claim(
             session,
             pool=settings.pool,
@@ -64,6 +65,7 @@ def claim(worker: Worker) -> Job | None:
             lease_seconds=settings.lease_seconds,
             capabilities=worker.capabilities,
             gpus=settings.gpus,
+            max_running=settings.max_running_jobs,
         )
 
 

@@ -15,12 +15,15 @@ from service.cli.server import keep_private, settings_here
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from service.models import ApiKey
+    from service.models import ApiKey, AuditEntry
 
 SECONDS_PER_DAY = 24 * 3600
 MAX_DAYS = 36_500
+MAX_LOG = 100_000
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys (in the database itself).")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list and revoke API keys, and see what was done with them."
+)
 
 
 @contextmanager
@@ -122,6 +125,31 @@ def revoke(
         print_json({"id": public_id, "revoked": True})
     else:
         say(f"Key {public_id} opens nothing any more.")
+
+
+@app.command()
+def log(
+    tenant: Annotated[str | None, typer.Option(help="Changes of this tenant's things only.")] = None,
+    limit: Annotated[int, typer.Option(help="So many at most.", min=1, max=MAX_LOG)] = 50,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show who changed what: the newest changes that were made with keys, and to keys."""
+    from service import audit
+
+    with _transaction() as session:
+        entries = audit.newest(session, tenant=tenant, limit=limit)
+    if as_json:
+        print_json([_change(entry) for entry in entries])
+        return
+    print_table(
+        ("time", "tenant", "key", "action", "object", "request"),
+        [(at(entry.created_at), *list(_change(entry).values())[1:]) for entry in entries],
+    )
+
+
+def _change(entry: AuditEntry) -> dict[str, object]:
+    names = ("created_at", "tenant", "key_id", "action", "object_id", "request_id")
+    return {name: getattr(entry, name) for name in names}
 
 
 def _document(key: ApiKey) -> dict[str, object]:

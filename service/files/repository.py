@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Text, and_, cast, or_, select, tuple_
+from sqlalchemy import ColumnElement, Text, and_, cast, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.clock import db_now
@@ -64,6 +64,12 @@ def unfinished_user(session: Session, file: File) -> str | None:
     reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, named, Job.model.in_(models))
     query = select(Job.id).where(Job.tenant == file.tenant, Job.state.in_(UNFINISHED), reads_it)
     return session.scalar(query.limit(1))
+
+
+def stored_bytes(session: Session, tenant: str) -> int:
+    """Of all content that is still stored, expired or not."""
+    query = select(func.coalesce(func.sum(File.num_bytes), 0))
+    return int(session.scalars(query.where(File.tenant == tenant, File.deleted_at.is_(None))).one())
 
 
 def expired(session: Session, tenant: str, limit: int) -> list[File]:

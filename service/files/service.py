@@ -11,8 +11,8 @@ from typing import BinaryIO
 import structlog
 
 from grpo_engine.faults import fault_point
-from service import audit
-from service.auth import Principal
+from service import audit, quotas
+from service.auth import Principal, require_good_key
 from service.clock import db_now
 from service.db import Database
 from service.errors import InvalidRequest, NotFound, PayloadTooLarge
@@ -44,7 +44,8 @@ class Files:
         self._request_id = request_id
 
     def upload(self, file: BinaryIO, num_bytes: int, filename: str, fields: UploadFields) -> FileRead:
-        """Store a dataset. Raises InvalidRequest for bytes that no job could read; then nothing stays."""
+        """Store a dataset. Raises InvalidRequest for bytes that no job could read, TooManyRequests where the
+        tenant has no space for them, Unauthorized where the key was revoked meanwhile; then nothing stays."""
         if num_bytes > self._settings.max_upload_bytes:
             limit = f"at most {self._settings.max_upload_bytes} bytes"
             raise PayloadTooLarge(f"file: it has {num_bytes} bytes, {limit} are allowed.", param="file")
@@ -80,6 +81,9 @@ class Files:
         if fields.expires_after is not None:
             row.expires_at = db_now() + fields.expires_after.seconds
         with self._database.transaction() as session:
+            lock_tenant(session, row.tenant)
+            require_good_key(session, self._principal)
+            quotas.check_storage(session, row.tenant, self._settings, content.num_bytes)
             session.add(row)
             session.flush()
             audit.record(session, self._principal, "file.create", file_id, self._request_id)
@@ -134,6 +138,7 @@ class Files:
             keys = [row.storage_key for row in unused]
             for row in unused:
                 row.deleted_at = db_now()  # type: ignore[assignment]
+                audit.record(session, self._principal, "file.expire", row.id, self._request_id)
         for key in keys:
             self._storage.delete(key)
 

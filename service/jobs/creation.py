@@ -15,11 +15,11 @@ from functools import cached_property
 from sqlalchemy.orm import Session
 
 from grpo_engine.faults import fault_point
-from service import audit
-from service.auth import Principal
-from service.errors import InvalidRequest, TooManyRequests, Unprocessable
+from service import audit, quotas
+from service.auth import Principal, require_good_key
+from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
-from service.jobs import backlog, history, repository
+from service.jobs import history, repository
 from service.jobs.capabilities import as_text, required_by
 from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
@@ -29,7 +29,6 @@ from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
 
-RETRY_SECONDS = 30
 NUM_FIRST_EVENTS = 2
 """Created, and queued."""
 
@@ -69,28 +68,30 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     """A queued job, or the one that the same request has made before.
 
     Raises InvalidJob with every problem found, Unprocessable where the key came with another body, and
-    TooManyRequests at the tenant's limit; then nothing is queued.
+    TooManyRequests at one of the tenant's limits; then nothing is queued.
     """
+    tenant, settings = request.principal.tenant, preflight.settings
     if request.may_be_known:
         with preflight.database.reading() as session:
             if earlier := _earlier(session, request):
                 return earlier
-    report = preflight.check(request.principal.tenant, request.body)
+    report = preflight.check(tenant, request.body)
     if report.problems.found:
         raise InvalidJob(report.problems.found)
-    pool = preflight.settings.pool
     fault_point("job.checked")
     with preflight.database.transaction() as session:
-        repository.lock_tenant(session, request.principal.tenant)
+        repository.lock_tenant(session, tenant)
         created = _earlier(session, request) if request.may_be_known else None
         if created is not None:
             return created
-        _check_limit(session, request.principal.tenant, preflight.settings.max_queued_jobs)
+        require_good_key(session, request.principal)
+        quotas.check_jobs(session, tenant, settings)
+        quotas.check_storage(session, tenant, settings, 0)
         _check_still_there(session, request)
-        created = _insert(session, request, report, pool)
+        created = _insert(session, request, report, settings.pool)
         fault_point("job.inserted")
     fault_point("job.committed")
-    wakeups.send(pool)
+    wakeups.send(settings.pool)
     fault_point("job.rung")
     return created
 
@@ -113,14 +114,6 @@ def _earlier(session: Session, request: Request) -> Created | None:
         header = "x-deduplicated"
     job = repository.find_job(session, tenant, record.job_id) if record else None
     return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
-
-
-def _check_limit(session: Session, tenant: str, max_unfinished: int) -> None:
-    if backlog.num_unfinished(session, tenant, max_unfinished) >= max_unfinished:
-        raise TooManyRequests(
-            f"There are {max_unfinished} unfinished jobs, the limit here: wait for one or cancel one.",
-            headers={"Retry-After": str(RETRY_SECONDS)},
-        )
 
 
 def _check_still_there(session: Session, request: Request) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BaseModel
@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.auth import Reader
 from service.db import Database
-from service.dependencies import DatabaseDep
+from service.dependencies import DatabaseDep, SettingsDep
 from service.errors import InvalidRequest
 from service.jobs import metrics, rollouts
 from service.jobs.names import rollout_place
@@ -108,12 +108,25 @@ def export_rollouts(
     return StreamingResponse(lines, media_type="application/jsonl", headers=headers)
 
 
+async def _open_feed(
+    request: Request, principal: Reader, database: DatabaseDep, settings: SettingsDep
+) -> AsyncIterator[Feed]:
+    """The process's one feed, made with the first stream, and a place at it until the answer has ended."""
+    state = request.app.state
+    if not hasattr(state, "feed"):
+        state.feed = Feed(database)
+        stop_on_signals(state.feed)
+    feed: Feed = state.feed
+    with feed.place(principal.tenant, settings.max_streams):
+        yield feed
+
+
 @router.get("/stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def stream_job(
-    request: Request,
     job_id: str,
     principal: Reader,
     database: DatabaseDep,
+    feed: Annotated[Feed, Depends(_open_feed)],
     after: Annotated[int | None, Query(ge=0)] = None,
     since: Annotated[Literal["start", "now"], Query(alias="from")] = "start",
     last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0)] = None,
@@ -132,24 +145,12 @@ async def stream_job(
     if start is None:
         start = job.event_sequence if since == "now" else 0
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(
-        _framed(_feed(request, database), job_id, start, principal.key_id), headers=headers
-    )
+    return EventSourceResponse(_framed(feed, job_id, start, principal.key_id), headers=headers)
 
 
 def _require(database: Database, tenant: str, job_id: str) -> Job:
     with database.reading() as session:
         return require_job(session, tenant, job_id)
-
-
-def _feed(request: Request, database: Database) -> Feed:
-    """The process's one feed, made with the first stream."""
-    state = request.app.state
-    if not hasattr(state, "feed"):
-        state.feed = Feed(database)
-        stop_on_signals(state.feed)
-    feed: Feed = state.feed
-    return feed
 
 
 async def _framed(feed: Feed, job_id: str, after: int, key_id: str) -> AsyncIterator[bytes]:

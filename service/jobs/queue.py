@@ -20,6 +20,8 @@ from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
 
 MAX_BACKOFF_SECONDS = 300.0
+CLAIM_PAUSE = "5s"
+"""So long may a worker that was stopped in the middle of its claim keep others from theirs."""
 HELD_STATES = [state.value for state in HELD]
 QUIET = {"synchronize_session": False}
 
@@ -49,22 +51,37 @@ def claim(
     lease_seconds: float,
     capabilities: Collection[str] = (),
     gpus: int = 0,
+    max_running: int | None = None,
 ) -> Job | None:
     """Take the best eligible job: running, under a new fence and a lease. None: nothing to do.
 
-    A job that needs what is not among the worker's `capabilities`, or more `gpus`, is left for others.
+    A job that needs what is not among the worker's `capabilities`, or more `gpus`, is left for others. With
+    `max_running` so is one whose tenant has that many on workers already; claims then wait for one another,
+    which needs a transaction of more than one statement.
     """
+    limited = max_running is not None
     given: dict[str, Any] = {"of_pool": pool, "worker": worker, "lease_seconds": lease_seconds}
     given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus}
+    if limited:
+        given |= {"max_running": max_running}
+        _wait_for_claims(session)
     fresh = {"populate_existing": True}
     if history.is_told_by_statement(session):
         given |= history.parameters(_status(JobState.RUNNING, "", 0))
-        return session.scalars(statements.CLAIM_TELLING, given, execution_options=fresh).one_or_none()
-    job = session.scalars(statements.CLAIM, given, execution_options=fresh).one_or_none()
+        claiming = statements.CLAIM_WITHIN_LIMIT_TELLING if limited else statements.CLAIM_TELLING
+        return session.scalars(claiming, given, execution_options=fresh).one_or_none()
+    claiming = statements.CLAIM_WITHIN_LIMIT if limited else statements.CLAIM
+    job = session.scalars(claiming, given, execution_options=fresh).one_or_none()
     if job is not None:
         message = f"Attempt {job.attempt} started on {worker}."
         history.store(session, job.id, job.event_sequence, _status(JobState.RUNNING, message, job.fence))
     return job
+
+
+def _wait_for_claims(session: Session) -> None:
+    """Two claims at once would both count the jobs of before. SQLite's BEGIN IMMEDIATE has waited already."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(statements.LOCK_CLAIMS, {"longest_pause": CLAIM_PAUSE})
 
 
 def renew(session: Session, job_id: str, fence: int, *, lease_seconds: float) -> JobState | None:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     ColumnElement,
     Executable,
     Insert,
+    Integer,
     Select,
     Table,
     Update,
@@ -28,6 +29,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from service.clock import db_now
 from service.jobs.states import HELD, JobState
@@ -36,6 +38,8 @@ from service.models import Job, JobEvent
 JOBS = cast(Table, Job.__table__)
 EVENTS = cast(Table, JobEvent.__table__)
 CANDIDATE = JOBS.alias("candidate")
+CLAIMS_LOCK = 0x6772706F
+"""A number of PostgreSQL's advisory locks; those of tenants are 64 bits of a digest."""
 WAIT_SECONDS = "wait_seconds"
 ENDS_NOW = "ends_now"
 TIMES = {
@@ -56,7 +60,7 @@ LOCKED = (JOBS.c.id, JOBS.c.state, JOBS.c.fence, JOBS.c.failures)
 _IS_HELD = and_(
     JOBS.c.id == bindparam("job_id"), JOBS.c.fence == bindparam("held_fence"), is_in("jobs", *HELD)
 )
-_BEST = (
+_ELIGIBLE = (
     select(CANDIDATE.c.id)
     .where(is_in("candidate", JobState.QUEUED), CANDIDATE.c.pool == bindparam("of_pool"))
     .where(CANDIDATE.c.not_before <= db_now())
@@ -65,24 +69,44 @@ _BEST = (
     .order_by(CANDIDATE.c.priority.desc(), CANDIDATE.c.created_at)
     .limit(1)
     .with_for_update(skip_locked=True)
-    .scalar_subquery()
 )
-_CLAIMED = (
-    update(JOBS)
-    .where(JOBS.c.id == _BEST, is_in("jobs", JobState.QUEUED))
-    .values(
-        state=JobState.RUNNING.value,
-        phase="preparing",
-        fence=JOBS.c.fence + 1,
-        attempt=JOBS.c.attempt + 1,
-        lease_owner=bindparam("worker"),
-        lease_expires_at=db_now() + bindparam("lease_seconds"),
-        started_at=func.coalesce(JOBS.c.started_at, db_now()),
-        event_sequence=JOBS.c.event_sequence + 1,
+_HOLDING = JOBS.alias("holding")
+_AT_THEIR_LIMIT = (
+    select(_HOLDING.c.tenant)
+    .where(is_in("holding", *HELD))
+    .group_by(_HOLDING.c.tenant)
+    .having(func.count() >= bindparam("max_running", type_=Integer))
+)
+_ELIGIBLE_WITHIN_LIMIT = _ELIGIBLE.where(CANDIDATE.c.tenant.not_in(_AT_THEIR_LIMIT))
+
+
+def _claiming(eligible: Select[str]) -> ReturningUpdate[Any]:
+    return (
+        update(JOBS)
+        .where(JOBS.c.id == eligible.scalar_subquery(), is_in("jobs", JobState.QUEUED))
+        .values(
+            state=JobState.RUNNING.value,
+            phase="preparing",
+            fence=JOBS.c.fence + 1,
+            attempt=JOBS.c.attempt + 1,
+            lease_owner=bindparam("worker"),
+            lease_expires_at=db_now() + bindparam("lease_seconds"),
+            started_at=func.coalesce(JOBS.c.started_at, db_now()),
+            event_sequence=JOBS.c.event_sequence + 1,
+        )
+        .returning(JOBS)
     )
-    .returning(JOBS)
+
+
+CLAIM = select(Job).from_statement(_claiming(_ELIGIBLE))
+CLAIM_WITHIN_LIMIT = select(Job).from_statement(_claiming(_ELIGIBLE_WITHIN_LIMIT))
+"""`CLAIM` that leaves the jobs of tenants with `max_running` running ones to wait."""
+LOCK_CLAIMS = select(
+    func.set_config("idle_in_transaction_session_timeout", bindparam("longest_pause"), True),
+    func.pg_advisory_xact_lock(CLAIMS_LOCK),
 )
-CLAIM = select(Job).from_statement(_CLAIMED)
+"""Held until the transaction ends. The next statement sees what was committed before it was granted. Who
+pauses longer in between (a stopped process) loses its connection, and with it the lock."""
 RENEW = (
     update(JOBS)
     .where(_IS_HELD)
@@ -139,12 +163,13 @@ def _told(moved: CTE, message: ColumnElement[str]) -> CTE:
     return insert(EVENTS).from_select(list(columns), select(*columns.values())).cte("told")
 
 
-def _claim_telling() -> Executable:
-    moved = _CLAIMED.cte("moved")
+def _claim_telling(eligible: Select[str]) -> Executable:
+    moved = _claiming(eligible).cte("moved")
     parts = ("Attempt ", moved.c.attempt, " started on ", moved.c.lease_owner, ".")
     # not `aliased(Job, moved)`, which threads that compile it together leave half made
     return select(Job).from_statement(select(moved).add_cte(_told(moved, func.concat(*parts))))
 
 
-CLAIM_TELLING = _claim_telling()
+CLAIM_TELLING = _claim_telling(_ELIGIBLE)
 """`CLAIM` that also stores the history entry."""
+CLAIM_WITHIN_LIMIT_TELLING = _claim_telling(_ELIGIBLE_WITHIN_LIMIT)

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from openai import OpenAI
@@ -18,7 +16,7 @@ from service.app import create_app
 from service.auth import create_key
 from service.db import Database
 from service.settings import Settings
-from tests.servers import wait_until
+from tests.service.serving import serving
 
 
 @pytest.fixture
@@ -61,14 +59,8 @@ def other_client(app: FastAPI, anonymous: TestClient, other_api_key: str) -> Tes
 @pytest.fixture
 def server_url(app: FastAPI) -> Iterator[str]:
     """The application behind a real uvicorn on a free port."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run, name="uvicorn")
-    thread.start()
-    wait_until(lambda: server.started or not thread.is_alive(), what="uvicorn started")
-    assert server.started, "uvicorn did not start"
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    with serving(app) as url:
+        yield url
 
 
 @pytest.fixture

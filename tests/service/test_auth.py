@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from openai import AuthenticationError, OpenAI
@@ -74,6 +75,22 @@ def test_a_wrong_secret_opens_nothing(anonymous: TestClient, api_key: str) -> No
 )
 def test_an_unknown_key_opens_nothing(anonymous: TestClient, key: str) -> None:
     assert status_of(anonymous, key) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("key", ["grpo_é_😀".encode(), b"\xff\xfe", b"x" * 20_000])
+def test_a_key_of_odd_bytes_opens_nothing(server_url: str, key: bytes) -> None:
+    answer = httpx.get(f"{server_url}/v1/files", headers={b"authorization": b"Bearer " + key})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("name", ["api_key", "key", "x"])
+def test_a_key_in_a_url_opens_nothing_whatever_the_header_says(
+    anonymous: TestClient, client: TestClient, api_key: str, name: str
+) -> None:
+    """URLs end up in logs of servers and proxies, so such a key is not secret any more."""
+    answers = [asked.get("/v1/files", params={name: api_key}) for asked in (anonymous, client)]
+    codes = [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
+    assert codes == [(401, "api_key_in_url")] * 2
 
 
 def test_an_unknown_public_id_opens_nothing(anonymous: TestClient, api_key: str) -> None:

@@ -143,6 +143,19 @@ def test_a_read_only_key_may_look_and_not_submit_and_a_revoked_one_opens_nothing
     assert revoked[key.split("_")[1]] is not None
 
 
+def test_the_operator_reads_who_changed_what(up: Up) -> None:
+    made = up.json("keys", "create", "--tenant", "logged")
+    up.json("keys", "revoke", made["id"])
+    told = up.json("keys", "log", "--tenant", "logged", "--limit", "5")
+    assert [(row["key_id"], row["action"], row["object_id"]) for row in told] == [
+        ("cli", "key.revoke", made["id"]),
+        ("cli", "key.create", made["id"]),
+    ]
+    table = up.grpo("keys", "log", "--tenant", "logged").stdout.splitlines()
+    assert table[0].split() == ["time", "tenant", "key", "action", "object", "request"]
+    assert "key.revoke" in table[1]
+
+
 def test_a_model_that_was_added_is_in_the_catalogue_at_once(up: Up, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "another", hidden=32, layers=1)
     assert up.json("models", "add", "Mine/another", folder)["path"] == str(folder)

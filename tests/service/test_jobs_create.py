@@ -9,7 +9,6 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.app import create_app
 from service.db import Database
 from service.jobs.states import JobState
 from service.models import AuditEntry, IdempotencyKey, Job, JobEvent
@@ -182,22 +181,6 @@ def test_an_old_request_is_not_a_retry(client: TestClient, database: Database) -
     with database.transaction() as session:
         session.scalars(select(IdempotencyKey)).one().created_at -= 601
     assert post(client, body, x_stainless_retry_count="1").json()["id"] != first.json()["id"]
-
-
-def test_the_limit_of_unfinished_jobs_holds_against_a_crowd(
-    settings: Settings, api_key: str, database: Database
-) -> None:
-    limited = create_app(settings.model_copy(update={"max_queued_jobs": 3}))
-    with TestClient(limited, headers={"authorization": f"Bearer {api_key}"}) as client:
-        add_job(database, JobState.SUCCEEDED)
-        body = request(upload(client))
-        with ThreadPoolExecutor(8) as threads:
-            answers = list(threads.map(lambda _: post(client, body), range(8)))
-    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 5
-    refused = next(answer for answer in answers if answer.status_code == 429)
-    assert int(refused.headers["Retry-After"]) > 0
-    assert refused.json()["error"]["code"] == "quota_exceeded"
-    assert num_jobs(database) == 4
 
 
 def test_positions_follow_the_order_of_claims(client: TestClient, database: Database) -> None:

@@ -1,0 +1,114 @@
+"""Running jobs of one tenant: limited where workers claim them, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from service.db import Database
+from service.jobs import queue
+from service.jobs.states import HELD, JobState
+from service.models import Job
+from service.settings import Settings
+from tests.worker.jobs import insert_job, read_job
+from worker.attempt import Worker
+from worker.runner import claim as claim_as_worker
+
+
+def claim(database: Database, max_running: int | None = 2) -> Job | None:
+    with database.transaction() as session:
+        return queue.claim(session, pool="default", worker="w", lease_seconds=60, max_running=max_running)
+
+
+def claimed_ids(database: Database, max_running: int | None = 2) -> list[str]:
+    """Until nothing is left that may run."""
+    found = []
+    while job := claim(database, max_running):
+        found.append(job.id)
+    return found
+
+
+def test_a_tenant_at_its_limit_waits_and_others_do_not(database: Database) -> None:
+    first, second, _third = (insert_job(database, tenant="a", created_at=float(n)) for n in range(3))
+    later = insert_job(database, tenant="b", created_at=9.0)
+    assert claimed_ids(database) == [first, second, later]
+
+
+def test_without_a_limit_all_are_claimed(database: Database) -> None:
+    ids = [insert_job(database, tenant="a", created_at=float(n)) for n in range(3)]
+    assert claimed_ids(database, None) == ids
+
+
+def test_the_end_of_one_job_makes_room_for_the_next(database: Database) -> None:
+    first, _second, third = (insert_job(database, tenant="a", created_at=float(n)) for n in range(3))
+    claimed_ids(database)
+    with database.transaction() as session:
+        assert queue.finish(session, first, 1, JobState.SUCCEEDED)
+    assert claimed_ids(database) == [third]
+
+
+@pytest.mark.parametrize("state", HELD)
+def test_what_holds_a_worker_counts_as_running(database: Database, state: JobState) -> None:
+    insert_job(database, tenant="a", state=state.value)
+    insert_job(database, tenant="a")
+    assert claim(database, 1) is None
+
+
+@pytest.mark.parametrize("state", [JobState.PAUSED, JobState.SUCCEEDED, JobState.CANCELLED])
+def test_what_holds_no_worker_does_not_count(database: Database, state: JobState) -> None:
+    insert_job(database, tenant="a", state=state.value)
+    job_id = insert_job(database, tenant="a")
+    assert claimed_ids(database, 1) == [job_id]
+
+
+def test_sixteen_workers_at_once_never_exceed_it(database: Database) -> None:
+    for tenant in "abc":
+        for _ in range(8):
+            insert_job(database, tenant=tenant)
+    start = threading.Barrier(16)
+
+    def work() -> None:
+        start.wait()
+        claimed_ids(database, 3)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.reading() as session:
+        running = session.scalars(select(Job.tenant).where(Job.state == JobState.RUNNING.value))
+        assert Counter(running) == {"a": 3, "b": 3, "c": 3}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_worker_that_stops_in_the_middle_of_its_claim_keeps_others_waiting_shortly(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "CLAIM_PAUSE", "200ms")
+    job_id = insert_job(database)
+    stopped = database.transaction()
+    session = stopped.__enter__()
+    queue.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
+    job = claim(database, 1)
+    assert job is not None
+    assert (job.id, job.lease_owner, job.fence) == (job_id, "w", 1)
+    with pytest.raises(DBAPIError):
+        stopped.__exit__(None, None, None)
+
+
+def test_a_worker_takes_the_limit_from_its_settings(
+    database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    limited = settings.model_copy(update={"max_running_jobs": 1})
+    worker = Worker.open(limited, "w", threading.Event())
+    ids = [insert_job(database, created_at=float(n), tenant="a") for n in range(2)]
+    claims = [claim_as_worker(worker), claim_as_worker(worker)]
+    worker.database.engine.dispose()
+    assert [job and job.id for job in claims] == [ids[0], None]
+    assert read_job(database, ids[1]).state == JobState.QUEUED.value
