@@ -58,21 +58,21 @@ class Sender:
         try:
             self._deliver(claimed)
         finally:
-            self._count(claimed.delivery.tenant, -1)
+            self._let_go(claimed.delivery.tenant)
         return True
 
     def _claim(self) -> outbox.Claimed | None:
-        with self._lock:
+        with self._lock:  # one look at a time, so that the next one knows what this one took
             full = sorted(tenant for tenant, num in self._sending.items() if num >= MAX_OF_TENANT)
-        with self.database.statement() as session:
-            claimed = outbox.claim_due(session, full)
-        if claimed is not None:
-            self._count(claimed.delivery.tenant, 1)
+            with self.database.statement() as session:
+                claimed = outbox.claim_due(session, full)
+            if claimed is not None:
+                self._sending[claimed.delivery.tenant] += 1
         return claimed
 
-    def _count(self, tenant: str, change: int) -> None:
+    def _let_go(self, tenant: str) -> None:
         with self._lock:
-            self._sending[tenant] += change
+            self._sending[tenant] -= 1
             self._sending += Counter()  # forgets those at zero
 
     def _deliver(self, claimed: outbox.Claimed) -> None:
