@@ -8,9 +8,9 @@ import standardwebhooks
 from openai import OpenAI
 from sqlalchemy import func, select, update
 
-from service.auth import Principal
 from service.clock import db_now
 from service.db import Database
+from service.principal import Principal
 from service.settings import Settings
 from service.webhooks.events import EVENT_TYPES
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint

@@ -47,6 +47,10 @@ class Sender:
             except SQLAlchemyError as error:
                 logger.warning("no webhook sent", error=type(error).__name__)
                 found = False
+            except Exception:
+                # a mistake of ours, which must not end the sending of all others; its claim ends by itself
+                logger.exception("a webhook could not be sent")
+                found = False
             if not found:
                 stopping.wait(self.settings.sweep_seconds)
 

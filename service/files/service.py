@@ -11,7 +11,6 @@ from typing import BinaryIO
 import structlog
 
 from service import audit
-from service.auth import Principal
 from service.clock import db_now
 from service.db import Database
 from service.errors import InvalidRequest, NotFound, PayloadTooLarge
@@ -22,6 +21,7 @@ from service.ids import new_id
 from service.jobs.repository import is_result, lock_tenant
 from service.models import File
 from service.pagination import Page, page_of
+from service.principal import Principal
 from service.settings import Settings
 from service.storage import Storage
 

@@ -15,7 +15,6 @@ from functools import cached_property
 from sqlalchemy.orm import Session
 
 from service import audit
-from service.auth import Principal
 from service.errors import InvalidRequest, TooManyRequests, Unprocessable
 from service.ids import new_id
 from service.jobs import backlog, history, repository
@@ -27,6 +26,7 @@ from service.jobs.schemas import JobCreate, JobRead
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
+from service.principal import Principal
 
 RETRY_SECONDS = 30
 NUM_FIRST_EVENTS = 2

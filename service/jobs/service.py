@@ -12,7 +12,6 @@ from typing import cast, get_args
 from sqlalchemy.orm import Session
 
 from service import audit
-from service.auth import Principal
 from service.db import Database
 from service.errors import InvalidRequest, NotFound
 from service.jobs import adapters, names, queue, repository
@@ -21,6 +20,7 @@ from service.jobs.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.views import checkpoint_read, event_read
 from service.jobs.wakeups import Wakeups
+from service.principal import Principal
 
 Ask = Callable[[Session, str, str], JobState | None]
 

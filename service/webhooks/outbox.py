@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, ScalarSelect, select, update
 from sqlalchemy.orm import Session
 
 from service import audit
-from service.auth import Principal
 from service.clock import db_now
 from service.ids import new_id
+from service.principal import Principal
 from service.webhooks import repository
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.schemas import Attempt

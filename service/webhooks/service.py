@@ -15,12 +15,12 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.graders.addresses import Outside, RefusedUrl, check_destination
 from service import audit
-from service.auth import Principal
 from service.clock import db_now
 from service.db import Database
 from service.errors import InvalidRequest, NotFound, TooManyRequests
 from service.ids import new_id
 from service.jobs.repository import lock_tenant
+from service.principal import Principal
 from service.settings import Settings
 from service.webhooks import outbox, repository, sending
 from service.webhooks.events import EventType

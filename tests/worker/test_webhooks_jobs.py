@@ -16,6 +16,7 @@ from service.jobs import queue, sweeping
 from service.jobs.states import JobState
 from service.models import Job
 from service.settings import Settings
+from service.webhooks.models import WebhookEndpoint
 from tests.chat_server import Recorded, Reply, ScriptedServer
 from tests.servers import wait_until
 from tests.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
@@ -207,3 +208,22 @@ def test_one_tenant_s_silent_receivers_hold_up_neither_others_nor_the_sweep(
         stopping.set()
         assert len(silent.requests) == 2
     sweeper.join()
+
+
+def test_a_delivery_that_cannot_even_be_signed_does_not_end_the_sending(
+    database: Database, settings: Settings
+) -> None:
+    stopping = threading.Event()
+    with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
+        broken = register(database, settings, server.url)
+        with database.transaction() as session:
+            session.execute(update(WebhookEndpoint).values(secret="not base64"))
+        register(database, settings, server.url)
+        cancel_queued(database)
+        thread = threading.Thread(target=Sender(database, settings).send_until, args=(stopping,))
+        thread.start()
+        wait_until(lambda: {row.state for row in deliveries(database)} == {"pending", "delivered"}, 30)
+        stopping.set()
+        thread.join()
+    left = {row.endpoint_id: row.state for row in deliveries(database)}
+    assert left[broken.id] == "pending"
