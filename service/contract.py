@@ -74,8 +74,8 @@ DESCRIPTIONS = {
     f"get {JOB}": "The job as it is now: status, phase, progress, evaluation, artifacts, and why it failed.",
     "get /v1/models/{model}": "A base model of the catalogue or one of your fine-tuned models, by its name.",
 }
-ASKING = (f"post {WEBHOOKS}", f"post {WEBHOOK}", f"post {WEBHOOK}/test")
-"""They wait for other machines, so few may run at once."""
+IN_TURNS = (f"post {GRADERS}/run", f"post {WEBHOOKS}", f"post {WEBHOOK}", f"post {WEBHOOK}/test")
+"""They hold a thread for long, so few may run at once."""
 DOWNLOADS = {
     "/v1/files/{file_id}/content": "application/octet-stream",
     f"{JOB}/adapter": "application/gzip",
@@ -166,7 +166,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(PayloadTooLarge)
     if name == f"post {JOBS}":
         found += [Unprocessable, TooManyRequests]
-    if name in ASKING:
+    if name in IN_TURNS:
         found.append(TooManyRequests)
     if name == "post /v1/files":
         found.append(InsufficientStorage)

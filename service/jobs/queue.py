@@ -3,8 +3,8 @@
 Each transition is one conditional UPDATE that names the state it comes from and, on the worker's side, the
 fence; 0 rows means somebody else was first. Only the database's clock decides. The row is locked before
 it moves, so that the choice of the next state and the UPDATE see the same row: `FOR UPDATE` on PostgreSQL,
-`BEGIN IMMEDIATE` on SQLite. Every state change appends a `status` entry in the same transaction, and its end
-a row for each webhook that wants to hear of it.
+`BEGIN IMMEDIATE` on SQLite. Every state change appends a `status` entry in the same transaction; an end or a
+rest also writes a delivery for each webhook that wants to hear of it.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from sqlalchemy.orm import Session
 
@@ -17,11 +15,13 @@ from grpo_engine.graders.addresses import Outside, RefusedUrl, check_destination
 from service import audit
 from service.clock import db_now
 from service.db import Database
-from service.errors import InvalidRequest, NotFound, TooManyRequests
+from service.errors import InvalidRequest, NotFound
 from service.ids import new_id
 from service.jobs.repository import lock_tenant
+from service.pagination import unknown_cursor
 from service.principal import Principal
 from service.settings import Settings
+from service.turns import Turns
 from service.webhooks import outbox, repository, sending
 from service.webhooks.events import EventType
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint
@@ -39,10 +39,8 @@ MAX_ENDPOINTS = 20
 """Of one tenant."""
 OLD_SECRET_SECONDS = 24 * 3600.0
 SECRET_BYTES = 32
-MAX_TURNS = 4
-"""At once in this process: requests that wait for a receiver or a name server. Others need threads too."""
-RETRY_SECONDS = 5
-_turns = threading.BoundedSemaphore(MAX_TURNS)
+_turns = Turns(4, "receivers are being asked")
+"""Of requests that wait for a receiver or a name server."""
 
 
 class Webhooks:
@@ -82,7 +80,7 @@ class Webhooks:
         with self._database.reading() as session:
             last = None if after is None else repository.find(session, tenant, after)
             if after is not None and last is None:
-                raise _unknown_cursor(after)
+                raise unknown_cursor(after)
             rows = repository.page(session, tenant, after=last, limit=limit)
         return [endpoint_read(row) for row in rows]
 
@@ -125,7 +123,7 @@ class Webhooks:
 
     def test(self, endpoint_id: str, event_type: EventType | None) -> WebhookTested:
         """Send an event now and once, and tell how the endpoint answered."""
-        with _turn():
+        with _turns.one():
             with self._database.transaction() as session:
                 endpoint = self._enabled(session, endpoint_id)
                 type_ = event_type or endpoint.event_types.split()[0]
@@ -149,7 +147,7 @@ class Webhooks:
             self._found(session, endpoint_id)
             last = None if after is None else self._find_delivery(session, endpoint_id, after)
             if after is not None and last is None:
-                raise _unknown_cursor(after)
+                raise unknown_cursor(after)
             rows = repository.page_of_deliveries(session, endpoint_id, after=last, limit=limit)
         return [delivery_read(row) for row in rows]
 
@@ -170,7 +168,7 @@ class Webhooks:
 
     def _check_url(self, url: str) -> None:
         try:
-            with _turn():
+            with _turns.one():
                 check_destination(url, self._outside)
         except RefusedUrl as error:
             raise InvalidRequest(f"url: {error}.", param="url", code="url_refused") from None
@@ -206,26 +204,9 @@ class Webhooks:
         audit.record(session, self._principal, f"webhook.{verb}", endpoint_id, self._request_id)
 
 
-@contextmanager
-def _turn() -> Iterator[None]:
-    if not _turns.acquire(blocking=False):
-        raise TooManyRequests(
-            f"{MAX_TURNS} receivers are being asked, the limit here: try again.",
-            headers={"Retry-After": str(RETRY_SECONDS)},
-        )
-    try:
-        yield
-    finally:
-        _turns.release()
-
-
 def _new_secret() -> str:
     return f"whsec_{base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
 
 
 def _as_text(event_types: Iterable[EventType]) -> str:
     return " ".join(sorted(set(event_types)))
-
-
-def _unknown_cursor(after: str) -> InvalidRequest:
-    return InvalidRequest(f"after: {after!r} is not the id of an item of this list", param="after")
