@@ -18,6 +18,11 @@ RESTED_SECONDS = 0.1
 RESTED_SINCE = "rested_since"
 QUIET = {"hide_parameters": True}
 """An error tells its statement without the values, among which may be a secret."""
+IDLE_SECONDS = 20
+"""So long may a transaction do nothing on PostgreSQL: a process that is frozen inside one must not keep its
+locks, or nobody could take its job over."""
+LOCK_SECONDS = 10
+"""So long a statement waits there for another one's lock."""
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -39,6 +44,7 @@ def make_engine(settings: Settings) -> Engine:
         connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
         | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
     )
+    event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "begin", _begin_postgresql)
     _ping_rested(engine)
     return engine
@@ -65,6 +71,12 @@ def _ping_rested(engine: Engine) -> None:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_postgresql(connection: Any, _record: Any) -> None:
+    connection.execute(
+        f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'; SET lock_timeout = '{LOCK_SECONDS}s'"
+    )
 
 
 def _begin_sqlite(connection: Connection) -> None:

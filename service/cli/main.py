@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import download, files, jobs, keys, models, server, up, watch, webhooks
+from service.cli import audit, download, files, jobs, keys, models, server, up, watch, webhooks
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "cancel": jobs.cancel,
         "pause": jobs.pause,
         "resume": jobs.resume,
+        "audit": audit.audit,
         "download": download.download,
     },
 }
