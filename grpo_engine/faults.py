@@ -47,6 +47,7 @@ POINTS = frozenset(
         # the sweeper
         "sweep.committed",
         "sweep.rung",
+        "webhook.sent",
         # the service
         "job.checked",
         "job.inserted",

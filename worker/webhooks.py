@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from grpo_engine.faults import fault_point
 from grpo_engine.graders.addresses import Outside
 from service.db import Database
 from service.settings import Settings
@@ -88,6 +89,7 @@ class Sender:
                 outbox.give_up(session, delivery)
             return
         attempt = send(endpoint, claimed, Outside.listed(self.settings.allowed_hosts))
+        fault_point("webhook.sent")
         with self.database.transaction() as session:
             outbox.record(session, delivery, endpoint, attempt, self.settings.webhook_backoff_seconds)
         told = {"status": attempt.status_code, "seconds": attempt.seconds}

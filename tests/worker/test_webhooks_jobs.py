@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from service.jobs.states import JobState
 from service.models import Job
 from service.settings import Settings
 from service.webhooks.models import WebhookEndpoint
-from tests.chat_server import Recorded, Reply, ScriptedServer
+from tests.chat_server import Reply, ScriptedServer
 from tests.servers import wait_until
 from tests.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
 from tests.worker.conftest import Processes
@@ -163,17 +164,11 @@ def test_a_trained_job_sends_one_event_that_openai_s_client_verifies(
 def test_a_sweeper_that_is_killed_before_it_notes_the_answer_sends_again_under_the_same_id(
     database: Database, settings: Settings, processes: Processes
 ) -> None:
-    def answer(_recorded: Recorded) -> Reply:
-        if len(server.requests) == 1:
-            first.kill()
-            first.wait()
-        return Reply(status=200)
-
-    with ScriptedServer(answer) as server:
+    with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
         secret = register(database, settings, server.url).signing_secret
         cancel_queued(database)
-        first = processes.start("-m", "worker.sweeper")
-        wait_until(lambda: first.poll() is not None, 30, "the first sweeper is killed")
+        first = processes.start("-m", "worker.sweeper", fault="webhook.sent:kill")
+        assert first.wait(30) == -signal.SIGKILL
         (row,) = deliveries(database)
         assert (row.state, row.claim, row.attempts) == ("pending", 1, [])
         make_due(database)
