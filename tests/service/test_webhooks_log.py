@@ -15,6 +15,7 @@ from service.cli.errors import CommandError
 from service.db import Database
 from service.jobs.states import JobState
 from service.settings import Settings
+from service.webhooks import sending
 from tests.chat_server import Recorded, Reply, ScriptedServer
 from tests.service.error_samples import error_of, on_sqlite
 from tests.service.job_samples import add_job
@@ -85,7 +86,10 @@ def test_a_test_of_a_receiver_that_is_not_there_says_so(client: TestClient) -> N
 
 
 @on_sqlite
-def test_only_so_many_tests_wait_for_receivers_at_once(client: TestClient) -> None:
+def test_only_so_many_tests_wait_for_receivers_at_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)
     held, go_on = threading.Semaphore(0), threading.Event()
 
     def hold(_recorded: Recorded) -> Reply:

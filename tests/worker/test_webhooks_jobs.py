@@ -17,6 +17,7 @@ from service.jobs import queue, sweeping
 from service.jobs.states import JobState
 from service.models import Job
 from service.settings import Settings
+from service.webhooks import sending
 from service.webhooks.models import WebhookEndpoint
 from tests.chat_server import Reply, ScriptedServer
 from tests.servers import wait_until
@@ -179,8 +180,9 @@ def test_a_sweeper_that_is_killed_before_it_notes_the_answer_sends_again_under_t
 
 
 def test_one_tenant_s_silent_receivers_hold_up_neither_others_nor_the_sweep(
-    database: Database, settings: Settings, worker: Worker
+    database: Database, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # nobody gives up while the test looks
     stopping = threading.Event()
     given = (stopping, database, worker.wakeups, settings)
     with (
