@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
@@ -16,8 +17,6 @@ from service.settings import Settings
 RESTED_SECONDS = 0.1
 """A pooled connection that was used later than so long ago is taken as alive, without asking it."""
 RESTED_SINCE = "rested_since"
-QUIET = {"hide_parameters": True}
-"""An error tells its statement without the values, among which may be a secret."""
 IDLE_SECONDS = 20
 """So long may a transaction do nothing on PostgreSQL: a process that is frozen inside one must not keep its
 locks, or nobody could take its job over."""
@@ -26,11 +25,15 @@ LOCK_SECONDS = 10
 
 
 def make_engine(settings: Settings) -> Engine:
-    """A pooled engine. SQLite: WAL, foreign keys, BEGIN IMMEDIATE so that writers queue, never deadlock."""
+    """A pooled engine. SQLite: WAL, foreign keys, BEGIN IMMEDIATE so that writers queue, never deadlock.
+
+    An error tells its statement without the values, among which may be a secret.
+    """
     url = settings.sqlalchemy_url
     if url.startswith("sqlite"):
         settings.home.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, connect_args={"timeout": 30, "isolation_level": None}, **QUIET)
+        given = {"timeout": 30, "isolation_level": None}
+        engine = create_engine(url, connect_args=given, json_deserializer=from_json, hide_parameters=True)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -40,7 +43,8 @@ def make_engine(settings: Settings) -> Engine:
         max_overflow=10,
         pool_timeout=5,
         pool_use_lifo=True,
-        **QUIET,
+        json_deserializer=from_json,
+        hide_parameters=True,
         connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
         | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
     )
