@@ -48,6 +48,7 @@ POINTS = frozenset(
         # the sweeper
         "sweep.committed",
         "sweep.rung",
+        "webhook.sent",
         # the service
         "job.checked",
         "job.inserted",

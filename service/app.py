@@ -27,6 +27,7 @@ from service.models_catalog import endpoints as models
 from service.quotas import RequestRate
 from service.settings import Settings
 from service.storage import open_storage
+from service.webhooks import endpoints as webhooks
 
 MAX_BODY_BYTES = 2**20
 FORM_BYTES = 2**16
@@ -69,7 +70,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    for router in (jobs.router, models.router, graders.router, health.router):
+    for router in (jobs.router, models.router, graders.router, webhooks.router, health.router):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
 

@@ -6,15 +6,11 @@ wants to must first undo that, as the tables' owner.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.models import AuditEntry
-
-if TYPE_CHECKING:
-    from service.auth import Principal
+from service.principal import Principal
 
 
 def record(session: Session, principal: Principal, action: str, object_id: str, request_id: str = "") -> None:

@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -24,6 +23,7 @@ from service.errors import Forbidden, Unauthorized
 from service.ids import random_text
 from service.jobs.repository import usable_keys
 from service.models import ApiKey
+from service.principal import Principal
 
 SCOPES = frozenset({"read", "write"})
 PUBLIC_ID_LENGTH = 16
@@ -46,15 +46,6 @@ _KEY = select(
     db_now().label("now"),
 ).where(ApiKey.public_id == bindparam("public_id"))
 """Asked with every request and kept by nobody: a revoked key opens nothing from that moment on."""
-
-
-@dataclass(frozen=True)
-class Principal:
-    """Who is asking: the key's tenant and what the key may do."""
-
-    tenant: str
-    key_id: str
-    scopes: frozenset[str]
 
 
 def create_key(

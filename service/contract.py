@@ -26,6 +26,8 @@ Document = dict[str, Any]
 JOBS = "/v1/fine_tuning/jobs"
 JOB = f"{JOBS}/{{job_id}}"
 GRADERS = "/v1/fine_tuning/alpha/graders"
+WEBHOOKS = "/v1/webhook_endpoints"
+WEBHOOK = f"{WEBHOOKS}/{{endpoint_id}}"
 SCHEME = "ApiKey"
 SUMMARIES = {
     "post /v1/files": "Upload a dataset",
@@ -55,6 +57,15 @@ SUMMARIES = {
     "delete /v1/models/{model}": "Delete a fine-tuned model",
     f"post {GRADERS}/validate": "Check a grader",
     f"post {GRADERS}/run": "Run a grader on a completion",
+    f"post {WEBHOOKS}": "Register a webhook",
+    f"get {WEBHOOKS}": "List webhooks",
+    f"get {WEBHOOK}": "Retrieve a webhook",
+    f"post {WEBHOOK}": "Change a webhook",
+    f"delete {WEBHOOK}": "Delete a webhook",
+    f"post {WEBHOOK}/rotate_secret": "Rotate a webhook's secret",
+    f"post {WEBHOOK}/test": "Test a webhook",
+    f"get {WEBHOOK}/deliveries": "List a webhook's deliveries",
+    f"post {WEBHOOK}/deliveries/{{delivery_id}}/redeliver": "Send a delivery again",
     "get /livez": "Is the process alive",
     "get /readyz": "Is the service ready",
     "get /metrics": "Prometheus metrics",
@@ -63,6 +74,7 @@ DESCRIPTIONS = {
     f"get {JOB}": "The job as it is now: status, phase, progress, evaluation, artifacts, and why it failed.",
     "get /v1/models/{model}": "A base model of the catalogue or one of your fine-tuned models, by its name.",
 }
+"""They hold a thread for long, so few may run at once."""
 DOWNLOADS = {
     "/v1/files/{file_id}/content": "application/octet-stream",
     f"{JOB}/adapter": "application/gzip",
@@ -101,7 +113,7 @@ REASONS: dict[type[ServiceError], str] = {
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
     Unprocessable: "The Idempotency-Key was used with another body.",
-    TooManyRequests: "A limit of this tenant is reached; `Retry-After` says when to ask again.",
+    TooManyRequests: "A limit of this tenant or service is reached; `Retry-After` says when to ask again.",
     Unavailable: "The database or the storage does not answer; try again.",
     InsufficientStorage: "There is no space left; nothing was stored.",
 }

@@ -25,12 +25,15 @@ LOCK_SECONDS = 10
 
 
 def make_engine(settings: Settings) -> Engine:
-    """A pooled engine. SQLite: WAL, foreign keys, BEGIN IMMEDIATE so that writers queue, never deadlock."""
+    """A pooled engine. SQLite: WAL, foreign keys, BEGIN IMMEDIATE so that writers queue, never deadlock.
+
+    An error tells its statement without the values, among which may be a secret.
+    """
     url = settings.sqlalchemy_url
     if url.startswith("sqlite"):
         settings.home.mkdir(parents=True, exist_ok=True)
         given = {"timeout": 30, "isolation_level": None}
-        engine = create_engine(url, connect_args=given, json_deserializer=from_json)
+        engine = create_engine(url, connect_args=given, json_deserializer=from_json, hide_parameters=True)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -41,6 +44,7 @@ def make_engine(settings: Settings) -> Engine:
         pool_timeout=5,
         pool_use_lifo=True,
         json_deserializer=from_json,
+        hide_parameters=True,
         connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
         | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
     )

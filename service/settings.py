@@ -9,7 +9,7 @@ import os
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -74,9 +74,14 @@ class Settings(BaseSettings):
     """JSON file of servers that jobs may name, with keys and prices: `graders/operator_endpoints.py`.
     Graders here and in engines read this and the next two from the environment themselves."""
     allowed_hosts: str = ""
-    """`host` or `host:port`, comma separated, that graders and tools may ask beyond public https."""
+    """`host` or `host:port`, comma separated, for graders, tools and webhooks beyond public https."""
     endpoint_secret: SecretStr | None = None
     """Signs requests to grader endpoints and tools as Standard Webhooks do; base64, maybe after `whsec_`."""
+    webhook_backoff_seconds: list[Annotated[float, Field(ge=0)]] = [
+        *(5.0, 300.0, 1800.0, 7200.0, 18_000.0),
+        *(36_000.0, 50_400.0, 72_000.0, 86_400.0),
+    ]
+    """Pauses before a webhook is sent again, over three days; after the last one it is given up."""
     log_level: str = "INFO"
     warm_engine: bool = True
     """Each worker keeps one engine started ahead, so that a job begins without the seconds of its imports.

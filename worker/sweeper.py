@@ -20,6 +20,7 @@ from service.jobs.capabilities import Machine, announce, of_this_machine
 from service.jobs.wakeups import Wakeups
 from service.settings import Settings
 from worker.attempt import Flag
+from worker.webhooks import sending
 
 logger = structlog.get_logger()
 
@@ -46,13 +47,14 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
 
 
 def sweep_until(stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings) -> None:
-    """A round every `sweep_seconds`, whatever happens to the database."""
-    while not stopping.is_set():
-        try:
-            sweep_once(database, wakeups, settings)
-        except SQLAlchemyError as error:
-            logger.warning("sweep failed", error=type(error).__name__)
-        stopping.wait(settings.sweep_seconds)
+    """A round every `sweep_seconds`, whatever happens to the database; beside it webhooks are sent."""
+    with sending(stopping, database, settings):
+        while not stopping.is_set():
+            try:
+                sweep_once(database, wakeups, settings)
+            except SQLAlchemyError as error:
+                logger.warning("sweep failed", error=type(error).__name__)
+            stopping.wait(settings.sweep_seconds)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -72,9 +73,13 @@ class Outside:
 
     @classmethod
     def from_environment(cls) -> Outside:
-        """Reads GRPO_ALLOWED_HOSTS, comma separated."""
-        entries = os.environ.get("GRPO_ALLOWED_HOSTS", "").split(",")
-        return cls(frozenset(entry.strip().lower() for entry in entries if entry.strip()))
+        """Reads GRPO_ALLOWED_HOSTS."""
+        return cls.listed(os.environ.get("GRPO_ALLOWED_HOSTS", ""))
+
+    @classmethod
+    def listed(cls, hosts: str) -> Outside:
+        """Of a text, comma separated."""
+        return cls(frozenset(entry.strip().lower() for entry in hosts.split(",") if entry.strip()))
 
     def trusting(self, url: str) -> Outside:
         """This policy, and the host and port of a URL that the operator wrote."""
@@ -212,6 +217,16 @@ def addresses_of(target: Target, resolver: Resolver) -> list[str]:
             if address is None or not is_public(address):
                 raise RefusedUrl(f"{target.host} leads to an address that is not public")
     return found
+
+
+def check_destination(url: str, outside: Outside, resolver: Resolver = resolve) -> None:
+    """Refuses, beyond `check_url`, a name that leads inside now. Raises RefusedUrl.
+
+    A name without an address is not refused: it may get one, and each request looks again.
+    """
+    target = parse(url, outside)
+    with suppress(OSError, UnicodeError):
+        addresses_of(target, resolver)
 
 
 def _bracketed(host: str) -> str:

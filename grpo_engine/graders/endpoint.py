@@ -9,12 +9,9 @@ Boundary: where a request may go is `web.py`'s to say, at submit and again at ea
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import hmac
 import json
 import os
-import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -22,7 +19,8 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from grpo_engine.graders.asking import AskingGrader, Verdict, read_verdict
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.operator_endpoints import EndpointError, find_endpoint, secret_bytes
+from grpo_engine.graders.operator_endpoints import EndpointError, find_endpoint
+from grpo_engine.graders.signing import signature_headers
 from grpo_engine.graders.web import (
     NoAnswer,
     Outside,
@@ -84,7 +82,7 @@ class Endpoint(AskingGrader):
             way = self._way()
             headers = {"Content-Type": "application/json", **way.headers}
             if way.secret is not None:
-                headers |= signature_headers(way.secret, trace_id, body)
+                headers |= signature_headers([way.secret], trace_id, body)
             answer = post_patiently(
                 way.url,
                 body,
@@ -130,18 +128,6 @@ def request_body(sample: Sample, item: Mapping[str, Any]) -> tuple[bytes, str]:
     if len(body) > MAX_REQUEST_BYTES:
         raise UnscorableError("other_error", f"more than {MAX_REQUEST_BYTES} bytes to grade")
     return body, trace_id
-
-
-def signature_headers(secret: SecretStr, message_id: str, body: bytes) -> dict[str, str]:
-    """Standard Webhooks: an HMAC-SHA256 over `id.timestamp.body`, in base64. Raises ValueError."""
-    timestamp = str(int(time.time()))
-    signed = f"{message_id}.{timestamp}.".encode() + body
-    digest = hmac.digest(secret_bytes(secret), signed, "sha256")
-    return {
-        "webhook-id": message_id,
-        "webhook-timestamp": timestamp,
-        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
-    }
 
 
 def _read(answer: WebAnswer) -> Verdict:

@@ -11,8 +11,6 @@ Boundary: reads the file, asks nobody. Keys are `SecretStr`: no message, log or 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr, TypeAdapter, ValidationError
 
 from grpo_engine.graders.addresses import Outside, RefusedUrl
+from grpo_engine.graders.signing import secret_bytes
 from grpo_engine.records import Record
 
 Price = Annotated[float, Field(ge=0)]
@@ -90,14 +89,6 @@ def find_endpoint(name: str) -> OperatorEndpoint:
     if endpoint is None:
         raise EndpointError(f"there is no endpoint {name!r}: the operator lists them in GRPO_ENDPOINTS")
     return endpoint
-
-
-def secret_bytes(secret: SecretStr) -> bytes:
-    """Key of a Standard Webhooks secret. Raises ValueError."""
-    try:
-        return base64.b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)
-    except (binascii.Error, ValueError):
-        raise ValueError("a secret is base64, with or without whsec_ before it") from None
 
 
 @lru_cache(maxsize=4)

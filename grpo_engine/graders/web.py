@@ -153,8 +153,12 @@ def post(
     timeout_seconds: float,
     outside: Outside | None = None,
     resolver: Resolver = resolve,
+    kept_bytes: int | None = None,
 ) -> WebAnswer:
-    """POST a body and read the answer. Raises RefusedUrl before any connection, NoAnswer after."""
+    """POST a body and read the answer. Raises RefusedUrl before any connection, NoAnswer after.
+
+    With `kept_bytes` no more than that is read, and a longer answer is no error.
+    """
     from grpo_engine.graders.pinned import Deadline
 
     deadline = Deadline(timeout_seconds)
@@ -163,11 +167,16 @@ def post(
         addresses = addresses_of(target, resolver)
     except (OSError, UnicodeError):
         raise NoAnswer(f"{target.host} has no address") from None
-    return _ask(target, addresses, body, headers, deadline)
+    return _ask(target, addresses, body, headers, deadline, kept_bytes)
 
 
 def _ask(
-    target: Target, addresses: list[str], body: bytes, headers: Mapping[str, str], deadline: Deadline
+    target: Target,
+    addresses: list[str],
+    body: bytes,
+    headers: Mapping[str, str],
+    deadline: Deadline,
+    kept_bytes: int | None,
 ) -> WebAnswer:
     import httpcore
 
@@ -190,7 +199,7 @@ def _ask(
             httpcore.ConnectionPool(ssl_context=context, network_backend=backend) as pool,
             pool.stream("POST", url, headers=list(fields.items()), content=body) as response,
         ):
-            return _read(response)
+            return _read(response, kept_bytes)
     except httpcore.LocalProtocolError:  # its text may repeat a header, and a header may be a key
         raise NoAnswer(f"{target.host}: the request cannot be sent: wrong headers") from None
     except httpcore.TimeoutException:
@@ -199,13 +208,15 @@ def _ask(
         raise NoAnswer(f"{target.host}: {str(error)[:200] or type(error).__name__}") from None
 
 
-def _read(response: httpcore.Response) -> WebAnswer:
+def _read(response: httpcore.Response, kept_bytes: int | None) -> WebAnswer:
     parts: list[bytes] = []
-    room = MAX_ANSWER_BYTES
+    room = MAX_ANSWER_BYTES if kept_bytes is None else kept_bytes
     for part in response.iter_stream():
+        if len(part) > room and kept_bytes is None:
+            raise AnswerTooLong(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        parts.append(part[:room])
         room -= len(part)
         if room < 0:
-            raise AnswerTooLong(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
-        parts.append(part)
+            break
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
     return WebAnswer(response.status, headers, b"".join(parts))

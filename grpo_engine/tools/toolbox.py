@@ -19,9 +19,9 @@ from typing import Any, assert_never
 from pydantic import SecretStr
 
 from grpo_engine.errors import ConfigError
-from grpo_engine.graders.endpoint import signature_headers
 from grpo_engine.graders.excerpt import storable
 from grpo_engine.graders.samples import parse_json
+from grpo_engine.graders.signing import signature_headers
 from grpo_engine.graders.web import NoAnswer, RefusedUrl, post
 from grpo_engine.sandbox import SandboxUnavailable, self_test
 from grpo_engine.tools.calls import ToolCall
@@ -173,7 +173,7 @@ def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[byt
         raise ValueError(f"the call has more than {MAX_REQUEST_BYTES} bytes")
     headers = {"Content-Type": "application/json"}
     if secret := os.environ.get("GRPO_ENDPOINT_SECRET"):
-        headers |= signature_headers(SecretStr(secret), trace_id, body)
+        headers |= signature_headers([SecretStr(secret)], trace_id, body)
     return body, headers
 
 

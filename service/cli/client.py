@@ -71,9 +71,13 @@ class Client:
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         return self._json(self._repeated("POST", path, json=body, headers=headers))
 
-    def post(self, path: str) -> Document:
-        """POST without a body, sent once."""
-        return self._json(self._send("POST", path))
+    def post(self, path: str, body: Document | None = None) -> Document:
+        """POST, sent once."""
+        return self._json(self._send("POST", path, json=body))
+
+    def delete(self, path: str) -> Document:
+        """DELETE, sent once."""
+        return self._json(self._send("DELETE", path))
 
     def upload(self, path: Path, purpose: str = "fine-tune") -> Document:
         """The file as a multipart form; its content is streamed from disk."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import audit, download, files, jobs, keys, models, server, up, watch
+from service.cli import audit, download, files, jobs, keys, models, server, up, watch, webhooks
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -25,7 +25,7 @@ app = typer.Typer(
     "`grpo up` starts the service on this machine; the other commands find its key in $GRPO_HOME/api_key.",
 )
 
-SERVICE, WORK, SETUP = "The service", "Jobs", "Datasets, models, keys"
+SERVICE, WORK, SETUP = "The service", "Jobs", "Datasets, models, keys, webhooks"
 
 
 @app.callback()
@@ -58,7 +58,8 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 for panel, commands in COMMANDS.items():
     for name, command in commands.items():
         app.command(name, rich_help_panel=panel)(command)
-for name, group in {"files": files.app, "models": models.app, "keys": keys.app}.items():
+GROUPS = {"files": files.app, "models": models.app, "keys": keys.app, "webhooks": webhooks.app}
+for name, group in GROUPS.items():
     app.add_typer(group, name=name, rich_help_panel=SETUP)
 
 

@@ -12,7 +12,7 @@ import structlog
 
 from grpo_engine.faults import fault_point
 from service import audit, quotas
-from service.auth import Principal, require_good_key
+from service.auth import require_good_key
 from service.clock import db_now
 from service.db import Database
 from service.errors import InvalidRequest, NotFound, PayloadTooLarge
@@ -23,6 +23,7 @@ from service.ids import new_id
 from service.jobs.repository import is_result, lock_tenant
 from service.models import File
 from service.pagination import Page, page_of
+from service.principal import Principal
 from service.settings import Settings
 from service.storage import Storage
 

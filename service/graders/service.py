@@ -6,10 +6,8 @@ Boundary: no HTTP, no database. The rules are the engine's; only OpenAI's answer
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from grpo_engine.graders import Grader, grade, make_sample
 from grpo_engine.graders.judging import ModelUsage
@@ -17,21 +15,20 @@ from grpo_engine.graders.pool import open_grading
 from grpo_engine.graders.score_model import ScoreModel, usage
 from grpo_engine.records import GradeError, Score
 from service.catalog import Catalog
-from service.errors import InvalidRequest, TooManyRequests
+from service.errors import InvalidRequest
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse
 from service.jobs.dataset import Problems
 from service.jobs.grader_checks import check_grader, with_places
 from service.jobs.method_checks import check_formula
 from service.jobs.method_parts import leaves
+from service.turns import Turns
 
 RESERVED_FIELDS = ("messages", "tools")
 """Of a dataset row; the rest is what graders see as `item`."""
 DEADLINE_SECONDS = 120.0
 """OpenAI's limit."""
-MAX_RUNS = 4
-"""At a time, of rules that take a process or wait for a server: other requests need threads too."""
-RETRY_SECONDS = 5
-_runs = threading.BoundedSemaphore(MAX_RUNS)
+_runs = Turns(4, "graders are being run")
+"""Of rules that take a process or wait for a server."""
 
 
 def check(grader: Grader, catalog: Catalog) -> None:
@@ -58,21 +55,8 @@ def _score(request: RunRequest, grader: Grader) -> Score:
     sample = make_sample(request.model_sample, num_tokens=request.num_tokens)
     if grader.execution == "inline":
         return grade(grader, sample, item)
-    with _turn(), open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+    with _runs.one(), open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
         return grading.submit(sample, item).result()
-
-
-@contextmanager
-def _turn() -> Iterator[None]:
-    if not _runs.acquire(blocking=False):
-        raise TooManyRequests(
-            f"{MAX_RUNS} graders are being run, the limit here: try again.",
-            headers={"Retry-After": str(RETRY_SECONDS)},
-        )
-    try:
-        yield
-    finally:
-        _runs.release()
 
 
 def _used(before: Mapping[str, ModelUsage], after: Mapping[str, ModelUsage]) -> dict[str, ModelUsage]:

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.faults import fault_point
 from service import audit, quotas
-from service.auth import Principal, require_good_key
+from service.auth import require_good_key
 from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
 from service.jobs import history, repository
@@ -28,6 +28,7 @@ from service.jobs.schemas import JobCreate, JobRead
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
+from service.principal import Principal
 
 NUM_FIRST_EVENTS = 2
 """Created, and queued."""

@@ -44,14 +44,22 @@ def parameters(entry: Entry) -> dict[str, Any]:
     return {"event_message": entry.message, "event_level": entry.level, "event_data": entry.data}
 
 
-def move(session: Session, moving: Update, given: dict[str, Any], entry: Entry) -> bool:
-    """Run a `statements.move` and store what it means. False: there was no such row; nothing is stored."""
+def move(
+    session: Session, moving: Update, given: dict[str, Any], entry: Entry, announced: dict[str, Any]
+) -> bool:
+    """Run a `statements.move` and store what it means. False: there was no such row; nothing is stored.
+
+    `announced`: the event for webhooks (`webhooks.events.parameters`), empty where there is none.
+    """
     if is_told_by_statement(session):
-        told = statements.telling(moving)
-        return session.execute(told, given | parameters(entry)).one_or_none() is not None
+        told = statements.telling(moving, announced=bool(announced))
+        return session.execute(told, given | parameters(entry) | announced).one_or_none() is not None
     moved = session.execute(moving, given).one_or_none()
     if moved is not None:
         store(session, moved.id, moved.event_sequence, entry)
+        if announced:
+            of_job = {"of_tenant": moved.tenant, "job_id": moved.id}
+            session.execute(statements.ANNOUNCE, announced | of_job)
     return moved is not None
 
 

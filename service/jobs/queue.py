@@ -3,7 +3,8 @@
 Each transition is one conditional UPDATE that names the state it comes from and, on the worker's side, the
 fence; 0 rows means somebody else was first. Only the database's clock decides. The row is locked before
 it moves, so that the choice of the next state and the UPDATE see the same row: `FOR UPDATE` on PostgreSQL,
-`BEGIN IMMEDIATE` on SQLite. Every state change appends a `status` entry in the same transaction.
+`BEGIN IMMEDIATE` on SQLite. Every state change appends a `status` entry in the same transaction; an end or a
+rest also writes a delivery for each webhook that wants to hear of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from service.jobs import history, statements
 from service.jobs.capabilities import satisfied_by
 from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
+from service.webhooks import events
 
 MAX_BACKOFF_SECONDS = 300.0
 CLAIM_PAUSE = "5s"
@@ -259,7 +261,7 @@ def _move(
     guard = {"job_id": held.id, "from_state": held.state, "held_fence": held.fence}
     level = "error" if target is JobState.FAILED else level
     entry = _status(target, message, values.get("fence", held.fence), level)
-    return history.move(session, statement, new | guard, entry)
+    return history.move(session, statement, new | guard, entry, events.parameters(target))
 
 
 def _request(

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Insert,
     Integer,
     Select,
+    String,
     Table,
     Update,
     and_,
@@ -34,6 +35,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from service.clock import db_now
 from service.jobs.states import HELD, JobState
 from service.models import Job, JobEvent
+from service.webhooks.events import announcement
 
 JOBS = cast(Table, Job.__table__)
 EVENTS = cast(Table, JobEvent.__table__)
@@ -115,6 +117,7 @@ RENEW = (
 )
 LOCK_HELD = select(*LOCKED).where(_IS_HELD).with_for_update()
 ADD_EVENTS: Insert = insert(EVENTS)
+ANNOUNCE = announcement(bindparam("of_tenant", type_=String), bindparam("job_id", type_=String))
 
 
 def move(values: Mapping[str, Any]) -> tuple[Update, dict[str, Any]]:
@@ -135,18 +138,22 @@ def _move(names: tuple[str, ...]) -> Update:
         update(JOBS)
         .where(*where, JOBS.c.state == bindparam("from_state"))
         .values({**changes, "event_sequence": JOBS.c.event_sequence + 1})
-        .returning(JOBS.c.id, JOBS.c.fence, JOBS.c.event_sequence)
+        .returning(JOBS.c.id, JOBS.c.fence, JOBS.c.event_sequence, JOBS.c.tenant)
     )
 
 
 @cache
-def telling(moving: Update) -> Select[Any]:
+def telling(moving: Update, *, announced: bool) -> Select[Any]:
     """A change of one row that also stores its history entry, in one statement: PostgreSQL's way.
 
-    The entry's `event_message`, `event_level` and `event_data` are the caller's.
+    The entry's `event_message`, `event_level` and `event_data` are the caller's; where the change is
+    `announced` to webhooks, that event's parameters too.
     """
     moved = moving.cte("moved")
-    return select(moved.c.fence, moved.c.event_sequence).add_cte(_told(moved, bindparam("event_message")))
+    stored = [_told(moved, bindparam("event_message"))]
+    if announced:
+        stored.append(announcement(moved.c.tenant, moved.c.id).cte("announced"))
+    return select(moved.c.fence, moved.c.event_sequence).add_cte(*stored)
 
 
 def _told(moved: CTE, message: ColumnElement[str]) -> CTE:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service import audit
-from service.auth import Principal
 from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import Forbidden, InvalidRequest, NotFound
 from service.jobs import repository
 from service.models import Job
 from service.models_catalog.schemas import ModelDeleted, ModelRead
+from service.principal import Principal
 from service.storage import Storage
 
 CATALOGUE = "catalogue"

@@ -36,6 +36,7 @@ from tests.service.job_samples import (
     store_file,
 )
 from tests.service.serving import serving
+from tests.service.webhook_samples import NOWHERE, WEBHOOKS
 
 OWNER, OTHER = "tenant-a", "tenant-b"
 ROWS = jsonl(row(), row("What is 3+3?", "6"))
@@ -86,6 +87,7 @@ class World:
 def world(settings: Settings, database: Database) -> Iterator[World]:
     """The service over a fresh migrated database, with everything a tenant can have in it."""
     make_model(settings.home)
+    settings = settings.model_copy(update={"allowed_hosts": "127.0.0.1:9"})  # there is NOWHERE
     with serving(create_app(settings)) as url:
         found = World(url, settings, database, _keys(database), {}, [])
         _add_jobs(found)
@@ -98,12 +100,17 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
     """httpx arguments of a POST's body, which names things of the owner (of the other tenant: `other_`)."""
     job = request(ids[f"{who}file"])
     grader = {**GRADER, "reference": "4"}
+    webhook = {"url": NOWHERE, "event_types": ["fine_tuning.job.cancelled"]}
     bodies: dict[str, dict[str, Any]] = {
         "post /v1/files": {"files": {"file": ("rows.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}},
         f"post {JOBS}": {"json": job},
         f"post {JOBS}/validate": {"json": job},
         f"post {GRADERS}/validate": {"json": {"grader": grader}},
         f"post {GRADERS}/run": {"json": {"grader": grader, "model_sample": "4"}},
+        f"post {WEBHOOKS}": {"json": webhook},
+        f"post {WEBHOOKS}/{{endpoint_id}}": {"json": webhook},
+        f"post {WEBHOOKS}/{{endpoint_id}}/rotate_secret": {"json": {}},
+        f"post {WEBHOOKS}/{{endpoint_id}}/test": {"json": {}},
     }
     return bodies.get(operation)
 
@@ -177,12 +184,25 @@ def _add_over_http(found: World) -> None:
         found.ids["posted"] = created.raise_for_status().json()["id"]
         events = owner.get(f"{JOBS}/{found.ids['posted']}/events").raise_for_status().json()
         found.ids["event"] = events["data"][0]["id"]
+        _add_webhook(owner, found.ids)
         found.ids["free_file"] = owner.post("/v1/files", **upload).raise_for_status().json()["id"]
+
+
+def _add_webhook(owner: httpx.Client, ids: dict[str, str]) -> None:
+    """An endpoint, and in its log the end of a job that was cancelled."""
+    body = body_of(f"post {WEBHOOKS}", ids)
+    assert body is not None
+    ids["webhook"] = owner.post(WEBHOOKS, **body).raise_for_status().json()["id"]
+    job_id = owner.post(JOBS, json=request(ids["unused_file"])).raise_for_status().json()["id"]
+    owner.post(f"{JOBS}/{job_id}/cancel").raise_for_status()
+    (sent,) = owner.get(f"{WEBHOOKS}/{ids['webhook']}/deliveries").raise_for_status().json()["data"]
+    ids["delivery"] = sent["id"]
 
 
 def _places(ids: dict[str, str]) -> list[Place]:
     """What each path parameter, or each set of them, may stand for."""
     unknown_job, unknown_checkpoint = new_id("ftjob"), new_id("ftckpt", "_")
+    unknown_webhook = new_id("we", "_")
     jobs = [ids[state.value] for state in STATES]
     checkpoints = [(ids[name], ids[f"{name}_checkpoint"]) for name in ("running", "succeeded")]
     files = [ids[name] for name in ("file", "free_file", "adapter", "metrics")]
@@ -199,5 +219,10 @@ def _places(ids: dict[str, str]) -> list[Place]:
             for job, point in checkpoints
         ),
         *(Place({"checkpoint_id": one}, {"checkpoint_id": unknown_checkpoint}) for _, one in checkpoints),
+        Place({"endpoint_id": ids["webhook"]}, {"endpoint_id": unknown_webhook}),
+        Place(
+            {"endpoint_id": ids["webhook"], "delivery_id": ids["delivery"]},
+            {"endpoint_id": unknown_webhook, "delivery_id": f"evt_x-{unknown_webhook}"},
+        ),
         *(Place({"model": real}, {"model": unknown}) for real, unknown in models),
     ]

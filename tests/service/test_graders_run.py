@@ -16,6 +16,7 @@ from openai import OpenAI
 
 from service.graders import service
 from service.settings import Settings
+from service.turns import Turns
 from tests.chat_server import Answer, ChatServer, EndpointServer, Reply
 from tests.service.job_samples import make_model
 
@@ -145,7 +146,7 @@ def test_what_the_deployment_lacks_is_refused_with_its_field(client: TestClient,
 def test_while_graders_run_others_are_answered_and_too_many_are_refused(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_runs", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(service, "_runs", Turns(1, "graders are being run"))
     asked, answer_now = threading.Event(), threading.Event()
 
     def wait(_: dict[str, Any]) -> float:

@@ -214,7 +214,8 @@ def check_audit(found: World, call: Call, answer: httpx.Response) -> None:
     assert len(rows) == 1, f"{call}: {len(rows)} audit rows"
     named = {*call.place.real.values(), answer.json()["id"]}
     named |= {names.job_of(one) for one in named}
-    noun = call.template.removeprefix("/v1/").removeprefix("fine_tuning/").split("/")[0].removesuffix("s")
+    noun = call.template.removeprefix("/v1/").removeprefix("fine_tuning/").split("/")[0]
+    noun = noun.removesuffix("s").removesuffix("_endpoint")
     assert (rows[0].tenant, rows[0].key_id) == (OWNER, found.keys["owner"].split("_")[1])
     assert rows[0].action.split(".")[0] == noun
     assert rows[0].object_id in named

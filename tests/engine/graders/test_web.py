@@ -95,6 +95,14 @@ def test_an_answer_that_does_not_end_is_cut() -> None:
         assert len(ask(server).body) == 2**20  # type: ignore[attr-defined]
 
 
+def test_of_an_answer_whose_beginning_is_enough_no_more_is_read() -> None:
+    with ScriptedServer(lambda recorded: Reply(status=201, flood_bytes=2**30)) as server:
+        answer = ask(server, kept_bytes=1000)
+    assert (answer.status, len(answer.body)) == (201, 1000)  # type: ignore[attr-defined]
+    with ScriptedServer(lambda recorded: "short") as server:
+        assert ask(server, kept_bytes=5).body == b"short"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("reply", [Reply(stall=True), Reply(body=b"x" * 1000, drip_seconds=0.02)])
 def test_silence_and_dripping_end_at_the_time_limit(reply: Reply) -> None:
     with ScriptedServer(lambda recorded: reply) as server:

@@ -1,0 +1,101 @@
+"""`/v1/webhook_endpoints`, where OpenAI's client looks for them; the log of deliveries is added."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from service.auth import Reader, Writer
+from service.dependencies import DatabaseDep, RequestId, SettingsDep
+from service.pagination import After, Limit, Page, page_of
+from service.webhooks.schemas import (
+    DeliveryRead,
+    SecretRotate,
+    WebhookCreate,
+    WebhookDeleted,
+    WebhookRead,
+    WebhookTest,
+    WebhookTested,
+    WebhookUpdate,
+    WebhookWithSecret,
+)
+from service.webhooks.service import Webhooks
+
+router = APIRouter(prefix="/v1/webhook_endpoints", tags=["webhooks"])
+
+
+def _for_reader(
+    principal: Reader, database: DatabaseDep, settings: SettingsDep, request_id: RequestId
+) -> Webhooks:
+    return Webhooks(database, settings, principal, request_id)
+
+
+def _for_writer(
+    principal: Writer, database: DatabaseDep, settings: SettingsDep, request_id: RequestId
+) -> Webhooks:
+    return Webhooks(database, settings, principal, request_id)
+
+
+ReadWebhooks = Annotated[Webhooks, Depends(_for_reader)]
+WriteWebhooks = Annotated[Webhooks, Depends(_for_writer)]
+
+
+@router.post("")
+def create_webhook(body: WebhookCreate, webhooks: WriteWebhooks) -> WebhookWithSecret:
+    """Registers a URL for events of your jobs. The answer holds the signing secret, this once."""
+    return webhooks.create(body)
+
+
+@router.get("")
+def list_webhooks(webhooks: ReadWebhooks, after: After = None, limit: Limit = 20) -> Page[WebhookRead]:
+    """Newest first, without their secrets."""
+    return page_of(webhooks.page(after=after, limit=limit), limit)
+
+
+@router.get("/{endpoint_id}")
+def retrieve_webhook(endpoint_id: str, webhooks: ReadWebhooks) -> WebhookRead:
+    """The endpoint without its secret; `disabled_reason` says why we disabled it."""
+    return webhooks.read(endpoint_id)
+
+
+@router.post("/{endpoint_id}")
+def update_webhook(endpoint_id: str, body: WebhookUpdate, webhooks: WriteWebhooks) -> WebhookRead:
+    """Changes what is given; `enabled: true` takes back what a 410 or you have disabled."""
+    return webhooks.update(endpoint_id, body)
+
+
+@router.delete("/{endpoint_id}")
+def delete_webhook(endpoint_id: str, webhooks: WriteWebhooks) -> WebhookDeleted:
+    """Deletes the endpoint and its log; nothing is sent to it any more."""
+    webhooks.delete(endpoint_id)
+    return WebhookDeleted(id=endpoint_id)
+
+
+@router.post("/{endpoint_id}/rotate_secret")
+def rotate_secret(
+    endpoint_id: str, webhooks: WriteWebhooks, body: SecretRotate | None = None
+) -> WebhookWithSecret:
+    """A new secret, shown this once. The old one signs beside it for a day, unless you say otherwise."""
+    asked = body or SecretRotate()
+    return webhooks.rotate(endpoint_id, keep_old=asked.keep_old_secret_active_for_24_hours)
+
+
+@router.post("/{endpoint_id}/test")
+def try_webhook(endpoint_id: str, webhooks: WriteWebhooks, body: WebhookTest | None = None) -> WebhookTested:
+    """Sends an event about the job `ftjob-test` now, once, and tells how the endpoint answered."""
+    return webhooks.test(endpoint_id, body.event_type if body else None)
+
+
+@router.get("/{endpoint_id}/deliveries")
+def list_deliveries(
+    endpoint_id: str, webhooks: ReadWebhooks, after: After = None, limit: Limit = 20
+) -> Page[DeliveryRead]:
+    """What was sent and what will be, newest first, each with its attempts."""
+    return page_of(webhooks.deliveries(endpoint_id, after=after, limit=limit), limit)
+
+
+@router.post("/{endpoint_id}/deliveries/{delivery_id}/redeliver")
+def redeliver(endpoint_id: str, delivery_id: str, webhooks: WriteWebhooks) -> DeliveryRead:
+    """Sends an event again within seconds, under the same `webhook-id`."""
+    return webhooks.redeliver(endpoint_id, delivery_id)

@@ -1,0 +1,153 @@
+"""Deliveries that are due: taken up by one process at a time, and what follows from an attempt.
+
+At least once is the promise: who dies between sending and `record` leaves a claim that ends by itself, and
+the next one sends the same delivery under the same id. Only the database's clock decides.
+Boundary: rows; `sending.py` sends, and no transaction is open then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, ScalarSelect, select, update
+from sqlalchemy.orm import Session
+
+from service import audit
+from service.clock import db_now
+from service.ids import new_id
+from service.principal import Principal
+from service.webhooks import repository
+from service.webhooks.models import WebhookDelivery, WebhookEndpoint
+from service.webhooks.schemas import Attempt
+
+CLAIM_SECONDS = 120.0
+"""Longer than any attempt, a slow look-up of its name included."""
+MAX_ATTEMPTS_KEPT = 20
+TEST_JOB = "ftjob-test"
+"""Whom a test tells of."""
+JITTER = (0.9, 1.1)
+SENDER = "webhooks"
+"""Who disables an endpoint, in the audit trail."""
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A delivery that is this process's to send, and when it was taken up, in Unix seconds."""
+
+    delivery: WebhookDelivery
+    now: float
+
+
+def claim_due(session: Session, passed_over: Collection[str] = ()) -> Claimed | None:
+    """What has been due for longest, not of the tenants `passed_over`. None: nothing."""
+    # a volatile clock beside the column would be asked for each row and keep the index from being used
+    now = select(db_now()).scalar_subquery()
+    due = (
+        select(WebhookDelivery.id)
+        .where(WebhookDelivery.due_at <= now, WebhookDelivery.tenant.not_in(passed_over))
+        .order_by(WebhookDelivery.due_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    return _claim(session, due.scalar_subquery())
+
+
+def claim_test(session: Session, endpoint: WebhookEndpoint, event_type: str) -> Claimed:
+    """A delivery that no job stands behind, already taken up."""
+    event_id = new_id("evt", "_")
+    row = WebhookDelivery(
+        id=f"{event_id}_{endpoint.id}",
+        endpoint_id=endpoint.id,
+        tenant=endpoint.tenant,
+        event_id=event_id,
+        event_type=event_type,
+        job_id=TEST_JOB,
+        state="pending",
+        claim=0,
+        failures=0,
+        attempts=[],
+    )
+    session.add(row)
+    session.flush()
+    claimed = _claim(session, row.id)
+    assert claimed is not None
+    return claimed
+
+
+def _claim(session: Session, delivery_id: str | ScalarSelect[str]) -> Claimed | None:
+    taken = (
+        update(WebhookDelivery)
+        .where(WebhookDelivery.id == delivery_id)
+        .values(due_at=db_now() + CLAIM_SECONDS, claim=WebhookDelivery.claim + 1)
+        .returning(WebhookDelivery, db_now())
+        .execution_options(synchronize_session=False, populate_existing=True)
+    )
+    row = session.execute(taken).one_or_none()
+    return None if row is None else Claimed(*row)
+
+
+def receiver(session: Session, delivery: WebhookDelivery) -> WebhookEndpoint | None:
+    """Whom it goes to. None: the endpoint was deleted, or disabled after the delivery was written."""
+    endpoint = session.get(WebhookEndpoint, delivery.endpoint_id)
+    return endpoint if endpoint is not None and endpoint.enabled else None
+
+
+def give_up(session: Session, delivery: WebhookDelivery) -> bool:
+    """Nobody wants it any more."""
+    return _write(session, delivery, state="failed", due_at=None)
+
+
+def record(
+    session: Session,
+    delivery: WebhookDelivery,
+    endpoint: WebhookEndpoint,
+    attempt: Attempt,
+    backoff_seconds: Sequence[float],
+) -> bool:
+    """Note an attempt and what follows: delivered, again after a pause, or given up.
+
+    False: the claim is no longer ours, and nothing is written.
+    """
+    if attempt.status_code == 410:
+        _disable(session, endpoint)
+    attempts = [*delivery.attempts, attempt.model_dump(mode="json")][-MAX_ATTEMPTS_KEPT:]
+    if attempt.succeeded:
+        return _write(session, delivery, state="delivered", due_at=None, attempts=attempts)
+    may_try_again = attempt.status_code != 410 and delivery.failures < len(backoff_seconds)
+    due_at: ColumnElement[float] | None = None
+    if may_try_again:
+        pause = backoff_seconds[delivery.failures] * random.uniform(*JITTER)  # noqa: S311 - spreads, hides nothing
+        due_at = db_now() + pause
+    state = "pending" if may_try_again else "failed"
+    return _write(
+        session, delivery, state=state, due_at=due_at, attempts=attempts, failures=delivery.failures + 1
+    )
+
+
+def _disable(session: Session, endpoint: WebhookEndpoint) -> None:
+    """It answered 410: it is gone. Not where it has got another URL meanwhile."""
+    disabled = session.scalar(
+        update(WebhookEndpoint)
+        .where(WebhookEndpoint.id == endpoint.id, WebhookEndpoint.url == endpoint.url)
+        .where(WebhookEndpoint.enabled)
+        .values(enabled=False, disabled_reason="It answered 410 Gone.", updated_at=db_now())
+        .returning(WebhookEndpoint.id)
+        .execution_options(synchronize_session=False)
+    )
+    if disabled is not None:
+        repository.end_pending(session, endpoint.id)
+        sender = Principal(endpoint.tenant, SENDER, frozenset())
+        audit.record(session, sender, "webhook.disable", endpoint.id)
+
+
+def _write(session: Session, delivery: WebhookDelivery, **values: object) -> bool:
+    written = (
+        update(WebhookDelivery)
+        .where(WebhookDelivery.id == delivery.id, WebhookDelivery.claim == delivery.claim)
+        .values(**values)
+        .returning(WebhookDelivery.id)
+        .execution_options(synchronize_session=False)
+    )
+    return session.scalar(written) is not None

@@ -1,0 +1,68 @@
+"""Queries about webhook endpoints and their deliveries, for the tenant that asks."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, func, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from service.webhooks.models import WebhookDelivery, WebhookEndpoint
+
+
+def find(session: Session, tenant: str, endpoint_id: str, *, lock: bool = False) -> WebhookEndpoint | None:
+    """The tenant's endpoint; locked until the transaction ends where it is to be changed."""
+    query = select(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.tenant == tenant)
+    return session.scalar(query.with_for_update() if lock else query)
+
+
+def num_endpoints(session: Session, tenant: str) -> int:
+    query = select(func.count()).select_from(WebhookEndpoint).where(WebhookEndpoint.tenant == tenant)
+    return session.scalar(query) or 0
+
+
+def page(
+    session: Session, tenant: str, *, after: WebhookEndpoint | None, limit: int
+) -> list[WebhookEndpoint]:
+    """Newest first, one more than `limit` where there is more."""
+    table = WebhookEndpoint
+    query = select(table).where(table.tenant == tenant)
+    if after is not None:
+        query = query.where(tuple_(table.created_at, table.id) < tuple_(after.created_at, after.id))  # type: ignore[arg-type]
+    return list(session.scalars(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)))
+
+
+def delete_endpoint(session: Session, endpoint: WebhookEndpoint) -> None:
+    """The endpoint, which the caller has locked, and its log."""
+    session.execute(delete(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint.id))
+    session.delete(endpoint)
+
+
+def find_delivery(
+    session: Session, tenant: str, endpoint_id: str, delivery_id: str, *, lock: bool = False
+) -> WebhookDelivery | None:
+    """The tenant's delivery to this endpoint."""
+    table = WebhookDelivery
+    query = select(table).where(
+        table.id == delivery_id, table.endpoint_id == endpoint_id, table.tenant == tenant
+    )
+    return session.scalar(query.with_for_update() if lock else query)
+
+
+def page_of_deliveries(
+    session: Session, endpoint_id: str, *, after: WebhookDelivery | None, limit: int
+) -> list[WebhookDelivery]:
+    """Newest first, one more than `limit` where there is more."""
+    table = WebhookDelivery
+    query = select(table).where(table.endpoint_id == endpoint_id)
+    if after is not None:
+        query = query.where(tuple_(table.created_at, table.id) < tuple_(after.created_at, after.id))  # type: ignore[arg-type]
+    return list(session.scalars(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)))
+
+
+def end_pending(session: Session, endpoint_id: str) -> None:
+    """What was still to be sent to it is not. The caller has locked the endpoint and disabled it."""
+    session.execute(
+        update(WebhookDelivery)
+        .where(WebhookDelivery.endpoint_id == endpoint_id, WebhookDelivery.state == "pending")
+        .values(state="failed", due_at=None)
+        .execution_options(synchronize_session=False)
+    )

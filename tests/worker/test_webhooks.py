@@ -1,0 +1,276 @@
+"""What happens to a delivery: sent, sent again, given up; with a receiver that may do anything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import standardwebhooks
+from sqlalchemy import select, update
+
+from service.db import Database
+from service.jobs import queue
+from service.models import AuditEntry
+from service.settings import Settings
+from service.webhooks import outbox, sending
+from service.webhooks.models import WebhookEndpoint
+from service.webhooks.schemas import Attempt
+from tests.chat_server import Answer, Recorded, Reply, ScriptedServer
+from tests.webhook_receiver import (
+    ALLOWED,
+    deliveries,
+    endpoint,
+    make_due,
+    register,
+    seconds_left,
+    verified,
+    webhooks_of,
+)
+from tests.worker.jobs import insert_job
+from worker.webhooks import Sender
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Receivers here are allowed; two more attempts, at once."""
+    return settings.model_copy(update={"allowed_hosts": ALLOWED, "webhook_backoff_seconds": [0.0, 0.0]})
+
+
+@pytest.fixture
+def sender(database: Database, settings: Settings) -> Sender:
+    return Sender(database, settings)
+
+
+@pytest.fixture
+def end_job(database: Database) -> Callable[..., str]:
+    """A job of a tenant (`acme`) that ends: cancelled before anybody took it. Answers its id."""
+
+    def end(tenant: str = "acme") -> str:
+        job_id = insert_job(database, tenant=tenant)
+        with database.transaction() as session:
+            queue.request_cancel(session, tenant, job_id)
+        return job_id
+
+    return end
+
+
+def answering(*answers: Answer) -> Callable[[Recorded], Answer]:
+    """One answer after the other; the last one stays."""
+    waiting = list(answers)
+    return lambda _recorded: waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+
+def test_an_attempt_in_vain_is_repeated_with_the_same_id_and_body(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(status=500, body="broken"), Reply(status=204))) as server:
+        secret = register(database, settings, server.url).signing_secret
+        job_id = end_job()
+        assert [sender.send_one() for _ in range(3)] == [True, True, False]
+    first, second = server.requests
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.body == second.body
+    assert verified(second, secret).data.id == job_id
+    (row,) = deliveries(database)
+    assert (row.state, row.due_at, row.id) == ("delivered", None, first.headers["webhook-id"])
+    assert [(each["status_code"], each["response"]) for each in row.attempts] == [(500, "broken"), (204, "")]
+
+
+def test_the_pauses_are_those_of_the_settings_give_or_take_a_tenth(
+    database: Database, settings: Settings, end_job: Callable[..., str]
+) -> None:
+    settings = settings.model_copy(update={"webhook_backoff_seconds": [100.0, 1000.0]})
+    with ScriptedServer(answering(Reply(status=503))) as server:
+        register(database, settings, server.url)
+        end_job()
+        pauses = []
+        for _ in range(2):
+            assert Sender(database, settings).send_one()
+            pauses.append(seconds_left(database))
+            make_due(database)
+    assert pauses == [pytest.approx(100, abs=15), pytest.approx(1000, abs=105)]
+
+
+def test_after_the_last_pause_it_is_given_up(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(status=400))) as server:
+        register(database, settings, server.url)
+        end_job()
+        while sender.send_one():
+            pass
+    assert len(server.requests) == 3
+    (row,) = deliveries(database)
+    assert (row.state, row.due_at, len(row.attempts)) == ("failed", None, 3)
+
+
+def test_a_redirect_is_not_followed_and_is_no_success(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering("inside")) as inside:
+        away = Reply(status=307, headers={"Location": inside.url})
+        with ScriptedServer(answering(away)) as server:
+            register(database, settings, server.url)
+            end_job()
+            assert sender.send_one()
+    assert inside.requests == []
+    (row,) = deliveries(database)
+    assert (row.state, row.attempts[0]["status_code"]) == ("pending", 307)
+    assert row.attempts[0]["error"] == "Redirects are not followed."
+
+
+def test_a_receiver_that_says_nothing_in_time_is_asked_again(
+    database: Database,
+    settings: Settings,
+    sender: Sender,
+    end_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 0.2)
+    with ScriptedServer(answering(Reply(stall=True))) as server:
+        register(database, settings, server.url)
+        end_job()
+        assert sender.send_one()
+    (row,) = deliveries(database)
+    assert (row.state, row.attempts[0]["status_code"]) == ("pending", None)
+    assert row.attempts[0]["error"] == "127.0.0.1 did not answer within 0.2 s"
+
+
+def test_of_a_long_answer_only_the_beginning_is_read_and_kept(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(body=b"\x00" + b"a" * 2**21))) as server:
+        register(database, settings, server.url)
+        end_job()
+        assert sender.send_one()
+    (row,) = deliveries(database)
+    assert (row.state, row.attempts[0]["response"]) == ("delivered", "\ufffd" + "a" * 499)
+
+
+def test_a_410_disables_the_endpoint_and_ends_what_waits_for_it(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(status=410))) as server:
+        webhook = register(database, settings, server.url)
+        end_job()
+        end_job()
+        assert sender.send_one()
+        end_job()
+        assert not sender.send_one()
+    assert len(server.requests) == 1
+    assert [row.state for row in deliveries(database)] == ["failed", "failed"]
+    row = endpoint(database, webhook.id)
+    assert (row.enabled, row.disabled_reason) == (False, "It answered 410 Gone.")
+    with database.reading() as session:
+        told = session.execute(select(AuditEntry.action, AuditEntry.key_id, AuditEntry.object_id)).all()
+    assert told[-1] == ("webhook.disable", "webhooks", webhook.id)
+
+
+def test_a_delivery_to_an_endpoint_that_is_gone_is_given_up(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    """A job may end in the moment in which its endpoint is deleted."""
+    register(database, settings, "http://127.0.0.1:9/")
+    end_job()
+    with database.transaction() as session:
+        session.execute(update(WebhookEndpoint).values(id="we_other"))
+    assert sender.send_one()
+    assert [(row.state, row.attempts) for row in deliveries(database)] == [("failed", [])]
+
+
+def test_a_redelivery_has_the_same_id(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(status=200))) as server:
+        webhook = register(database, settings, server.url)
+        end_job()
+        assert sender.send_one()
+        (row,) = deliveries(database)
+        again = webhooks_of(database, settings).redeliver(webhook.id, row.id)
+        assert (again.status, again.id) == ("pending", row.id)
+        assert sender.send_one()
+    assert [request.headers["webhook-id"] for request in server.requests] == [row.id, row.id]
+    assert len(deliveries(database)[0].attempts) == 2
+
+
+def test_after_a_rotation_both_secrets_verify_for_a_day(
+    database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(status=200))) as server:
+        webhook = register(database, settings, server.url)
+        new = webhooks_of(database, settings).rotate(webhook.id, keep_old=True).signing_secret
+        end_job()
+        assert sender.send_one()
+        with database.transaction() as session:
+            day = WebhookEndpoint.previous_secret_until - 24 * 3600
+            session.execute(update(WebhookEndpoint).values(previous_secret_until=day))
+        end_job()
+        assert sender.send_one()
+    first, second = server.requests
+    assert verified(first, webhook.signing_secret) == verified(first, new)
+    verified(second, new)
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        verified(second, webhook.signing_secret)
+
+
+def test_a_sender_whose_clock_is_an_hour_off_signs_by_the_database_s(
+    database: Database,
+    settings: Settings,
+    sender: Sender,
+    end_job: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ScriptedServer(answering(Reply(status=200))) as server:
+        secret = register(database, settings, server.url).signing_secret
+        end_job()
+        with monkeypatch.context() as patch:
+            real = time.time
+            patch.setattr(time, "time", lambda: real() + 3600)
+            assert sender.send_one()
+    assert verified(server.requests[0], secret).object == "event"
+
+
+def test_senders_that_race_send_each_delivery_once(
+    database: Database, settings: Settings, end_job: Callable[..., str]
+) -> None:
+    with ScriptedServer(answering(Reply(status=200))) as server:
+        register(database, settings, server.url)
+        for _ in range(20):
+            end_job()
+        start = threading.Barrier(4)
+
+        def race() -> None:
+            sender = Sender(database, settings)
+            start.wait()
+            while sender.send_one():
+                pass
+
+        threads = [threading.Thread(target=race) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    sent = Counter(request.headers["webhook-id"] for request in server.requests)
+    assert sent == Counter(row.id for row in deliveries(database))
+    assert {row.state for row in deliveries(database)} == {"delivered"}
+
+
+def test_what_an_older_claim_says_changes_nothing(
+    database: Database, settings: Settings, end_job: Callable[..., str]
+) -> None:
+    register(database, settings, "http://127.0.0.1:9/")
+    end_job()
+    with database.transaction() as session:
+        old = outbox.claim_due(session)
+        assert outbox.claim_due(session) is None
+    make_due(database)
+    with database.transaction() as session:
+        assert outbox.claim_due(session) is not None
+    assert old is not None
+    row = endpoint(database, old.delivery.endpoint_id)
+    with database.transaction() as session:
+        assert not outbox.record(session, old.delivery, row, Attempt(created_at=0, seconds=0), [])
+    assert deliveries(database)[0].attempts == []

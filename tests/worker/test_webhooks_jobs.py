@@ -1,0 +1,226 @@
+"""Which ends of jobs are told, to whom, and that the sweeper's process tells them without being held up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from openai.types.webhooks import FineTuningJobSucceededWebhookEvent
+from sqlalchemy import event, update
+
+from service.clock import db_now
+from service.db import Database
+from service.jobs import queue, sweeping
+from service.jobs.states import JobState
+from service.models import Job
+from service.settings import Settings
+from service.webhooks import sending
+from service.webhooks.models import WebhookEndpoint
+from tests.chat_server import Reply, ScriptedServer
+from tests.servers import wait_until
+from tests.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
+from tests.worker.conftest import Processes
+from tests.worker.jobs import insert_job, read_job
+from worker.attempt import Worker
+from worker.runner import run_job
+from worker.sweeper import sweep_until
+from worker.webhooks import Sender
+
+NOWHERE = "http://127.0.0.1:9/"
+FAILURE = {"code": "non_finite", "message": "The loss is NaN.", "hint": "", "evidence": []}
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"allowed_hosts": ALLOWED})
+
+
+def claimed(database: Database) -> str:
+    """A job of `acme` that a worker has; its id."""
+    insert_job(database)
+    with database.transaction() as session:
+        job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
+    assert job is not None
+    return job.id
+
+
+def expire_lease(database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(Job).values(lease_expires_at=db_now() - 1))
+
+
+def finish(database: Database, state: JobState) -> str:
+    job_id = claimed(database)
+    failure = FAILURE if state is JobState.FAILED else None
+    with database.transaction() as session:
+        assert queue.finish(session, job_id, 1, state, failure=failure)
+    return job_id
+
+
+def cancel_queued(database: Database) -> str:
+    job_id = insert_job(database)
+    with database.transaction() as session:
+        queue.request_cancel(session, "acme", job_id)
+    return job_id
+
+
+def cancel_running(database: Database) -> str:
+    job_id = claimed(database)
+    with database.transaction() as session:
+        queue.request_cancel(session, "acme", job_id)
+        assert queue.finish(session, job_id, 1, JobState.CANCELLED)
+    return job_id
+
+
+def lose_its_worker_once_too_often(database: Database) -> str:
+    job_id = claimed(database)
+    expire_lease(database)
+    with database.transaction() as session:
+        sweeping.sweep(session, backoff_seconds=0, max_failures=1)
+    return job_id
+
+
+ENDS: dict[str, tuple[Callable[[Database], str], str]] = {
+    "succeeded": (lambda database: finish(database, JobState.SUCCEEDED), "succeeded"),
+    "failed": (lambda database: finish(database, JobState.FAILED), "failed"),
+    "paused by a guard": (lambda database: finish(database, JobState.PAUSED), "paused"),
+    "cancelled while queued": (cancel_queued, "cancelled"),
+    "cancelled while running": (cancel_running, "cancelled"),
+    "poisoned": (lose_its_worker_once_too_often, "failed"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_end_of_a_job_is_told_once(database: Database, settings: Settings, end: str) -> None:
+    webhook = register(database, settings, NOWHERE)
+    happens, state = ENDS[end]
+    job_id = happens(database)
+    assert read_job(database, job_id).state == state
+    (row,) = deliveries(database)
+    assert (row.event_type, row.job_id) == (f"fine_tuning.job.{state}", job_id)
+    assert (row.id, row.state, row.claim) == (f"{row.event_id}_{webhook.id}", "pending", 0)
+
+
+def test_only_the_job_s_tenant_hears_of_it_and_only_of_what_it_wants(
+    database: Database, settings: Settings
+) -> None:
+    wanting = [register(database, settings, NOWHERE, event_types=["fine_tuning.job.cancelled"]) for _ in "ab"]
+    register(database, settings, NOWHERE, event_types=["fine_tuning.job.failed", "fine_tuning.job.paused"])
+    register(database, settings, NOWHERE, tenant="other")
+    cancel_queued(database)
+    rows = deliveries(database)
+    assert {row.endpoint_id for row in rows} == {webhook.id for webhook in wanting}
+    assert len({row.event_id for row in rows}) == 1
+
+
+def test_a_change_that_is_rolled_back_or_refused_tells_nothing(
+    database: Database, settings: Settings
+) -> None:
+    register(database, settings, NOWHERE)
+    job_id = claimed(database)
+    with suppress(ZeroDivisionError), database.transaction() as session:
+        assert queue.finish(session, job_id, 1, JobState.SUCCEEDED)
+        _ = 1 / 0
+    with database.transaction() as session:
+        assert not queue.finish(session, job_id, 2, JobState.SUCCEEDED)
+    assert deliveries(database) == []
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_job_s_end_is_one_statement_with_and_without_webhooks(
+    database: Database, settings: Settings
+) -> None:
+    register(database, settings, NOWHERE)
+    told, untold = claimed(database), insert_job(database, tenant="none", state="running", fence=1)
+    sent: list[str] = []
+    event.listen(database.engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    for job_id in (told, untold):
+        sent.clear()
+        with database.transaction() as session:
+            assert queue.finish(session, job_id, 1, JobState.SUCCEEDED)
+        assert [statement.split()[0] for statement in sent] == ["BEGIN", "WITH"]
+    assert [row.job_id for row in deliveries(database)] == [told]
+
+
+def test_a_trained_job_sends_one_event_that_openai_s_client_verifies(
+    database: Database, settings: Settings, worker: Worker, submit: Callable[..., str]
+) -> None:
+    with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
+        secret = register(database, settings, server.url).signing_secret
+        job_id = submit()
+        assert run_job(worker)
+        assert [Sender(database, settings).send_one() for _ in range(2)] == [True, False]
+    (recorded,) = server.requests
+    received = verified(recorded, secret)
+    assert type(received) is FineTuningJobSucceededWebhookEvent
+    assert (received.type, received.object) == ("fine_tuning.job.succeeded", "event")
+    assert received.data.id == job_id
+    assert received.created_at == pytest.approx(read_job(database, job_id).finished_at or 0, abs=2)
+    assert len(recorded.body) < 20_000
+
+
+def test_a_sweeper_that_is_killed_before_it_notes_the_answer_sends_again_under_the_same_id(
+    database: Database, settings: Settings, processes: Processes
+) -> None:
+    with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
+        secret = register(database, settings, server.url).signing_secret
+        cancel_queued(database)
+        first = processes.start("-m", "worker.sweeper", fault="webhook.sent:kill")
+        assert first.wait(30) == -signal.SIGKILL
+        (row,) = deliveries(database)
+        assert (row.state, row.claim, row.attempts) == ("pending", 1, [])
+        make_due(database)
+        processes.start("-m", "worker.sweeper")
+        wait_until(lambda: deliveries(database)[0].state == "delivered", 30, processes.logs())
+    assert [verified(one, secret).id for one in server.requests] == [row.event_id] * 2
+    assert [one.headers["webhook-id"] for one in server.requests] == [row.id] * 2
+
+
+def test_one_tenant_s_silent_receivers_hold_up_neither_others_nor_the_sweep(
+    database: Database, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # nobody gives up while the test looks
+    stopping = threading.Event()
+    given = (stopping, database, worker.wakeups, settings)
+    with (
+        ScriptedServer(lambda _recorded: Reply(stall=True)) as silent,
+        ScriptedServer(lambda _recorded: Reply(status=200)) as server,
+    ):
+        for _ in range(6):
+            register(database, settings, silent.url)
+        register(database, settings, server.url, tenant="other")
+        cancel_queued(database)
+        sweeper = threading.Thread(target=sweep_until, args=given)
+        sweeper.start()
+        wait_until(lambda: silent.requests, 30)
+        with database.transaction() as session:
+            queue.request_cancel(session, "other", insert_job(database, tenant="other"))
+        lost = claimed(database)
+        expire_lease(database)
+        wait_until(lambda: server.requests, 30, "the other tenant is told")
+        wait_until(lambda: read_job(database, lost).fence > 1, 30, "the lost job is swept")
+        stopping.set()
+        assert len(silent.requests) == 2
+    sweeper.join()
+
+
+def test_a_delivery_that_cannot_even_be_signed_does_not_end_the_sending(
+    database: Database, settings: Settings
+) -> None:
+    stopping = threading.Event()
+    with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
+        broken = register(database, settings, server.url)
+        with database.transaction() as session:
+            session.execute(update(WebhookEndpoint).values(secret="not base64"))
+        register(database, settings, server.url)
+        cancel_queued(database)
+        thread = threading.Thread(target=Sender(database, settings).send_until, args=(stopping,))
+        thread.start()
+        wait_until(lambda: {row.state for row in deliveries(database)} == {"pending", "delivered"}, 30)
+        stopping.set()
+        thread.join()
+    left = {row.endpoint_id: row.state for row in deliveries(database)}
+    assert left[broken.id] == "pending"
