@@ -23,7 +23,14 @@ from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import Job
 from service.settings import Settings
-from service.storage import ObjectMissing, Storage, StorageError, StorageFull, open_storage
+from service.storage import (
+    ObjectMissing,
+    Storage,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    open_usable_storage,
+)
 from worker.lease import Lease, Lost
 
 T = TypeVar("T")
@@ -63,13 +70,13 @@ class Worker:
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Worker:
-        """The deployment's parts, as the settings name them."""
+        """The deployment's parts, as the settings name them. Raises StorageDenied."""
         settings.home.mkdir(parents=True, exist_ok=True)
         return cls(
             name,
             settings,
             connect(settings),
-            open_storage(settings.storage_location),
+            open_usable_storage(settings.storage_location),
             Catalog(settings),
             Wakeups(settings),
             draining or threading.Event(),
@@ -144,12 +151,15 @@ class Attempt:
         """One storage operation, repeated a few times; patiently: until somebody asks for the job's end.
 
         Raises StorageError, or Refused when it is full. What is not there (ObjectMissing) will not come by
-        waiting.
+        waiting, and who is refused (StorageDenied) will not be let in.
         """
         for num_tries, pause in enumerate(_pauses(), 1):
             try:
                 return action()
             except ObjectMissing:
+                raise
+            except StorageDenied as error:
+                logger.error("storage denies access", job=self.job.id, error=str(error))
                 raise
             except StorageFull as error:
                 logger.warning("storage full", job=self.job.id, error=str(error))

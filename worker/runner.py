@@ -15,8 +15,9 @@ import structlog
 from service.ids import new_id
 from service.jobs import queue
 from service.models import Job
+from service.storage import StorageError
 from worker.attempt import Attempt, Refused, Worker
-from worker.ending import conclude, fail, give_back
+from worker.ending import conclude, fail, give_back, give_back_unstored
 from worker.folder import clean_up, run_folder
 from worker.follow import follow
 from worker.lease import Lease, Lost
@@ -75,6 +76,8 @@ def run(attempt: Attempt, engines: Engines) -> None:
         fail(attempt, refused.failure)
     except Lost:
         raise
+    except StorageError as error:
+        give_back_unstored(attempt, "The job's files were not fetched", error)
     except Exception as error:
         error_id = new_id("err")
         logger.exception("attempt broke off", job=attempt.job.id, error_id=error_id)
