@@ -71,6 +71,12 @@ class Production:
             process.wait()
             raise
 
+    def kill(self, name: str) -> None:
+        """SIGKILL of the service and its children, as of a lost machine."""
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
     def stop_all(self) -> None:
         for name in list(self.running):
             self.stop(name)
@@ -83,11 +89,15 @@ class Production:
             return None
         return dict(response.json()) if response.status_code == 200 else None
 
-    def client(self) -> Client:
-        """A client with a new key of tenant `acme`."""
+    def key(self) -> str:
+        """A new one of tenant `acme`."""
         created = run_grpo("keys", "create", "--tenant", "acme", environment=self.environment)
         assert created.returncode == 0, created.stderr
-        return Client(self.url, created.stdout.strip())
+        return created.stdout.strip()
+
+    def client(self) -> Client:
+        """A client with a new key."""
+        return Client(self.url, self.key())
 
 
 @contextmanager
@@ -96,15 +106,14 @@ def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more:
     home.mkdir(parents=True)
     catalogue = home / "catalogue.json"
     catalogue.write_text(json.dumps({"tiny": {"path": str(model)}}))
-    env = environment(
-        home,
-        GRPO_MODE="production",
-        GRPO_DATABASE_URL=postgres_url,
-        GRPO_BROKER_URL=redis.new_url(),
-        GRPO_STORAGE_URL=f"file://{home / 'store'}",
-        GRPO_MODELS=str(catalogue),
-        **more,
-    )
+    here = {
+        "GRPO_MODE": "production",
+        "GRPO_DATABASE_URL": postgres_url,
+        "GRPO_BROKER_URL": redis.new_url(),
+        "GRPO_STORAGE_URL": f"file://{home / 'store'}",
+        "GRPO_MODELS": str(catalogue),
+    }
+    env = environment(home, **here | more)
     migrated = run_grpo(*SERVICES["migrate"]["command"][1:], environment=env)
     assert migrated.returncode == 0, migrated.stderr
     deployment = Production(home, free_port(), env)
