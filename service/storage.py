@@ -184,12 +184,29 @@ def open_usable_storage(location: str) -> Storage:
     """The same after a first look. Raises StorageDenied; a store that is only away comes back."""
     storage = open_storage(location)
     try:
-        storage.exists("usable")
+        _ask(storage)
     except StorageDenied as denied:
         raise StorageDenied(f"GRPO_STORAGE_URL={location} cannot be used: {denied}") from None
+    return storage
+
+
+def is_usable(storage: Storage) -> bool:
+    """Whether it lets us in, as far as a look tells; one that is only away comes back."""
+    try:
+        _ask(storage)
+    except StorageDenied:
+        return False
+    return True
+
+
+def _ask(storage: Storage) -> None:
+    """Raises StorageDenied."""
+    try:
+        storage.exists("usable")
+    except StorageDenied:
+        raise
     except StorageError as error:
         logger.warning("storage away", error=str(error))
-    return storage
 
 
 def sha256_file(path: Path) -> str:

@@ -29,6 +29,7 @@ from service.storage import (
     StorageDenied,
     StorageError,
     StorageFull,
+    is_usable,
     open_usable_storage,
 )
 from worker.lease import Lease, Lost
@@ -67,6 +68,8 @@ class Worker:
     """Set by SIGTERM: claim nothing more, let go of what runs after a checkpoint."""
     capabilities: Capabilities = field(default_factory=of_this_machine)
     """What this machine offers; jobs that need more are left for others."""
+    denied: threading.Event = field(default_factory=threading.Event)
+    """Set when the storage denied access: else this worker would fail one job after the other."""
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Worker:
@@ -85,6 +88,12 @@ class Worker:
     def close(self) -> None:
         self.wakeups.close()
         self.database.engine.dispose()
+
+    def may_claim(self) -> bool:
+        """Whether jobs can be run here; after a denial the storage is asked again."""
+        if self.denied.is_set() and is_usable(self.storage):
+            self.denied.clear()
+        return not self.denied.is_set()
 
     def touch(self) -> None:
         """Liveness: a file that the main loop touches."""
@@ -160,6 +169,7 @@ class Attempt:
                 raise
             except StorageDenied as error:
                 logger.error("storage denies access", job=self.job.id, error=str(error))
+                self.worker.denied.set()
                 raise
             except StorageFull as error:
                 logger.warning("storage full", job=self.job.id, error=str(error))

@@ -53,7 +53,9 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
 
 
 def claim(worker: Worker) -> Job | None:
-    """The job, under a lease and a new fence."""
+    """The job, under a lease and a new fence. None: nothing to do, or the storage does not let us in."""
+    if not worker.may_claim():
+        return None
     settings = worker.settings
     with worker.database.statement() as session:
         return queue.claim(

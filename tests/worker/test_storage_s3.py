@@ -12,7 +12,7 @@ from service.models import Checkpoint, File, Job
 from service.settings import Settings
 from service.storage import RETRIES, Storage, StorageDenied
 from tests.s3 import SECRET, SESSION_TOKEN, Bucket
-from tests.s3_proxy import CUT, CUT_ANSWER, KEY_ID, Rule, pass_all, strike
+from tests.s3_proxy import CUT, CUT_ANSWER, KEY_ID, pass_all, strike
 from tests.servers import wait_until
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import (
@@ -131,36 +131,44 @@ def test_a_worker_that_waits_for_the_store_heeds_a_drain(
     assert messages(database, job_id)[-1] == "The job's files were not fetched: the storage does not answer."
 
 
-def denied(worker: Worker, database: Database, bucket: Bucket, job_id: str, rule: Rule) -> Job:
-    bucket.proxy.rule = rule
+def test_a_worker_that_is_denied_gives_its_job_back_and_claims_nothing_until_it_is_let_in(
+    worker: Worker, database: Database, bucket: Bucket, submit: Submit
+) -> None:
+    first, second = submit(), submit()
+    bucket.proxy.rule = strike(403, ALL)
     run_until_idle(worker, database)
-    job = read_job(database, job_id)
-    assert job.failure is not None
-    assert (job.state, job.attempt, job.failure["code"]) == ("failed", 3, "poisoned")
-    return job
+    assert run_job(worker) is False
+    jobs = [read_job(database, job_id) for job_id in (first, second)]
+    assert [(job.state, job.attempt, job.failures) for job in jobs] == [("queued", 1, 1), ("queued", 0, 0)]
+    reason = "The job's files were not fetched: the storage denies access."
+    assert messages(database, first)[-1] == reason
+    bucket.proxy.rule = pass_all
+    run_until_idle(worker, database)
+    assert {read_job(database, job_id).state for job_id in (first, second)} == {"succeeded"}
 
 
-def test_a_denial_before_training_ends_the_job_clearly_and_tells_no_secret(
+def test_a_denial_is_told_without_credentials(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id = submit()
-    job = denied(worker, database, bucket, job_id, strike(403, ALL))
-    assert job.failure is not None
-    assert job.failure["message"].endswith(
-        "The last: The job's files were not fetched: the storage denies access."
-    )
-    assert len(bucket.proxy.struck) == 3
+    bucket.proxy.rule = strike(403, ALL)
+    run_job(worker)
     told = "".join(capsys.readouterr()) + "".join(messages(database, job_id))
     assert "403 Forbidden" in told
     for secret in (SECRET, SESSION_TOKEN, KEY_ID):
         assert secret not in told
 
 
-def test_a_denial_of_the_results_is_no_endless_retry(
+def test_a_denial_of_the_results_alone_is_no_endless_retry(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit
 ) -> None:
     job_id = submit()
-    denied(worker, database, bucket, job_id, strike(403, "PUT", f"jobs/{job_id}"))
+    bucket.proxy.rule = strike(403, "PUT", f"jobs/{job_id}")
+    run_until_idle(worker, database)
+    job = read_job(database, job_id)
+    assert job.failure is not None
+    assert (job.state, job.attempt, job.failure["code"]) == ("failed", 3, "poisoned")
+    assert job.failure["message"].endswith(f"The last: {DENIED_RESULTS}")
     told = messages(database, job_id)
     assert told.count(DENIED_RESULTS) == 3
     assert "The checkpoint of step 5 was not stored: the storage denies access." in told
