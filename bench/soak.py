@@ -124,7 +124,7 @@ def open_load(deployment: Production, folder: Path) -> Load:
     """Datasets uploaded, nothing submitted."""
     rows = {"fake": write_rows(folder / "fake.jsonl", faults={"step_seconds": 0.01})}
     rows["real"] = write_rows(folder / "real.jsonl", num_rows=64)
-    key = deployment.new_key()
+    key = deployment.key()
     with Client(deployment.url, key) as client:
         return Load(deployment.url, key, {kind: client.upload(path)["id"] for kind, path in rows.items()})
 

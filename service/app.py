@@ -26,7 +26,7 @@ from service.middleware import HeadLikeGet, RequestContext
 from service.models_catalog import endpoints as models
 from service.quotas import RequestRate
 from service.settings import Settings
-from service.storage import open_storage
+from service.storage import open_usable_storage
 from service.webhooks import endpoints as webhooks
 
 MAX_BODY_BYTES = 2**20
@@ -81,7 +81,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     logs.configure(settings.log_level)
     refuse_eviction(settings)
     app.state.database = connect(settings)
-    app.state.storage = open_storage(settings.storage_location)
+    app.state.storage = open_usable_storage(settings.storage_location)
     app.state.catalog = Catalog(settings)
     app.state.checked_files = CheckedFiles()
     app.state.wakeups = Wakeups(settings)

@@ -1,7 +1,8 @@
 """Files by key, in a folder, in memory or in an S3-compatible store (obstore behind one class).
 
 Boundary: keys are ours (`files/file-…`), never a user's text; no tables and no HTTP, so that the worker
-uses it too. What it raises for a store's troubles is `StorageError` and its two children.
+uses it too. What it raises for a store's troubles is `StorageError` and its three children; their text
+names the key and the store's reason, never what the store answered in full: that may hold credentials.
 """
 
 from __future__ import annotations
@@ -11,23 +12,47 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import obstore
-from obstore.exceptions import BaseError
+import structlog
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, ObjectStore, from_url
 
 from grpo_engine.faults import fault_point
 
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+logger = structlog.get_logger()
 CHUNK_BYTES = 2**20
+RANGE_BYTES = 4 * CHUNK_BYTES
+"""What one request reads: a store cuts off a reader that takes half a minute for one answer."""
+MAX_PARTS_AT_ONCE = 4
+RETRIES: RetryConfig = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=10),
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=1)},
+}
+"""Few and short: an upload's client waits for them, and the worker has its own patience."""
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._=-]*"
+_DENIALS = (PermissionDeniedError, UnauthenticatedError, PermissionError)
 KEY_PATTERN = re.compile(rf"{_SEGMENT}(/{_SEGMENT})*")
-_DISK_FULL = re.compile(r"no space left|disk quota exceeded|os error (28|122)\b", re.IGNORECASE)
+_DISK_FULL = re.compile(
+    r"no space left|disk quota exceeded|os error (28|122)\b|507 Insufficient|QuotaExceeded", re.IGNORECASE
+)
+_MISCONFIGURED = re.compile(r"<Code>NoSuchBucket</Code>|HTTP error: builder error")
+_STATUS_AND_BODY = re.compile(r"(\d{3} [A-Za-z ]+): .*", re.DOTALL)
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 class StorageError(Exception):
     """The store cannot do it now."""
+
+    public = "the storage does not answer"
+    """What users are told; the exception's own text is for the log."""
 
 
 class ObjectMissing(StorageError):
@@ -36,6 +61,12 @@ class ObjectMissing(StorageError):
 
 class StorageFull(StorageError):
     """No space is left."""
+
+
+class StorageDenied(StorageError):
+    """Wrong credentials or endpoint, no permission or no such bucket: waiting does not mend it."""
+
+    public = "the storage denies access"
 
 
 class Storage:
@@ -76,16 +107,16 @@ class Storage:
             partial.unlink(missing_ok=True)
 
     def stream(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The bytes from `start` up to `end` (exclusive; None: to the last one), in pieces of about 1 MiB.
+        """The bytes from `start` up to `end` (exclusive; None: to the last one), in pieces of a few MiB.
 
-        Raises ObjectMissing at once, before the first piece is asked for.
+        Raises ObjectMissing at once, before the first piece is asked for. Each piece is a request of its own,
+        so that a slow reader keeps none open.
         """
         end = self.size(key) if end is None else end
         if start >= end:
             return iter(())
-        with _translated(key):
-            result = obstore.get(self._store, _checked(key), options={"range": (start, end)})
-        return _pieces(key, result.stream(min_chunk_size=CHUNK_BYTES))
+        first = self._range(key, start, min(end, start + RANGE_BYTES))
+        return self._pieces(key, first, start + RANGE_BYTES, end)
 
     def lines(self, key: str) -> Iterator[bytes]:
         """The lines without their line feeds. Raises ObjectMissing at once."""
@@ -94,7 +125,11 @@ class Storage:
     def size(self, key: str) -> int:
         """Number of bytes. Raises ObjectMissing."""
         with _translated(key):
-            return obstore.head(self._store, _checked(key))["size"]
+            try:
+                return obstore.head(self._store, _checked(key))["size"]
+            except FileNotFoundError:
+                # An answer to HEAD has no body that could tell a missing object from a missing bucket.
+                return obstore.get(self._store, key).meta["size"]
 
     def exists(self, key: str) -> bool:
         try:
@@ -112,11 +147,27 @@ class Storage:
             return
 
     def _put(self, key: str, content: Path | IO[bytes] | bytes) -> None:
+        try:
+            with _translated(key):
+                fault_point("storage.put")
+                obstore.put(self._store, _checked(key), content, max_concurrency=MAX_PARTS_AT_ONCE)
+                if self._root is not None:
+                    _sync(self._root / key)
+        except ObjectMissing as error:
+            # The upload of a large object was completed, and asked to complete again after a lost answer.
+            raise StorageError(f"{key}: the store lost the upload") from error
+
+    def _range(self, key: str, start: int, end: int) -> bytes:
         with _translated(key):
-            fault_point("storage.put")
-            obstore.put(self._store, _checked(key), content)
-            if self._root is not None:
-                _sync(self._root / key)
+            piece = bytes(obstore.get_range(self._store, _checked(key), start=start, end=end))
+        if len(piece) != end - start:
+            raise StorageError(f"{key}: it ends before byte {end}")
+        return piece
+
+    def _pieces(self, key: str, first: bytes, start: int, end: int) -> Iterator[bytes]:
+        yield first
+        for position in range(start, end, RANGE_BYTES):
+            yield self._range(key, position, min(end, position + RANGE_BYTES))
 
 
 def open_storage(location: str) -> Storage:
@@ -129,7 +180,36 @@ def open_storage(location: str) -> Storage:
         if not folder.is_absolute():
             raise ValueError(f"{location}: a storage folder has an absolute path, as in file:///srv/grpo")
         return Storage(LocalStore(folder, mkdir=True))
-    return Storage(from_url(location))
+    return Storage(from_url(location, retry_config=RETRIES))
+
+
+def open_usable_storage(location: str) -> Storage:
+    """The same after a first look. Raises StorageDenied; a store that is only away comes back."""
+    storage = open_storage(location)
+    try:
+        _ask(storage)
+    except StorageDenied as denied:
+        raise StorageDenied(f"GRPO_STORAGE_URL={location} cannot be used: {denied}") from None
+    return storage
+
+
+def is_usable(storage: Storage) -> bool:
+    """Whether it lets us in, as far as a look tells; one that is only away comes back."""
+    try:
+        _ask(storage)
+    except StorageDenied:
+        return False
+    return True
+
+
+def _ask(storage: Storage) -> None:
+    """Raises StorageDenied."""
+    try:
+        storage.exists("usable")
+    except StorageDenied:
+        raise
+    except StorageError as error:
+        logger.warning("storage away", error=str(error))
 
 
 def sha256_file(path: Path) -> str:
@@ -157,21 +237,29 @@ def _checked(key: str) -> str:
     return key
 
 
-def _pieces(key: str, stream: Iterable[bytes]) -> Iterator[bytes]:
-    with _translated(key):
-        for piece in stream:
-            yield bytes(piece)
-
-
 @contextmanager
 def _translated(key: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
-        raise ObjectMissing(key) from error
     except (BaseError, OSError) as error:
-        kind = StorageFull if _DISK_FULL.search(str(error)) else StorageError
-        raise kind(f"{key}: {error}") from error
+        # Not `from error`: a log shows causes too.
+        raise _kind(error)(f"{key}: {_reason(error)}") from None
+
+
+def _kind(error: Exception) -> type[StorageError]:
+    if _MISCONFIGURED.search(str(error)) or isinstance(error, _DENIALS):
+        return StorageDenied
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissing
+    return StorageFull if _DISK_FULL.search(str(error)) else StorageError
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, and of a store's answer its status and code alone."""
+    text = str(error).partition("\n\nDebug source:")[0]
+    told = _STATUS_AND_BODY.sub(r"\1", text).strip()
+    code = _CODE.search(text)
+    return f"{told} ({code[1]})" if code else told
 
 
 def _sync(path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from service.db import Database, connect
 from service.migrate import upgrade
 from service.settings import Settings
-from tests.servers import Postgres, Redis
+from tests.s3 import Bucket, new_bucket
+from tests.servers import Moto, Postgres, Redis
 
 _numbers = itertools.count(1)
 
@@ -24,9 +25,9 @@ def settings_for(home: Path, database_url: str | None = None, **more: object) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment() -> Iterator[None]:
-    """No `GRPO_…` variable of this machine reaches a test."""
+    """No `GRPO_…` and no `AWS_…` variable of this machine reaches a test."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("GRPO_")]:
+        for name in [name for name in os.environ if name.startswith(("GRPO_", "AWS_"))]:
             patch.delenv(name)
         yield
 
@@ -43,6 +44,20 @@ def redis_server() -> Iterator[Redis]:
     """One Redis for all tests; a test that stops it starts it again."""
     with Redis() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[Moto]:
+    """One S3-compatible store for all tests; each test has its own bucket in it."""
+    with Moto() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(moto_server: Moto) -> Iterator[Bucket]:
+    """An empty bucket behind a proxy."""
+    with new_bucket(moto_server) as bucket:
+        yield bucket
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,15 @@ from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import Job
 from service.settings import Settings
-from service.storage import ObjectMissing, Storage, StorageError, StorageFull, open_storage
+from service.storage import (
+    ObjectMissing,
+    Storage,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    is_usable,
+    open_usable_storage,
+)
 from worker.lease import Lease, Lost
 
 T = TypeVar("T")
@@ -60,16 +68,18 @@ class Worker:
     """Set by SIGTERM: claim nothing more, let go of what runs after a checkpoint."""
     capabilities: Capabilities = field(default_factory=of_this_machine)
     """What this machine offers; jobs that need more are left for others."""
+    denied: threading.Event = field(default_factory=threading.Event)
+    """Set when the storage denied access: else this worker would fail one job after the other."""
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Worker:
-        """The deployment's parts, as the settings name them."""
+        """The deployment's parts, as the settings name them. Raises StorageDenied."""
         settings.home.mkdir(parents=True, exist_ok=True)
         return cls(
             name,
             settings,
             connect(settings),
-            open_storage(settings.storage_location),
+            open_usable_storage(settings.storage_location),
             Catalog(settings),
             Wakeups(settings),
             draining or threading.Event(),
@@ -78,6 +88,12 @@ class Worker:
     def close(self) -> None:
         self.wakeups.close()
         self.database.engine.dispose()
+
+    def may_claim(self) -> bool:
+        """Whether jobs can be run here; after a denial the storage is asked again."""
+        if self.denied.is_set() and is_usable(self.storage):
+            self.denied.clear()
+        return not self.denied.is_set()
 
     def touch(self) -> None:
         """Liveness: a file that the main loop touches."""
@@ -144,12 +160,16 @@ class Attempt:
         """One storage operation, repeated a few times; patiently: until somebody asks for the job's end.
 
         Raises StorageError, or Refused when it is full. What is not there (ObjectMissing) will not come by
-        waiting.
+        waiting, and who is refused (StorageDenied) will not be let in.
         """
         for num_tries, pause in enumerate(_pauses(), 1):
             try:
                 return action()
             except ObjectMissing:
+                raise
+            except StorageDenied as error:
+                logger.error("storage denies access", job=self.job.id, error=str(error))
+                self.worker.denied.set()
                 raise
             except StorageFull as error:
                 logger.warning("storage full", job=self.job.id, error=str(error))

@@ -9,7 +9,7 @@ from grpo_engine.events import Failed, Finished
 from grpo_engine.faults import fault_point
 from service.jobs import queue
 from service.jobs.states import JobState
-from service.storage import StorageError
+from service.storage import StorageDenied, StorageError
 from worker.attempt import Attempt
 from worker.follow import Ending
 from worker.publish import publish_results
@@ -42,9 +42,8 @@ def was_paused_by_guard(ending: Ending) -> bool:
 def _conclude_success(attempt: Attempt, event: Finished) -> None:
     try:
         publish_results(attempt, event)
-    except StorageError:
-        reason = "The results were not stored: the storage does not answer."
-        give_back(attempt, reason, spend_failure=False)
+    except StorageError as error:
+        give_back_unstored(attempt, "The results were not stored", error)
 
 
 def failure_of(event: Failed) -> dict[str, Any]:
@@ -71,6 +70,11 @@ def fail(attempt: Attempt, failure: dict[str, Any]) -> None:
     """Failed for good. Raises Lost."""
     job = attempt.job
     attempt.write(lambda session: queue.finish(session, job.id, job.fence, JobState.FAILED, failure=failure))
+
+
+def give_back_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
+    """No storage: an outage is not the job's failure; a denial is one, or it would go on for ever."""
+    give_back(attempt, f"{what}: {error.public}.", spend_failure=isinstance(error, StorageDenied))
 
 
 def give_back(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: tuple[str, ...] = ()) -> None:

@@ -35,7 +35,7 @@ class DamagedObject(Exception):
 
 
 def prepare(attempt: Attempt) -> Path:
-    """Fill the run directory. Answers the path of its config.json. Raises Refused."""
+    """Fill the run directory. Answers the path of its config.json. Raises Refused, StorageError."""
     job, folder = attempt.job, attempt.folder
     training_file = _fetch_dataset(attempt, job.training_file, "train.jsonl")
     validation_file = None
@@ -110,7 +110,7 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
 def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
     """Fetch what was stored, and a second time where it is not that. Raises ObjectMissing, DamagedObject."""
     for _ in range(DOWNLOAD_TRIES):
-        attempt.store(lambda: attempt.worker.storage.download(key, target))
+        attempt.store(lambda: attempt.worker.storage.download(key, target), is_patient=True)
         if sha256_file(target) == sha256:
             return
     raise DamagedObject("what is stored has the wrong sha256")

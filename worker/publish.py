@@ -50,15 +50,15 @@ def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
     while attempt.unpublished:
         try:
             _publish(attempt, attempt.unpublished[0])
-        except StorageError:
-            _tell_unpublished(attempt, event.step)
+        except StorageError as error:
+            _tell_unpublished(attempt, event.step, error)
             return
         del attempt.unpublished[0]
 
 
-def _tell_unpublished(attempt: Attempt, step: int) -> None:
+def _tell_unpublished(attempt: Attempt, step: int, error: StorageError) -> None:
     job = attempt.job
-    message = f"The checkpoint of step {step} was not stored: the storage does not answer."
+    message = f"The checkpoint of step {step} was not stored: {error.public}."
     note = history.Entry("message", message, "warn", {"step": step}, job.fence)
     attempt.write(lambda session: record_events(session, job.id, job.fence, [], notes=[note]))
 
@@ -94,7 +94,8 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
 def publish_results(attempt: Attempt, event: Finished) -> None:
     """Adapter (or model) and metrics table become the tenant's files, and the job succeeded, all at once.
 
-    Raises StorageError where the storage is away and the worker or the job is asked to end meanwhile.
+    Raises StorageError where the storage is away and the worker or the job is asked to end meanwhile, and
+    where it denies access.
     """
     weights_folder = attempt.folder / event.path
     verify(weights_folder.parent, attempt.job.id)

@@ -16,8 +16,9 @@ from grpo_engine.faults import fault_point
 from service.ids import new_id
 from service.jobs import queue
 from service.models import Job
+from service.storage import StorageError
 from worker.attempt import Attempt, Refused, Worker
-from worker.ending import conclude, fail, give_back
+from worker.ending import conclude, fail, give_back, give_back_unstored
 from worker.folder import clean_up, run_folder
 from worker.follow import follow
 from worker.lease import Lease, Lost
@@ -54,7 +55,9 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
 
 
 def claim(worker: Worker) -> Job | None:
-    """The job, under a lease and a new fence."""
+    """The job, under a lease and a new fence. None: nothing to do, or the storage does not let us in."""
+    if not worker.may_claim():
+        return None
     settings, database = worker.settings, worker.database
     opened = database.statement if settings.max_running_jobs is None else database.transaction
     with opened() as session:
@@ -79,6 +82,8 @@ def run(attempt: Attempt, engines: Engines) -> None:
         fail(attempt, refused.failure)
     except Lost:
         raise
+    except StorageError as error:
+        give_back_unstored(attempt, "The job's files were not fetched", error)
     except Exception as error:
         error_id = new_id("err")
         logger.exception("attempt broke off", job=attempt.job.id, error_id=error_id)

@@ -74,6 +74,12 @@ class Production:
             process.wait()
             raise
 
+    def kill(self, name: str) -> None:
+        """SIGKILL of the service and its children, as of a lost machine."""
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
     def stop_all(self) -> None:
         for name in list(self.running):
             self.stop(name)
@@ -86,15 +92,15 @@ class Production:
             return None
         return dict(response.json()) if response.status_code == 200 else None
 
-    def new_key(self) -> str:
-        """Of tenant `acme`."""
+    def key(self) -> str:
+        """A new one of tenant `acme`."""
         created = run_grpo("keys", "create", "--tenant", "acme", environment=self.environment)
         assert created.returncode == 0, created.stderr
         return created.stdout.strip()
 
     def client(self) -> Client:
         """A client with a new key."""
-        return Client(self.url, self.new_key())
+        return Client(self.url, self.key())
 
 
 @contextmanager
@@ -103,15 +109,14 @@ def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more:
     home.mkdir(parents=True)
     catalogue = home / "catalogue.json"
     catalogue.write_text(json.dumps({"tiny": {"path": str(model)}}))
-    env = environment(
-        home,
-        GRPO_MODE="production",
-        GRPO_DATABASE_URL=postgres_url,
-        GRPO_BROKER_URL=redis.new_url(),
-        GRPO_STORAGE_URL=f"file://{home / 'store'}",
-        GRPO_MODELS=str(catalogue),
-        **more,
-    )
+    here = {
+        "GRPO_MODE": "production",
+        "GRPO_DATABASE_URL": postgres_url,
+        "GRPO_BROKER_URL": redis.new_url(),
+        "GRPO_STORAGE_URL": f"file://{home / 'store'}",
+        "GRPO_MODELS": str(catalogue),
+    }
+    env = environment(home, **here | more)
     migrated = run_grpo(*SERVICES["migrate"]["command"][1:], environment=env)
     assert migrated.returncode == 0, migrated.stderr
     deployment = Production(home, free_port(), env)

@@ -1,4 +1,4 @@
-"""Storage: seen whole or not at all, in a folder and in memory alike, and never outside its root."""
+"""Storage: seen whole or not at all, in a folder, in memory and in S3 alike, and never outside its root."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pytest
 from service.storage import ObjectMissing, Storage, StorageError, open_storage, sha256_file, split_lines
 
 CONTENT = bytes(range(256)) * 40_000
-"""About ten pieces."""
+"""Three pieces; two parts of an upload."""
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "s3":
+        return open_storage(request.getfixturevalue("bucket").location)
     return open_storage("memory:///" if request.param == "memory" else f"file://{tmp_path}/a store")
 
 

@@ -1,0 +1,58 @@
+"""A bucket of an S3-compatible store behind a proxy that can hurt: what tests of S3 start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from tests.s3_proxy import KEY_ID, S3Proxy
+from tests.servers import Moto
+
+SECRET = "hushhushhushhushhushhushhushhushhushhush"
+SESSION_TOKEN = "tokentokentoken"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """`proxy.rule` says what happens to its requests; the rest asks the store itself."""
+
+    name: str
+    proxy: S3Proxy
+    store: Moto
+
+    @property
+    def location(self) -> str:
+        return f"s3://{self.name}/a/prefix"
+
+    @property
+    def keys(self) -> list[str]:
+        """Of all that is visible, without the prefix."""
+        return [key.removeprefix("a/prefix/") for key in self.store.keys(self.name)]
+
+    @property
+    def num_unfinished_uploads(self) -> int:
+        return self.store.num_unfinished_uploads(self.name)
+
+
+def aws_environment(endpoint: str) -> dict[str, str]:
+    """The `AWS_…` variables of a store at this endpoint, as its users set them."""
+    return {
+        "AWS_ENDPOINT": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": KEY_ID,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SESSION_TOKEN": SESSION_TOKEN,
+    }
+
+
+@contextmanager
+def new_bucket(store: Moto) -> Iterator[Bucket]:
+    """An empty one; the `AWS_…` variables lead to it."""
+    with S3Proxy(store.port) as proxy, pytest.MonkeyPatch.context() as patch:
+        for name, value in aws_environment(proxy.url).items():
+            patch.setenv(name, value)
+        yield Bucket(store.new_bucket(), proxy, store)

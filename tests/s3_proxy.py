@@ -1,0 +1,150 @@
+"""Between a client and an S3-compatible store: passes requests on, or does to them what a bad network does.
+
+Boundary: HTTP/1.1 with `Content-Length` bodies, as S3 has it; it knows nothing of buckets and signatures.
+Each fault is for the requests a test names; how often it struck is counted.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+PIECE_BYTES = 2**16
+CUT = -1
+"""Instead of a status: half of the request reaches the store, then both connections break."""
+CUT_ANSWER = -2
+"""The store does what was asked, and half of its answer comes back."""
+HANG = -3
+"""No answer at all."""
+KEY_ID = "AKIATESTTESTTEST"
+Rule = Callable[[str, str], int | None]
+"""(method, path with query) → an HTTP status to answer with, one of the three above, or None: pass it on."""
+
+
+def pass_all(_method: str, _path: str) -> None:
+    """The rule of a good network."""
+
+
+def strike(fault: int, methods: str, words: str = "", *, times: int = 1_000_000) -> Rule:
+    """The fault for the first so many requests of these methods whose path holds the words."""
+    left = itertools.repeat(fault, times)
+
+    def rule(method: str, path: str) -> int | None:
+        return next(left, None) if method in methods.split() and words in path else None
+
+    return rule
+
+
+@dataclass
+class S3Proxy:
+    """A thread on a free port before the store at `store_port`. Use as a context manager."""
+
+    store_port: int
+    rule: Rule = pass_all
+    struck: list[str] = field(default_factory=list)
+    """`METHOD path` of each request that a fault befell."""
+    seen: list[str] = field(default_factory=list)
+    """`METHOD path` of all."""
+
+    def __post_init__(self) -> None:
+        handler = type("Handler", (_Handler,), {"proxy": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="s3-proxy")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def hold(self) -> None:
+        """Returns when the proxy ends."""
+        self._ended.wait()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    proxy: S3Proxy
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def _serve(self) -> None:
+        name = f"{self.command} {self.path}"
+        self.proxy.seen.append(name)
+        fault = self.proxy.rule(self.command, self.path)
+        if fault is not None:
+            self.proxy.struck.append(name)
+        length = int(self.headers.get("content-length", 0))
+        if fault == HANG:
+            self.proxy.hold()
+            self.close_connection = True
+        elif fault is not None and fault > 0:
+            self.rfile.read(length)
+            self._answer(fault, {"content-type": "application/xml"}, error_body(fault))
+        else:
+            self._pass_on(length, fault)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+    def _pass_on(self, length: int, fault: int | None) -> None:
+        store = http.client.HTTPConnection("127.0.0.1", self.proxy.store_port, timeout=30)
+        try:
+            self._send(store, length // 2 if fault == CUT else length)
+            if fault == CUT:
+                self.close_connection = True
+                return
+            answer = store.getresponse()
+            body = answer.read()
+            headers = {name.lower(): value for name, value in answer.getheaders()}
+            self._answer(answer.status, headers, body, is_cut=fault == CUT_ANSWER)
+        except ConnectionError:
+            self.close_connection = True  # one of the two has left: so does the other
+        finally:
+            store.close()
+
+    def _send(self, store: http.client.HTTPConnection, num_bytes: int) -> None:
+        store.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            store.putheader(name, value)
+        store.endheaders()
+        while num_bytes:
+            piece = self.rfile.read(min(PIECE_BYTES, num_bytes))
+            if not piece:
+                raise ConnectionResetError("the client left")
+            store.send(piece)
+            num_bytes -= len(piece)
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes, *, is_cut: bool = False) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name not in ("content-length", "connection", "transfer-encoding"):
+                self.send_header(name, value)
+        length = headers.get("content-length", len(body)) if self.command == "HEAD" else len(body)
+        self.send_header("content-length", str(length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if is_cut else body)
+        self.close_connection = self.close_connection or is_cut
+
+    def log_message(self, *_arguments: object) -> None:
+        """Its log is `seen`."""
+
+
+def error_body(status: int) -> bytes:
+    """An answer as S3 gives it; that of a 403 names the key id, as S3's does."""
+    code = {403: "InvalidAccessKeyId", 404: "NoSuchBucket", 503: "SlowDown"}.get(status, "InternalError")
+    return f"<Error><Code>{code}</Code><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId></Error>".encode()
