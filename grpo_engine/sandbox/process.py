@@ -24,10 +24,13 @@ from typing import Any
 
 from grpo_engine.sandbox import seccomp
 from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command
+from grpo_engine.sandbox.memory import held_bytes
 
 START_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
 """The server inside ends a child at its deadline; if it does not answer so much later, the sandbox ends."""
+_LOOK_SECONDS = 0.1
+"""Between two looks at the memory of a call that takes that long."""
 _MAX_REPLY_BYTES = 16 * 2**20
 _NONCE_BYTES = 16
 _MAX_ERROR_CHARACTERS = 2000
@@ -38,6 +41,7 @@ class Limits:
     """What one call may use. `preload`: modules imported once, before the server forks."""
 
     memory_bytes: int = 2 * 2**30
+    """Address space of each process, and memory that all of them hold together."""
     processes: int = 32
     """Threads count."""
     file_bytes: int = 16 * 2**20
@@ -70,8 +74,9 @@ class Sandbox:
     """A started sandbox with one program. Raises SandboxUnavailable where it does not start."""
 
     def __init__(self, interpreter: Interpreter, source: str, filename: str, limits: Limits) -> None:
-        self._process, first = _start(interpreter)
-        self._inside, self.uid = _handle(first)
+        self._process, self._first = _start(interpreter)
+        self._inside, self.uid = _handle(self._first)
+        self._memory_bytes = limits.memory_bytes
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -145,9 +150,12 @@ class Sandbox:
             selector.register(stdout, selectors.EVENT_READ)
             if writing:
                 selector.register(stdin, selectors.EVENT_WRITE)
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise BrokenSandbox("no answer in time")
+            while (left := deadline - time.monotonic()) > 0:
+                if selector.select(min(left, _LOOK_SECONDS)):
+                    return
+                if self._inside is not None and held_bytes(self._first or 0) > self._memory_bytes:
+                    raise BrokenSandbox(f"its processes held more than {self._memory_bytes:,} bytes together")
+        raise BrokenSandbox("no answer in time")
 
     def _send(self, data: memoryview) -> int:
         assert self._process.stdin is not None
