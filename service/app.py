@@ -84,6 +84,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.checked_files = CheckedFiles()
     app.state.wakeups = Wakeups(settings)
     structlog.get_logger().info("started", mode=settings.mode)
+    if settings.allows_unsafe:
+        structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
     yield
     app.state.wakeups.close()
     app.state.database.engine.dispose()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, distinct, func, select, update
 from sqlalchemy.orm import Session
 
 from service import audit
@@ -94,6 +94,12 @@ def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
     """All keys (of one tenant), oldest first; revoked and expired ones too."""
     query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.public_id)
     return list(session.scalars(query if tenant is None else query.where(ApiKey.tenant == tenant)))
+
+
+def num_tenants(session: Session) -> int:
+    """Tenants with a key that is not revoked."""
+    count = select(func.count(distinct(ApiKey.tenant))).where(ApiKey.revoked_at.is_(None))
+    return session.execute(count).scalar_one()
 
 
 def revoke_key(session: Session, public_id: str) -> bool:

@@ -16,9 +16,10 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.config import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.events import CheckpointSaved
+from service.auth import num_tenants
 from service.catalog import Catalog
 from service.db import Database, connect
-from service.jobs.capabilities import Capabilities, of_this_machine
+from service.jobs.capabilities import UNSAFE, Capabilities, of_this_machine, offered_to
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import Job
@@ -73,11 +74,19 @@ class Worker:
             Catalog(settings),
             Wakeups(settings),
             draining or threading.Event(),
+            of_this_machine(unsafe_allowed=settings.allows_unsafe),
         )
 
     def close(self) -> None:
         self.wakeups.close()
         self.database.engine.dispose()
+
+    def offered(self) -> Capabilities:
+        """What jobs may count on now. Raises SQLAlchemyError while the database is away."""
+        if UNSAFE not in self.capabilities:
+            return self.capabilities
+        with self.database.reading() as session:
+            return offered_to(num_tenants(session), self.capabilities)
 
     def touch(self) -> None:
         """Liveness: a file that the main loop touches."""

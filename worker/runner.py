@@ -53,14 +53,14 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
 
 def claim(worker: Worker) -> Job | None:
     """The job, under a lease and a new fence."""
-    settings = worker.settings
+    settings, offered = worker.settings, worker.offered()
     with worker.database.statement() as session:
         return queue.claim(
             session,
             pool=settings.pool,
             worker=worker.name,
             lease_seconds=settings.lease_seconds,
-            capabilities=worker.capabilities,
+            capabilities=offered,
             gpus=settings.gpus,
         )
 

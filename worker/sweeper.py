@@ -13,9 +13,10 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from service import logs
+from service.auth import num_tenants
 from service.db import Database, connect
 from service.jobs import sweeping
-from service.jobs.capabilities import Machine, announce, of_this_machine
+from service.jobs.capabilities import Machine, announce, of_this_machine, offered_to, tell_of_sandbox
 from service.jobs.wakeups import Wakeups
 from service.settings import Settings
 from worker.attempt import Flag
@@ -31,8 +32,13 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
             backoff_seconds=settings.retry_backoff_seconds,
             max_failures=settings.max_attempts_without_checkpoint,
         )
+    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
     with database.transaction() as session:
-        machine = Machine(of_this_machine(), settings.gpus)
+        machine = Machine(offered_to(num_tenants(session), offered), settings.gpus)
+        if machine.capabilities != offered:
+            logger.error(
+                "UNSAFE: GRPO_UNSAFE_GRADERS is for one tenant, there are more: nothing is offered"
+            )
         announce(session, socket.gethostname()[:128], settings.pool, machine)
         pools = sweeping.due_pools(session)
     for pool in pools:
@@ -44,6 +50,7 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
 
 def sweep_until(stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings) -> None:
     """A round every `sweep_seconds`, whatever happens to the database."""
+    tell_of_sandbox(settings)
     while not stopping.is_set():
         try:
             sweep_once(database, wakeups, settings)

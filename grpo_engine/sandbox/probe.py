@@ -19,6 +19,7 @@ from pathlib import Path
 
 from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command, interpreters
 from grpo_engine.sandbox.process import Limits, Sandbox, filter_descriptor, own_text
+from grpo_engine.sandbox.unsafe import allowed, plain_interpreter
 
 _SECONDS = 10.0
 """A probe that is not done by then has failed; on a machine that is not overloaded all of them take 0.5 s."""
@@ -54,6 +55,16 @@ class Capability:
         if self.interpreter is None:
             raise SandboxUnavailable(self.reason)
         return self.interpreter
+
+
+def untrusted_interpreter() -> Interpreter:
+    """The Python that untrusted code gets. Raises SandboxUnavailable: without a sandbox it does not run.
+
+    Unless the operator lets it run all the same (`unsafe.py`).
+    """
+    found = self_test()
+    plain = plain_interpreter() if allowed() else None
+    return found.interpreter or plain or found.require()
 
 
 @cache

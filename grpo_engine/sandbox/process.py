@@ -12,6 +12,7 @@ import os
 import platform
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import time
@@ -25,6 +26,7 @@ from typing import Any
 from grpo_engine.sandbox import seccomp
 from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command
 from grpo_engine.sandbox.memory import held_bytes
+from grpo_engine.sandbox.unsafe import MAX_PROCESSES, end_family, make_folder, plain_command
 
 START_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
@@ -74,13 +76,19 @@ class Sandbox:
     """A started sandbox with one program. Raises SandboxUnavailable where it does not start."""
 
     def __init__(self, interpreter: Interpreter, source: str, filename: str, limits: Limits) -> None:
-        self._process, self._first = _start(interpreter)
+        self._folder = None if interpreter.contained else make_folder()
+        self._process, self._first = (
+            _start_plain(interpreter, self._folder) if self._folder else _start(interpreter)
+        )
         self._inside, self.uid = _handle(self._first)
         self._memory_bytes = limits.memory_bytes
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         settings = {**vars(limits), "modes": own_text("guest_modes"), "source": source, "filename": filename}
+        if not interpreter.contained:
+            settings["processes"] = MAX_PROCESSES
+        settings["alone"] = interpreter.contained
         try:
             if self._exchange(_message(settings), time.monotonic() + START_SECONDS) != {"ready": True}:
                 raise BrokenSandbox("its first answer is not the fork server's")
@@ -108,6 +116,9 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends every process inside and waits for the last. Safe to call twice."""
+        if self._folder is not None and self._inside is not None:
+            end_family(self._first or self._process.pid)
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._inside is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._inside, signal.SIGKILL)
@@ -188,21 +199,7 @@ def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | Non
     program_fd, info_fd, info_end = filter_descriptor(), *os.pipe()
     try:
         argv = command(interpreter, "-c", own_text("guest"), seccomp_fd=program_fd, info_fd=info_end)
-        process = (
-            _starter(os.getpid())
-            .submit(
-                subprocess.Popen,
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                cwd="/",
-                env={},
-                pass_fds=(program_fd, info_end),
-            )
-            .result()
-        )
+        process = _popen(argv, "/", (program_fd, info_end))
     except (OSError, SandboxUnavailable) as error:
         os.close(info_fd)
         raise SandboxUnavailable(f"the sandbox does not start: {error}") from None
@@ -210,6 +207,33 @@ def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | Non
         os.close(program_fd)
         os.close(info_end)
     return process, _first_process(info_fd)
+
+
+def _start_plain(interpreter: Interpreter, folder: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Without a sandbox, in this folder: the process is itself the first."""
+    try:
+        process = _popen(plain_command(interpreter, folder, "-c", own_text("guest")), folder, ())
+    except OSError as error:
+        raise SandboxUnavailable(f"its process does not start: {error}") from None
+    return process, process.pid
+
+
+def _popen(argv: list[str], folder: str, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    return (
+        _starter(os.getpid())
+        .submit(
+            subprocess.Popen,
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=folder,
+            env={},
+            pass_fds=descriptors,
+        )
+        .result()
+    )
 
 
 @cache
