@@ -36,9 +36,7 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
     with database.transaction() as session:
         machine = Machine(offered_to(num_tenants(session), offered), settings.gpus)
         if machine.capabilities != offered:
-            logger.error(
-                "UNSAFE: GRPO_UNSAFE_GRADERS is for one tenant, there are more: nothing is offered"
-            )
+            logger.error("UNSAFE: GRPO_UNSAFE_GRADERS is for one tenant, there are more: nothing is offered")
         announce(session, socket.gethostname()[:128], settings.pool, machine)
         pools = sweeping.due_pools(session)
     for pool in pools:

@@ -94,19 +94,27 @@ def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd:
     ]
 
 
-def setpriv(*options: str) -> list[str]:
-    """Beginning of a command that has no privileges: as root nobody's uid, no groups, no capability."""
-    drop = _DROP if os.geteuid() == 0 else ()
+def setpriv(*options: str, keep: str = "") -> list[str]:
+    """Beginning of a command without privileges: as root nobody's uid, no groups, no capability but one."""
+    drop: list[str] = []
+    if os.geteuid() == 0:
+        kept = f"-all,+{keep}" if keep else "-all"
+        drop = [f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}"]
+        drop += [f"--reuid={UNPRIVILEGED_UID}", f"--regid={UNPRIVILEGED_UID}", "--clear-groups"]
     return [program("setpriv"), *drop, *options, "--"]
 
 
-_DROP = (
-    f"--reuid={UNPRIVILEGED_UID}",
-    f"--regid={UNPRIVILEGED_UID}",
-    "--clear-groups",
-    "--inh-caps=-all",
-    "--bounding-set=-all",
-)
+def nobody_who_reads(*paths: str) -> list[str]:
+    """Beginning of a command for libraries that parse what models write: as root it becomes nobody.
+
+    Nobody who may still read everything, where one of these is hidden from everybody else.
+    """
+    if os.geteuid() != 0:
+        return []
+    is_hidden = not all(_reachable(Path(path).resolve()) for path in paths)
+    return setpriv(keep="dac_read_search" if is_hidden else "")
+
+
 _ISOLATION = [
     *("--unshare-all", "--unshare-user", "--cap-drop", "ALL"),
     *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
