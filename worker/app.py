@@ -21,6 +21,7 @@ from typing import Any
 from celery import Celery, signals
 
 from service import logs
+from service.jobs.capabilities import of_this_machine
 from service.jobs.wakeups import TASK, celery_settings, queue_name, refuse_eviction
 from service.settings import Settings
 from worker import launch
@@ -98,7 +99,8 @@ def wake(pool: str) -> None:
 
 @signals.worker_process_init.connect
 def start_ahead(**_signal: Any) -> None:
-    """The pool child has just been forked and has nothing to do yet."""
+    """The pool child has just been forked and has nothing to do yet: no job waits for these later."""
+    of_this_machine()
     opened_engines(os.getpid()).prepare()
 
 

@@ -116,8 +116,9 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends every process inside and waits for the last. Safe to call twice."""
-        if self._folder is not None and self._inside is not None:
-            end_family(self._first or self._process.pid)
+        if self._folder is not None:
+            if self.alive:  # not reaped, so the pid is still its own
+                end_family(self._process.pid)
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._inside is not None:
             with contextlib.suppress(ProcessLookupError):

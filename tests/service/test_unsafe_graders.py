@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr, ValidationError
+from structlog.testing import capture_logs
 
 from grpo_engine.sandbox import monty
 from grpo_engine.sandbox.probe import Capability
@@ -63,6 +64,26 @@ def test_with_a_second_tenant_everybody_is_refused_until_its_key_is_revoked(
         (public_id,) = [key.public_id for key in list_keys(session, "other")]
         revoke_key(session, public_id)
     assert unsafe.post(JOBS, json=body).status_code == 200
+
+
+@on_sqlite
+def test_a_worker_says_at_its_start_what_untrusted_code_meets(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insisting = settings.model_copy(update={"unsafe_graders": "single-tenant"})
+    with capture_logs() as told:
+        capabilities.tell_of_sandbox(settings)
+        monkeypatch.setattr(
+            capabilities, "self_test", lambda: Capability(None, reason="not contained: network")
+        )
+        capabilities.tell_of_sandbox(settings)
+        capabilities.tell_of_sandbox(insisting)
+    assert [(line["log_level"], line.get("reason", "")) for line in told] == [
+        ("info", ""),
+        ("warning", "not contained: network"),
+        ("warning", "not contained: network"),
+    ]
+    assert ["UNSAFE" in line["event"] for line in told] == [False, False, True]
 
 
 def test_production_wants_the_longer_word(tmp_path: Path) -> None:
