@@ -104,10 +104,10 @@ class ProcessLane:
         graders: Mapping[str, GraderBase],
         processes: int,
         deadline_seconds: float,
-        command: Sequence[str] = SERVER,
+        command: Sequence[str] | None = None,
     ) -> None:
         self._deadline_seconds = deadline_seconds
-        first, command = hello(graders), (*_rights(graders.values()), *command)
+        first, command = hello(graders), command or (*_rights(graders.values()), *SERVER)
         self._children = [GradingChild(first, command) for _ in range(processes)]
         # Last in, first out: one completion at a time needs one process only.
         self._idle: LifoQueue[GradingChild] = LifoQueue()

@@ -110,7 +110,7 @@ def _walls(sandbox: Sandbox) -> dict[str, bool]:
     """What the attacks from inside found. Raises SandboxUnavailable where they did not run to their end."""
     name = secrets.token_hex(16)
     files = [str(Path(__file__).resolve()), str(Path.home() / ".profile")]
-    told = {"attack": "walls", "files": files, "pid": os.getpid(), "socket": name}
+    told = {"attack": "walls", "files": files, "socket": name}
     with socket.socket(socket.AF_UNIX) as door:
         door.bind("\0" + name)
         door.listen()

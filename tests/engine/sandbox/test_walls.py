@@ -30,11 +30,6 @@ def abstract(name):
     with socket.socket(socket.AF_UNIX) as door:
         return door.connect_ex('\\0' + name)
 
-def signalled(pid):
-    try: os.kill(pid, 0)
-    except OSError as error: return error.errno
-    return 0
-
 def others():
     alive = []
     for pid in range(1, 2000):
@@ -133,7 +128,6 @@ def test_an_abstract_socket_of_this_machine_is_not_there(server: PythonServer) -
 
 
 def test_no_process_of_this_machine_can_be_signalled(server: PythonServer) -> None:
-    assert call(server, "signalled", os.getpid()) == 3  # ESRCH
     assert call(server, "others") <= 3  # the namespace's first, the fork server, the call itself
 
 
