@@ -99,8 +99,7 @@ def wake(pool: str) -> None:
 
 @signals.worker_process_init.connect
 def start_ahead(**_signal: Any) -> None:
-    """The pool child has just been forked and has nothing to do yet: no job waits for these later."""
-    of_this_machine()
+    """The pool child has just been forked and has nothing to do yet."""
     opened_engines(os.getpid()).prepare()
 
 
@@ -108,6 +107,12 @@ def start_ahead(**_signal: Any) -> None:
 def end_waiting_engine(**_signal: Any) -> None:
     """The pool child ends; a killed one's engine is killed by the kernel."""
     opened_engines(os.getpid()).close()
+
+
+@signals.worker_init.connect
+def attack_sandbox(**_signal: Any) -> None:
+    """Before the pool child is forked, which may take four seconds to come up and knows the answer then."""
+    of_this_machine()
 
 
 @signals.worker_init.connect
