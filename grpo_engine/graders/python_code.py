@@ -85,6 +85,10 @@ class PythonGrader(GraderBase):
     def execution(self) -> Execution:
         return "process"
 
+    def prepare(self) -> None:
+        """Attack the sandbox before the first completion's time begins."""
+        self_test()
+
     def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
         return self._verdict(sample, item)[0]
 
