@@ -14,7 +14,7 @@ COPY migrations migrations
 RUN pip install --editable ".[service,worker]"
 
 FROM python:3.11.14-slim-bookworm
-# the sandbox of untrusted graders and tools; it needs user namespaces, see compose.yaml
+# the sandbox of untrusted graders; compose.yaml lets only the worker make it, and the API tries no such grader
 RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 grpo \
  && useradd --uid 10001 --gid grpo --no-create-home --home-dir /var/lib/grpo --shell /usr/sbin/nologin grpo \

@@ -87,6 +87,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
     structlog.get_logger().info("started", mode=settings.mode)
+    if settings.allows_unsafe:
+        structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
     yield
     app.state.wakeups.close()
     app.state.database.engine.dispose()

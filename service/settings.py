@@ -82,6 +82,9 @@ class Settings(BaseSettings):
         *(36_000.0, 50_400.0, 72_000.0, 86_400.0),
     ]
     """Pauses before a webhook is sent again, over three days; after the last one it is given up."""
+    unsafe_graders: Literal["refused", "single-tenant", "single-tenant-production"] = "refused"
+    """Whether workers without a sandbox run untrusted code in plain processes, for the only tenant there is
+    (docs/sandbox.md). The API never does. Production wants the long word."""
     log_level: str = "INFO"
     warm_engine: bool = True
     """Each worker keeps one engine started ahead, so that a job begins without the seconds of its imports.
@@ -93,9 +96,15 @@ class Settings(BaseSettings):
             raise ValueError("production needs PostgreSQL: set GRPO_DATABASE_URL")
         if self.mode == "production" and self.broker_url is None:
             raise ValueError("production needs Redis: set GRPO_BROKER_URL")
+        if self.mode == "production" and self.unsafe_graders == "single-tenant":
+            raise ValueError("production has a sandbox: or say GRPO_UNSAFE_GRADERS=single-tenant-production")
         if self.self_fence_seconds >= self.lease_seconds:
             raise ValueError("GRPO_SELF_FENCE_SECONDS must be shorter than GRPO_LEASE_SECONDS")
         return self
+
+    @property
+    def allows_unsafe(self) -> bool:
+        return self.unsafe_graders != "refused"
 
     @cached_property
     def sqlalchemy_url(self) -> str:

@@ -12,8 +12,9 @@ import pytest
 from service.db import Database, connect
 from service.migrate import upgrade
 from service.settings import Settings
+from tests.moto import Moto
 from tests.s3 import Bucket, new_bucket
-from tests.servers import Moto, Postgres, Redis
+from tests.servers import Postgres, Redis
 
 _numbers = itertools.count(1)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.moto import Moto
 from tests.s3_proxy import KEY_ID, S3Proxy
-from tests.servers import Moto
 
 SECRET = "hushhushhushhushhushhushhushhushhushhush"
 SESSION_TOKEN = "tokentokentoken"

@@ -11,12 +11,10 @@ import ctypes
 import itertools
 import os
 import pwd
-import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -24,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 import psycopg
 import redis
 
@@ -267,39 +264,3 @@ class Redis(Server):
         client = self.client()
         client.flushall()
         client.close()
-
-
-class Moto(Server):
-    """An S3-compatible store that forgets everything when it ends. It takes any credentials."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = itertools.count(1)
-
-    def command(self) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def answers(self) -> bool:
-        try:
-            return httpx.get(self.url, timeout=5).is_success
-        except httpx.TransportError:
-            return False
-
-    def new_bucket(self) -> str:
-        """An empty bucket's name."""
-        name = f"bucket-{next(self.numbers)}"
-        httpx.put(f"{self.url}/{name}").raise_for_status()
-        return name
-
-    def num_unfinished_uploads(self, bucket: str) -> int:
-        """Multipart uploads that were begun, and neither completed nor aborted."""
-        return httpx.get(f"{self.url}/{bucket}?uploads").raise_for_status().text.count("<Upload>")
-
-    def keys(self, bucket: str) -> list[str]:
-        """Of all its objects, sorted."""
-        listed = httpx.get(f"{self.url}/{bucket}?list-type=2").raise_for_status().text
-        return sorted(re.findall(r"<Key>([^<]+)</Key>", listed))

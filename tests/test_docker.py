@@ -5,6 +5,7 @@ They parse, are non-root, hold no secret, and start only what the tests start or
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import json
@@ -21,6 +22,7 @@ import yaml
 from typer.main import get_command
 
 from service.cli.main import app as grpo
+from tests import container_profile
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
@@ -28,6 +30,22 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 DOCKERFILES = [ROOT / "docker" / "api.Dockerfile", ROOT / "docker" / "worker.Dockerfile"]
 INSTRUCTIONS = {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER", "EXPOSE", "VOLUME", "CMD", "STOPSIGNAL"}
 OURS = [name for name, service in SERVICES.items() if "build" in service]
+NEVER = {
+    *(
+        "ptrace",
+        "setns",
+        "chroot",
+        "keyctl",
+        "add_key",
+        "request_key",
+        "bpf",
+        "perf_event_open",
+        "userfaultfd",
+    ),
+    *("kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "io_uring_setup"),
+    *("open_by_handle_at", "quotactl", "swapon", "swapoff", "reboot", "syslog", "acct", "settimeofday"),
+    *("clock_settime", "iopl", "ioperm", "move_mount", "fsopen", "open_tree", "mount_setattr", "clone3"),
+}
 SECRETS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
 
 
@@ -135,9 +153,40 @@ def test_what_others_wait_for_says_when_it_is_healthy(name: str) -> None:
 def test_our_containers_have_no_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["security_opt"][0] == "no-new-privileges:true"
     assert "user" not in service
     assert (ROOT / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_only_the_worker_may_make_the_sandboxes_namespaces() -> None:
+    opened = {name: SERVICES[name]["security_opt"][1:] for name in OURS}
+    assert opened.pop("worker") == ["seccomp=seccomp.json", "apparmor=unconfined"]
+    assert set(map(tuple, opened.values())) == {()}
+    assert container_profile.PROFILE == ROOT / "docker" / "seccomp.json"
+
+
+def test_the_profile_allows_by_name_and_refuses_the_rest() -> None:
+    profile = container_profile.read()
+    assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 1)
+    machines = {each["architecture"]: each["subArchitectures"] for each in profile["archMap"]}
+    assert machines == {"SCMP_ARCH_X86_64": [], "SCMP_ARCH_AARCH64": []}
+    allowed = [rule for rule in profile["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW"]
+    (refused,) = [rule for rule in profile["syscalls"] if rule not in allowed]
+    assert (refused["names"], refused["errnoRet"]) == (["clone3"], errno.ENOSYS)
+    free = [name for rule in allowed if "args" not in rule for name in rule["names"]]
+    assert len(free) == len(set(free))
+    assert {"mount", "umount2", "pivot_root", "unshare", "clone", "sethostname"} <= set(free)
+    assert not NEVER & set(free)
+    limited = {name for rule in allowed if "args" in rule for name in rule["names"]}
+    assert limited == {"personality", "socket"}
+
+
+@pytest.mark.parametrize("taken", ["nothing", "mount"])
+def test_under_the_profile_the_sandbox_holds_and_without_its_own_calls_it_says_so(taken: str) -> None:
+    script = "from grpo_engine.sandbox import self_test; print(self_test().available)"
+    command = [sys.executable, "-m", "tests.container_profile", taken, sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == (f"{taken == 'nothing'}\n", "")
 
 
 def test_the_worker_gets_a_gpu_and_time_for_its_last_checkpoint() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from celery import Celery, signals
 
 from service import logs
+from service.jobs.capabilities import of_this_machine
 from service.jobs.wakeups import TASK, celery_settings, queue_name, refuse_eviction
 from service.settings import Settings
 from worker import launch
@@ -106,6 +107,12 @@ def start_ahead(**_signal: Any) -> None:
 def end_waiting_engine(**_signal: Any) -> None:
     """The pool child ends; a killed one's engine is killed by the kernel."""
     opened_engines(os.getpid()).close()
+
+
+@signals.worker_init.connect
+def attack_sandbox(**_signal: Any) -> None:
+    """Before the pool child is forked, which may take four seconds to come up and knows the answer then."""
+    of_this_machine()
 
 
 @signals.worker_init.connect

@@ -18,7 +18,7 @@ from grpo_engine.config import Hyperparameters, Method, TrainingFreeHyperparamet
 from grpo_engine.events import CheckpointSaved
 from service.catalog import Catalog
 from service.db import Database, connect
-from service.jobs.capabilities import Capabilities, of_this_machine
+from service.jobs.capabilities import UNSAFE, Capabilities, of_this_machine, offered_to
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import Job
@@ -83,6 +83,7 @@ class Worker:
             Catalog(settings),
             Wakeups(settings),
             draining or threading.Event(),
+            of_this_machine(unsafe_allowed=settings.allows_unsafe),
         )
 
     def close(self) -> None:
@@ -94,6 +95,13 @@ class Worker:
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
         return not self.denied.is_set()
+
+    def offered(self) -> Capabilities:
+        """What jobs may count on now. Raises SQLAlchemyError while the database is away."""
+        if UNSAFE not in self.capabilities:
+            return self.capabilities
+        with self.database.reading() as session:
+            return offered_to(session, self.capabilities)
 
     def touch(self) -> None:
         """Liveness: a file that the main loop touches."""

@@ -19,6 +19,7 @@ from grpo_engine.config import Method, ModelSource, RunConfig, Runtime
 from grpo_engine.manifest import DamagedCheckpoint, verify
 from service.files.parquet import BadParquet, make_jsonl
 from service.jobs import history, publishing, repository
+from service.jobs.capabilities import UNSAFE, tell_unsafe
 from service.jobs.grader_checks import method_with_places
 from service.jobs.method_parts import retention_of
 from service.jobs.queue import holds, lock
@@ -55,6 +56,7 @@ def prepare(attempt: Attempt) -> Path:
         published_step=attempt.read(lambda session: _published_step(session, job.id)),
     )
     _fetch_checkpoint(attempt)
+    _tell_unsafe(attempt)
     path = folder / "config.json"
     path.write_text(config.model_dump_json(indent=2))
     return path
@@ -174,6 +176,12 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
         return
     if attempt.job.checkpoint_step:
         attempt.write(lambda session: _tell_restart(session, attempt.job))
+
+
+def _tell_unsafe(attempt: Attempt) -> None:
+    """Every job whose untrusted code this worker runs without a sandbox says so."""
+    if UNSAFE in attempt.worker.capabilities and attempt.job.required_capabilities:
+        attempt.write(lambda session: tell_unsafe(session, attempt.job))
 
 
 def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session], bool]:

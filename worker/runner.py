@@ -58,7 +58,7 @@ def claim(worker: Worker) -> Job | None:
     """The job, under a lease and a new fence. None: nothing to do, or the storage does not let us in."""
     if not worker.may_claim():
         return None
-    settings, database = worker.settings, worker.database
+    settings, database, offered = worker.settings, worker.database, worker.offered()
     opened = database.statement if settings.max_running_jobs is None else database.transaction
     with opened() as session:
         return queue.claim(
@@ -66,7 +66,7 @@ def claim(worker: Worker) -> Job | None:
             pool=settings.pool,
             worker=worker.name,
             lease_seconds=settings.lease_seconds,
-            capabilities=worker.capabilities,
+            capabilities=offered,
             gpus=settings.gpus,
             max_running=settings.max_running_jobs,
         )

@@ -16,7 +16,7 @@ from grpo_engine.faults import fault_point
 from service import logs
 from service.db import Database, connect
 from service.jobs import sweeping
-from service.jobs.capabilities import Machine, announce, of_this_machine
+from service.jobs.capabilities import Machine, announce, of_this_machine, offered_to, tell_of_sandbox
 from service.jobs.wakeups import Wakeups
 from service.settings import Settings
 from worker.attempt import Flag
@@ -34,8 +34,11 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
             max_failures=settings.max_attempts_without_checkpoint,
         )
     fault_point("sweep.committed")
+    offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
     with database.transaction() as session:
-        machine = Machine(of_this_machine(), settings.gpus)
+        machine = Machine(offered_to(session, offered), settings.gpus)
+        if machine.capabilities != offered:
+            logger.error("UNSAFE: GRPO_UNSAFE_GRADERS is for one tenant, there are more: nothing is offered")
         announce(session, socket.gethostname()[:128], settings.pool, machine)
         pools = sweeping.due_pools(session)
     fault_point("sweep.rung")
@@ -48,6 +51,7 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
 
 def sweep_until(stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings) -> None:
     """A round every `sweep_seconds`, whatever happens to the database; beside it webhooks are sent."""
+    tell_of_sandbox(settings)
     with sending(stopping, database, settings):
         while not stopping.is_set():
             try:

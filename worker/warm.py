@@ -15,6 +15,7 @@ from pathlib import Path
 
 import structlog
 
+from grpo_engine.sandbox.unsafe import VARIABLE as WITHOUT_SANDBOX
 from service.settings import Settings
 from worker.process import EngineProcess, engine_environment
 
@@ -32,7 +33,8 @@ class Recipe:
     def of(cls, settings: Settings) -> Recipe:
         # -P: what lies in the run directory, a user's data, is not importable
         command = (str(settings.engine_python), "-P", "-m", settings.engine_module)
-        return cls(command, engine_environment(os.environ))
+        unsafe = {WITHOUT_SANDBOX: "1"} if settings.allows_unsafe else {}
+        return cls(command, engine_environment(os.environ) | unsafe)
 
 
 class Engines:

@@ -19,7 +19,7 @@ from grpo_engine.graders.excerpt import told
 from grpo_engine.graders.numeric import Tag
 from grpo_engine.graders.template import render
 from grpo_engine.records import GradeError, Sample, Score
-from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailable
+from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailable, self_test
 
 MAX_CODE_CHARACTERS = 256_000
 _LIMITS = Limits(memory_bytes=2**30, processes=32)
@@ -64,6 +64,10 @@ class CodeTests(GraderBase):
 
     def templates(self) -> dict[str, str]:
         return {"code": self.code, "tests": self.tests}
+
+    def prepare(self) -> None:
+        """Attack the sandbox before the first completion's time begins."""
+        self_test()
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         found = super().problems(item)

@@ -17,7 +17,6 @@ from typing import Any, Self
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import Execution, GraderBase
 from grpo_engine.graders.multi import Multi
-from grpo_engine.graders.pool_child import SERVER
 from grpo_engine.graders.pool_lanes import InlineLane, Lane, ProcessLane, ThreadLane
 from grpo_engine.records import Sample, Score
 
@@ -27,14 +26,14 @@ def open_grading(
     *,
     processes: int = 2,
     deadline_seconds: float = 30.0,
-    command: Sequence[str] = SERVER,
+    command: Sequence[str] | None = None,
 ) -> Grading:
     """Where completions are graded by this rule, until it is closed.
 
     `processes`: most grading processes at a time; they start when they are first needed.
     `deadline_seconds`: longest time for one completion, or for one part of a `multi`, counted from when its
     turn comes. Scores do not depend on either as long as no deadline passes.
-    `command`: the grading process.
+    `command`: another grading process than our own.
     """
     parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
     apart = {key: part for key, part in parts.items() if part.execution == "process"}

@@ -19,12 +19,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, NoReturn
 
+from grpo_engine.sandbox import unsafe
+
 MAX_ANSWER_BYTES = 2**20
 START_SECONDS = 300.0
 """For loading what the rules need, on a busy machine; a reward model is the most."""
 SERVER = (sys.executable, "-P", "-m", "grpo_engine.graders.server")
 _ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"),
+    unsafe.VARIABLE,
     # For reward models: where they lie and which device is ours. No token is among them.
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
 )

@@ -7,8 +7,9 @@ did not answer in time, or with CancelledError where the lane was closed first.
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from queue import LifoQueue
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from grpo_engine.graders.pool_child import SERVER, ChildError, ChildLateError, G
 from grpo_engine.graders.pool_outcome import graded, late, unscorable
 from grpo_engine.graders.pool_wire import hello, request
 from grpo_engine.records import Sample, Score
+from grpo_engine.sandbox.launch import nobody_who_reads
 
 THREADS = 32
 _RUNS_CODE = ("python", "code_tests")
@@ -102,10 +104,10 @@ class ProcessLane:
         graders: Mapping[str, GraderBase],
         processes: int,
         deadline_seconds: float,
-        command: Sequence[str] = SERVER,
+        command: Sequence[str] | None = None,
     ) -> None:
         self._deadline_seconds = deadline_seconds
-        first = hello(graders)
+        first, command = hello(graders), command or (*_rights(graders.values()), *SERVER)
         self._children = [GradingChild(first, command) for _ in range(processes)]
         # Last in, first out: one completion at a time needs one process only.
         self._idle: LifoQueue[GradingChild] = LifoQueue()
@@ -144,6 +146,17 @@ class ProcessLane:
             self._idle.put(child)
 
 
+def _rights(graders: Iterable[GraderBase]) -> list[str]:
+    """As root a grading process is nobody, unless it has a model, or sandboxes: they drop root themselves."""
+    leaves = [getattr(grader, "grader", grader) for grader in graders]
+    if any(_runs_code(grader) or grader.holds_a_model for grader in leaves):
+        return []
+    return nobody_who_reads(sys.executable, sys.prefix, __file__)
+
+
 def _death_code(grader: GraderBase) -> ErrorCode:
-    runs_code = getattr(grader, "type", "") in _RUNS_CODE
-    return "python_grader_server_error" if runs_code else "other_error"
+    return "python_grader_server_error" if _runs_code(grader) else "other_error"
+
+
+def _runs_code(grader: GraderBase) -> bool:
+    return getattr(grader, "type", "") in _RUNS_CODE

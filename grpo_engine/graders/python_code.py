@@ -1,7 +1,8 @@
 """`python`: the user's own `grade(sample, item)`, run in a sandbox.
 
 Boundary: the source is parsed here and never executed in this process. Where bubblewrap holds on this
-machine it runs there, else in pydantic-monty where that is installed, else not at all.
+machine it runs there, else in pydantic-monty where that is installed, else not at all, unless the operator
+insists (`sandbox/unsafe.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from grpo_engine.graders.excerpt import told
 from grpo_engine.graders.samples import parse_json
 from grpo_engine.records import GradeError, Sample, Score
 from grpo_engine.sandbox import Outcome, PythonServer, SandboxUnavailable, self_test
-from grpo_engine.sandbox.monty import MontyServer, installed
+from grpo_engine.sandbox.monty import MontyServer, installed, subset_problems
+from grpo_engine.sandbox.unsafe import allowed
 
 MAX_SOURCE_BYTES = 256_000
 _F_STRING = re.compile(r"\b(f|fr|rf)[\"']", re.IGNORECASE)
@@ -82,6 +84,10 @@ class PythonGrader(GraderBase):
     @property
     def execution(self) -> Execution:
         return "process"
+
+    def prepare(self) -> None:
+        """Attack the sandbox before the first completion's time begins."""
+        self_test()
 
     def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
         return self._verdict(sample, item)[0]
@@ -148,9 +154,10 @@ def _close_servers() -> None:
 
 
 def _new_server(source: str) -> _Server:
-    if not self_test().available and installed():
-        return MontyServer(source)
-    return PythonServer(source)
+    """Without a sandbox the subset is the safer place, and where it does not do the operator may insist."""
+    if self_test().available or not installed():
+        return PythonServer(source)
+    return PythonServer(source) if allowed() and subset_problems(source) else MontyServer(source)
 
 
 def _read(text: str) -> tuple[float, str]:

@@ -26,13 +26,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Perform = Callable[..., tuple[bytes, str]]
 SEAL_BYTES = 16
 LOOK_SECONDS = 0.25
 MAX_FILES = 10_000
-FOLDER = "/tmp"  # noqa: S108 - the sandbox's own
+FOLDER = "."
+"""It is started in the folder that children may write to, and a server that runs no code stays there."""
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve() -> None:
@@ -44,6 +47,8 @@ def serve() -> None:
         resource.setrlimit(kind, (limit, limit))
     for name in settings["preload"]:
         importlib.import_module(name)
+    if not settings["alone"]:
+        importlib.import_module("ctypes").CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _send({"ready": True})
     perform = _load(settings["modes"])
     program = _compile(settings["source"], settings["filename"])
@@ -94,17 +99,19 @@ def _answer(request: Any, program: Any, perform: Perform, settings: Any) -> dict
         os.close(descriptor)
     os.write(seal_end, seal)
     limits = {result: settings["value_bytes"], output: settings["output_bytes"]}
-    reply, texts = _watch(child, limits, request["seconds"])
+    reply, texts = _watch(child, limits, request["seconds"], settings["alone"])
     for descriptor in (result, output, seal_end):
         os.close(descriptor)
     reply["output"] = bytes(texts[output]).decode("utf-8", "replace")
-    left_over = _end(child, reply)
+    left_over = _end(child, reply, settings["alone"])
     reply = _judge(reply, bytes(texts[result]), seal, left_over)
     # a file, a mode, a time or an attribute that it left there would tell a later child something
     return {**reply, "dirty": reply["dirty"] or os.stat(FOLDER).st_ctime_ns != clean}
 
 
-def _watch(child: int, limits: dict[int, int], seconds: float) -> tuple[dict[str, Any], dict[int, bytearray]]:
+def _watch(
+    child: int, limits: dict[int, int], seconds: float, alone: bool
+) -> tuple[dict[str, Any], dict[int, bytearray]]:
     """Reads the child's pipes until it has ended, its time is over or a pipe has had too much."""
     deadline = time.monotonic() + seconds
     texts = {descriptor: bytearray() for descriptor in limits}
@@ -118,7 +125,7 @@ def _watch(child: int, limits: dict[int, int], seconds: float) -> tuple[dict[str
             ready = dict(poller.poll(min(max(left, 0), LOOK_SECONDS) * 1000))
             if left <= 0:
                 return {"error": "out of time", "timed_out": True}, texts
-            if _num_files() > MAX_FILES:
+            if alone and _num_files() > MAX_FILES:
                 return {"error": f"more than {MAX_FILES:,} files"}, texts
             ended = ready.pop(handle, 0) != 0
             for descriptor in texts if ended else ready:
@@ -151,16 +158,29 @@ def _drain(descriptor: int, text: bytearray, limit: int, *, to_the_end: bool) ->
     return True
 
 
-def _end(child: int, reply: dict[str, Any]) -> bool:
+def _end(child: int, reply: dict[str, Any], alone: bool) -> bool:
     """Kills the child's whole family; True where it had left something running."""
     if reply.get("error"):
         os.kill(child, signal.SIGKILL)
     reply["status"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not alone:
+        return _end_orphans()
     try:
         os.kill(-1, signal.SIGKILL)  # all but this server and the namespace's init
     except ProcessLookupError:
         return False
     return True
+
+
+def _end_orphans() -> bool:
+    """Without a sandbox others live here too: only what the child left behind, now this server's children."""
+    found = False
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        for child in map(int, children):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        found = True
+    return found
 
 
 def _judge(reply: dict[str, Any], result: bytes, seal: bytes, left_over: bool) -> dict[str, Any]:

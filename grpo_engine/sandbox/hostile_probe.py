@@ -1,7 +1,8 @@
 """What the self-test runs inside the sandbox: each probe is an attack that must fail.
 
-Prints `{probe: contained?}` as JSON. `guest_modes.py` runs this file's text, so it imports the standard
-library only. `stdin` is a JSON list of host files that must not be there.
+`stdin` is JSON and names the attack. `walls` prints `{probe: contained?}`; the others must be ended from
+outside: `flood` prints without end, `loop` never ends, `daemon` leaves a process behind. `guest_modes.py`
+runs this file's text, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -9,21 +10,30 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
+import stat
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-NEW_USER_NAMESPACE = 0x10000000
+NEW_USER_NAMESPACE, NEW_NETWORK = 0x10000000, 0x40000000
+PR_GET_SECCOMP, FILTERED = 21, 2
 PLENTY = 200
 TOO_MUCH_MEMORY = 8 * 2**30
+DEVICES = {"full", "null", "random", "tty", "urandom", "zero", "console", "core", "fd", "ptmx", "pts", "shm"}
+DEVICES |= {"stderr", "stdin", "stdout"}
+HOST_DEVICES = ("/dev/mem", "/dev/kmsg", "/dev/kvm", "/dev/fuse", "/dev/net/tun", "/dev/nvidiactl")
+NAMES = {"HOME", "LANG", "LC_CTYPE", "LD_LIBRARY_PATH", "PWD", "PYTHONHASHSEED"}
 
 
 def refused(action: Callable[..., Any], *arguments: Any) -> bool:
     try:
         action(*arguments)
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, ValueError):
         return True
     return False
 
@@ -46,20 +56,100 @@ def forks_end() -> bool:
     return False
 
 
-def main() -> None:
+def calls_fail(libc: ctypes.CDLL) -> bool:
+    """System calls that need no privilege, and are refused all the same: the filter is in force."""
+    calls = (
+        libc.ptrace(0, 0, 0, 0),
+        libc.personality(0xFFFFFFFF),
+        libc.memfd_create(b"x", 0),
+        libc.process_vm_readv(os.getppid(), None, 0, None, 0, 0),
+        libc.setns(0, 0),
+        libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
+        libc.shmget(0, 4096, 0o1600),
+    )
+    return libc.prctl(PR_GET_SECCOMP) == FILTERED and set(calls) == {-1}
+
+
+def others_are_hidden() -> bool:
+    """Only the namespace's first process, the fork server and this one are there; nothing is told of them.
+
+    Where others are to be seen numbers are high, or, in a container, those of whoever started us are as low.
+    """
+    environments = (f"/proc/{each}/environ" for each in ("self", 1, os.getppid()))
+    alone = os.getpid() < PLENTY and sum(map(is_there, range(1, PLENTY))) <= 3
+    return alone and all(refused(open, path, "rb") for path in environments)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def only_its_pipes() -> bool:
+    """Of what was open outside nothing is left: beyond standard streams there are the answer's two pipes."""
+    kinds: list[bool] = []
+    for descriptor in range(3, 1024):
+        try:
+            kinds.append(stat.S_ISFIFO(os.fstat(descriptor).st_mode))
+        except OSError:
+            continue
+    return len(kinds) <= 2 and all(kinds)
+
+
+def limits_hold() -> bool:
+    """No core file; no limit can be raised."""
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU)
+    higher = all(refused(resource.setrlimit, kind, (2**40, 2**40)) for kind in kinds)
+    return higher and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+
+
+def connect(address: str) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.connect(address)
+
+
+def walls(told: dict[str, Any]) -> dict[str, bool]:
+    """`told`: a host's files, and an abstract socket of the process outside."""
     libc = ctypes.CDLL(None)
-    host_files = ["/etc/passwd", "/etc/hostname", "/proc/self/status", *json.load(sys.stdin)]
+    host_files = ["/etc/passwd", "/etc/hostname", "/proc/self/status", "/sys/kernel", *told["files"]]
     writes = ["/x", "/usr/lib/x", "/dev/shm/x", "/proc/sys/kernel/core_pattern", sys.executable]  # noqa: S108
-    found = {
+    clone = [libc.unshare(flag) for flag in (NEW_USER_NAMESPACE, NEW_NETWORK)]
+    return {
         "network": refused(socket.create_connection, ("192.0.2.1", 53), 1.0),
-        "host_files": all(refused(open, path) for path in host_files),
+        "sockets": refused(connect, "\0" + told["socket"]),
+        "host_files": all(refused(os.stat, path) for path in host_files),
         "writes": all(refused(open, path, "ab") for path in writes),
+        "devices": set(os.listdir("/dev")) <= DEVICES and not any(map(os.path.exists, HOST_DEVICES)),
         "root": os.getuid() != 0 and os.geteuid() != 0 and refused(os.setuid, 0),
-        "namespaces": libc.unshare(NEW_USER_NAMESPACE) == -1,
+        "namespaces": set(clone) == {-1},
+        "system_calls": calls_fail(libc),
+        "processes": others_are_hidden(),
+        "environment": os.environ.keys() <= NAMES,
+        "descriptors": only_its_pipes(),
+        "limits": limits_hold(),
         "memory": refused(bytearray, TOO_MUCH_MEMORY),
         "fork_bomb": forks_end(),
     }
-    print(json.dumps(found))
+
+
+def main() -> None:
+    told = json.load(sys.stdin)
+    if told["attack"] == "flood":
+        while True:
+            os.write(1, bytes(65_536))
+    if told["attack"] == "daemon" and os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(3600)
+        os._exit(0)
+    while told["attack"] == "loop":
+        Path("/").exists()
+    print(json.dumps(walls(told) if told["attack"] == "walls" else {}))
 
 
 main()

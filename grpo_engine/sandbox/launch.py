@@ -22,6 +22,7 @@ TMP_BYTES = 64 * 2**20
 _STAGE = "/mnt"
 """Where a hidden interpreter is bound, in a mount namespace that only this start sees."""
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
+_MAX_USER_NAMESPACES = "/proc/sys/user/max_user_namespaces"
 _FIRST_VICTIM = "echo 1000 >/proc/self/oom_score_adj"
 """Where the machine runs out of memory, the kernel ends a sandbox before anything else."""
 
@@ -37,6 +38,8 @@ class Interpreter(NamedTuple):
     prefix: str
     version: str
     """`3.11`."""
+    contained: bool = True
+    """False: it runs without a sandbox, see `unsafe.py`."""
 
     @property
     def hidden(self) -> bool:
@@ -60,25 +63,26 @@ def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd:
 
     Both descriptors must be passed on to the process. Raises SandboxUnavailable where a program is missing.
     """
-    bubblewrap = [_program("bwrap"), "--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
+    bubblewrap = [program("bwrap"), "--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
     inside = [
         *bubblewrap,
         *_ISOLATION,
+        *_no_more_users(),
         *_view(interpreter),
         "--",
         interpreter.executable,
-        *_FLAGS,
+        *FLAGS,
         *arguments,
     ]
-    shell = _program("sh")
+    shell = program("sh")
     if os.geteuid() != 0:
         return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *inside]
-    unprivileged = [_program("setpriv"), *_DROP, "--", *inside]
+    unprivileged = [*setpriv(), *inside]
     if not interpreter.hidden:
         return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *unprivileged]
     script = f'{_FIRST_VICTIM}; mount --bind "$1" {_STAGE} || exit 1; shift; exec "$@"'
     return [
-        _program("unshare"),
+        program("unshare"),
         "--mount",
         "--",
         shell,
@@ -90,20 +94,46 @@ def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd:
     ]
 
 
-_DROP = [
-    f"--reuid={UNPRIVILEGED_UID}",
-    f"--regid={UNPRIVILEGED_UID}",
-    "--clear-groups",
-    "--inh-caps=-all",
-    "--bounding-set=-all",
-]
+def setpriv(*options: str, keep: str = "") -> list[str]:
+    """Beginning of a command without privileges: as root nobody's uid, no groups, no capability but one."""
+    drop: list[str] = []
+    if os.geteuid() == 0:
+        kept = f"-all,+{keep}" if keep else "-all"
+        drop = [f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}"]
+        drop += [f"--reuid={UNPRIVILEGED_UID}", f"--regid={UNPRIVILEGED_UID}", "--clear-groups"]
+    return [program("setpriv"), *drop, *options, "--"]
+
+
+def nobody_who_reads(*paths: str) -> list[str]:
+    """Beginning of a command for libraries that parse what models write: as root it becomes nobody.
+
+    Nobody who may still read everything, where one of these is hidden from everybody else.
+    """
+    if os.geteuid() != 0:
+        return []
+    is_hidden = not all(_reachable(Path(path).resolve()) for path in paths)
+    return setpriv(keep="dac_read_search" if is_hidden else "")
+
+
 _ISOLATION = [
-    *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
+    *("--unshare-all", "--unshare-user", "--cap-drop", "ALL"),
     *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
     *("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"),  # noqa: S108 - the sandbox's own
     *("--setenv", "PYTHONHASHSEED", "0"),  # sets iterate alike in every run
 ]
-_FLAGS = ["-s", "-S", "-P", "-B", "-W", "ignore"]
+FLAGS = ["-s", "-S", "-P", "-B", "-W", "ignore"]
+
+
+def _no_more_users() -> list[str]:
+    """No user namespace within the sandbox's own. The filter refuses it too.
+
+    bubblewrap sets a sysctl for it. In a container /proc/sys is read-only: there the filter alone must do.
+    """
+    try:
+        is_read_only = os.statvfs(_MAX_USER_NAMESPACES).f_flag & os.ST_RDONLY
+    except OSError as error:
+        raise SandboxUnavailable(f"this kernel has no user namespaces: {error}") from None
+    return [] if is_read_only else ["--disable-userns"]
 
 
 def _view(interpreter: Interpreter) -> list[str]:
@@ -131,7 +161,7 @@ def _view(interpreter: Interpreter) -> list[str]:
     return [*arguments, "--remount-ro", "/"]
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin")
     if found is None:
         raise SandboxUnavailable(f"{name} is not installed")

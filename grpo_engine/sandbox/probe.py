@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
+import socket
 import subprocess
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,8 +19,12 @@ from pathlib import Path
 
 from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command, interpreters
 from grpo_engine.sandbox.process import Limits, Sandbox, filter_descriptor, own_text
+from grpo_engine.sandbox.unsafe import allowed, plain_interpreter
 
 _SECONDS = 10.0
+"""A probe that is not done by then has failed; on a machine that is not overloaded all of them take 0.5 s."""
+_SHORT_SECONDS = 0.05
+_LIMITS = Limits()
 _DAEMON = """
 import os, time
 if os.fork() == 0:
@@ -51,6 +57,16 @@ class Capability:
         return self.interpreter
 
 
+def untrusted_interpreter() -> Interpreter:
+    """The Python that untrusted code gets. Raises SandboxUnavailable: without a sandbox it does not run.
+
+    Unless the operator lets it run all the same (`unsafe.py`).
+    """
+    found = self_test()
+    plain = plain_interpreter() if allowed() else None
+    return found.interpreter or plain or found.require()
+
+
 @cache
 def self_test() -> Capability:
     """Attacks a sandbox from inside, of this process's Python, else of the system's. Once in a process."""
@@ -69,17 +85,40 @@ def self_test() -> Capability:
 
 
 def _attack(interpreter: Interpreter) -> dict[str, bool]:
-    sandbox = Sandbox(interpreter, own_text("hostile_probe"), "<probe>", Limits())
+    """Attack → whether it was contained. Raises SandboxUnavailable where they could not be tried."""
+    sandbox = Sandbox(interpreter, own_text("hostile_probe"), "<probe>", _LIMITS)
     try:
         unprivileged = sandbox.uid not in (0, None)
-        files = json.dumps([str(Path(__file__).resolve()), str(Path.home() / ".profile")])
-        outcome = sandbox.request(_SECONDS, mode="script", stdin=files)
+        probes = _walls(sandbox)
+        loop, flood, daemon = (
+            sandbox.request(seconds, mode="script", stdin=json.dumps({"attack": name}))
+            for name, seconds in (("loop", _SHORT_SECONDS), ("flood", _SECONDS), ("daemon", _SECONDS))
+        )
     finally:
         sandbox.close()
+    return {
+        **probes,
+        "endless_loop": loop.timed_out and loop.value is None,
+        "output_flood": flood.value is None and len(flood.output) <= _LIMITS.output_bytes + 65_536,
+        "left_behind": daemon.value is None and not daemon.reusable,
+        "host_root": unprivileged,
+        "outliving": _dies_with_its_parent(interpreter),
+    }
+
+
+def _walls(sandbox: Sandbox) -> dict[str, bool]:
+    """What the attacks from inside found. Raises SandboxUnavailable where they did not run to their end."""
+    name = secrets.token_hex(16)
+    files = [str(Path(__file__).resolve()), str(Path.home() / ".profile")]
+    told = {"attack": "walls", "files": files, "socket": name}
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("\0" + name)
+        door.listen()
+        outcome = sandbox.request(_SECONDS, mode="script", stdin=json.dumps(told))
     if outcome.error:
         raise SandboxUnavailable(f"the probes did not run: {outcome.error}")
-    probes: dict[str, bool] = json.loads(outcome.output)
-    return {**probes, "host_root": unprivileged, "outliving": _dies_with_its_parent(interpreter)}
+    found: dict[str, bool] = json.loads(outcome.output)
+    return found
 
 
 def _dies_with_its_parent(interpreter: Interpreter) -> bool:

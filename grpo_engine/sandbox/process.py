@@ -12,6 +12,7 @@ import os
 import platform
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import time
@@ -24,10 +25,14 @@ from typing import Any
 
 from grpo_engine.sandbox import seccomp
 from grpo_engine.sandbox.launch import Interpreter, SandboxUnavailable, command
+from grpo_engine.sandbox.memory import held_bytes
+from grpo_engine.sandbox.unsafe import MAX_PROCESSES, end_family, make_folder, plain_command
 
 START_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
 """The server inside ends a child at its deadline; if it does not answer so much later, the sandbox ends."""
+_LOOK_SECONDS = 0.1
+"""Between two looks at the memory of a call that takes that long."""
 _MAX_REPLY_BYTES = 16 * 2**20
 _NONCE_BYTES = 16
 _MAX_ERROR_CHARACTERS = 2000
@@ -38,6 +43,7 @@ class Limits:
     """What one call may use. `preload`: modules imported once, before the server forks."""
 
     memory_bytes: int = 2 * 2**30
+    """Address space of each process, and memory that all of them hold together."""
     processes: int = 32
     """Threads count."""
     file_bytes: int = 16 * 2**20
@@ -70,12 +76,19 @@ class Sandbox:
     """A started sandbox with one program. Raises SandboxUnavailable where it does not start."""
 
     def __init__(self, interpreter: Interpreter, source: str, filename: str, limits: Limits) -> None:
-        self._process, first = _start(interpreter)
-        self._inside, self.uid = _handle(first)
+        self._folder = None if interpreter.contained else make_folder()
+        self._process, self._first = (
+            _start_plain(interpreter, self._folder) if self._folder else _start(interpreter)
+        )
+        self._inside, self.uid = _handle(self._first)
+        self._memory_bytes = limits.memory_bytes
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         settings = {**vars(limits), "modes": own_text("guest_modes"), "source": source, "filename": filename}
+        if not interpreter.contained:
+            settings["processes"] = MAX_PROCESSES
+        settings["alone"] = interpreter.contained
         try:
             if self._exchange(_message(settings), time.monotonic() + START_SECONDS) != {"ready": True}:
                 raise BrokenSandbox("its first answer is not the fork server's")
@@ -103,6 +116,10 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends every process inside and waits for the last. Safe to call twice."""
+        if self._folder is not None:
+            if self.alive:  # not reaped, so the pid is still its own
+                end_family(self._process.pid)
+            shutil.rmtree(self._folder, ignore_errors=True)
         if self._inside is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._inside, signal.SIGKILL)
@@ -145,9 +162,12 @@ class Sandbox:
             selector.register(stdout, selectors.EVENT_READ)
             if writing:
                 selector.register(stdin, selectors.EVENT_WRITE)
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(left):
-                raise BrokenSandbox("no answer in time")
+            while (left := deadline - time.monotonic()) > 0:
+                if selector.select(min(left, _LOOK_SECONDS)):
+                    return
+                if self._inside is not None and held_bytes(self._first or 0) > self._memory_bytes:
+                    raise BrokenSandbox(f"its processes held more than {self._memory_bytes:,} bytes together")
+        raise BrokenSandbox("no answer in time")
 
     def _send(self, data: memoryview) -> int:
         assert self._process.stdin is not None
@@ -180,21 +200,7 @@ def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | Non
     program_fd, info_fd, info_end = filter_descriptor(), *os.pipe()
     try:
         argv = command(interpreter, "-c", own_text("guest"), seccomp_fd=program_fd, info_fd=info_end)
-        process = (
-            _starter(os.getpid())
-            .submit(
-                subprocess.Popen,
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                cwd="/",
-                env={},
-                pass_fds=(program_fd, info_end),
-            )
-            .result()
-        )
+        process = _popen(argv, "/", (program_fd, info_end))
     except (OSError, SandboxUnavailable) as error:
         os.close(info_fd)
         raise SandboxUnavailable(f"the sandbox does not start: {error}") from None
@@ -202,6 +208,33 @@ def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | Non
         os.close(program_fd)
         os.close(info_end)
     return process, _first_process(info_fd)
+
+
+def _start_plain(interpreter: Interpreter, folder: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Without a sandbox, in this folder: the process is itself the first."""
+    try:
+        process = _popen(plain_command(interpreter, folder, "-c", own_text("guest")), folder, ())
+    except OSError as error:
+        raise SandboxUnavailable(f"its process does not start: {error}") from None
+    return process, process.pid
+
+
+def _popen(argv: list[str], folder: str, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    return (
+        _starter(os.getpid())
+        .submit(
+            subprocess.Popen,
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            cwd=folder,
+            env={},
+            pass_fds=descriptors,
+        )
+        .result()
+    )
 
 
 @cache

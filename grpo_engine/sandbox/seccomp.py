@@ -1,8 +1,9 @@
 """The system-call filter of the sandbox, assembled as a classic BPF program for `bwrap --seccomp`.
 
 A second layer behind the namespaces: calls that only an attack on the kernel, on a neighbour or on the
-machine's memory needs fail with EPERM, newer calls (numbers from 424) with ENOSYS, sockets other than
-AF_UNIX with EACCES. Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter, hence no sandbox.
+machine's memory needs fail with EPERM, newer calls (numbers from 424: clone3, io_uring, the new mount calls)
+and those of the x32 ABI with ENOSYS, sockets other than AF_UNIX with EACCES; a call in another architecture's
+numbers ends the process. Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter and no sandbox.
 Source: linux/seccomp.h, linux/bpf_common.h and the kernel's two system-call tables.
 """
 
@@ -24,7 +25,10 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "create_module": (174, None),
     "delete_module": (176, 106),
     "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
     "finit_module": (313, 273),
+    "get_kernel_syms": (177, None),
+    "get_mempolicy": (239, 236),
     "init_module": (175, 105),
     "io_setup": (206, 0),
     "ioperm": (173, None),
@@ -52,9 +56,13 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "perf_event_open": (298, 241),
     "personality": (135, 92),
     "pivot_root": (155, 41),
+    "pkey_alloc": (330, 289),
+    "pkey_free": (331, 290),
+    "pkey_mprotect": (329, 288),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
+    "query_module": (178, None),
     "quotactl": (179, 60),
     "reboot": (169, 142),
     "remap_file_pages": (216, 234),
@@ -63,6 +71,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "sched_setattr": (314, 274),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
+    "seccomp": (317, 277),
     "semget": (64, 190),
     "set_mempolicy": (238, 237),
     "setdomainname": (171, 162),
@@ -71,22 +80,39 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "setpriority": (141, 140),
     "settimeofday": (164, 170),
     "shmget": (29, 194),
+    "splice": (275, 76),
     "swapoff": (168, 225),
     "swapon": (167, 224),
+    "sysfs": (139, None),
     "syslog": (103, 116),
+    "tee": (276, 77),
+    "timer_create": (222, 107),
     "umount2": (166, 39),
     "unshare": (272, 97),
     "uselib": (134, None),
     "userfaultfd": (323, 282),
+    "ustat": (136, None),
     "vhangup": (153, 58),
+    "vmsplice": (278, 75),
 }
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_CLONE, _SOCKET, _PRLIMIT = (56, 220), (41, 198), (302, 261)
+_ON_ARGUMENTS: dict[str, tuple[int, int]] = {
+    "clone": (56, 220),
+    "ioctl": (16, 29),
+    "prlimit64": (302, 261),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+}
 _PIDFD_OPEN, _FIRST_NEW = 434, 424  # from 424 on, all machines share their numbers
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; the argument's low half
+_TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
+"""TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD has the kernel load a driver for it."""
+_NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
+_FIRST, _SECOND = 16, 24
+"""Offsets of an argument's low half; what is looked at has 32 bits in the kernel as well."""
+_STEP_BYTES = 8
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
@@ -113,22 +139,29 @@ def filter_program(machine: str) -> bytes:
         number = numbers[column]
         if number is not None:
             program += [_step(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
-    program += _on_argument(_SOCKET[column], (_EQUAL, _AF_UNIX, 1, 0), errno.EACCES)
-    program += _on_argument(_PRLIMIT[column], (_EQUAL, 0, 1, 0), errno.EPERM)
-    program += _on_argument(_CLONE[column], (_HAS_BITS, _NEW_NAMESPACES, 0, 1), errno.EPERM)
+    program += _on_arguments({name: numbers[column] for name, numbers in _ON_ARGUMENTS.items()})
     program.append(_step(_RETURN, _ALLOW))
     return b"".join(program)
 
 
-def _on_argument(number: int, test: tuple[int, int, int, int], code: int) -> list[bytes]:
-    """For one call: refuse it, unless the test of its first argument jumps over the refusal."""
+def _on_arguments(numbers: dict[str, int]) -> list[bytes]:
+    """Calls that some arguments make dangerous, and others not."""
+    namespaces, own_process = _step(_HAS_BITS, _NEW_NAMESPACES, 0, 1), _step(_EQUAL, 0, 1, 0)
+    local = _step(_EQUAL, _AF_UNIX, 1, 0)
+    requests = [_step(_EQUAL, each, 0, 1) + _refuse(errno.EPERM) for each in _TERMINAL_REQUESTS]
     return [
-        _step(_EQUAL, number, 0, 4),
-        _step(_LOAD, _FIRST_ARGUMENT),
-        _step(*test),
-        _refuse(code),
-        _step(_RETURN, _ALLOW),
+        _for_call(numbers["clone"], _FIRST, namespaces + _refuse(errno.EPERM)),
+        _for_call(numbers["prlimit64"], _FIRST, own_process + _refuse(errno.EPERM)),
+        _for_call(numbers["socket"], _FIRST, local + _refuse(errno.EACCES)),
+        _for_call(numbers["socketpair"], _FIRST, local + _refuse(errno.EACCES)),
+        _for_call(numbers["ioctl"], _SECOND, b"".join(requests)),
     ]
+
+
+def _for_call(number: int, argument: int, tests: bytes) -> bytes:
+    """For one call: these tests of an argument, and where none of them refuses it is allowed."""
+    inside = _step(_LOAD, argument) + tests + _step(_RETURN, _ALLOW)
+    return _step(_EQUAL, number, 0, len(inside) // _STEP_BYTES) + inside
 
 
 def _refuse(code: int) -> bytes:

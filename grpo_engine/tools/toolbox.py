@@ -23,7 +23,7 @@ from grpo_engine.graders.excerpt import storable
 from grpo_engine.graders.samples import parse_json
 from grpo_engine.graders.signing import signature_headers
 from grpo_engine.graders.web import NoAnswer, RefusedUrl, post
-from grpo_engine.sandbox import SandboxUnavailable, self_test
+from grpo_engine.sandbox import SandboxUnavailable, untrusted_interpreter
 from grpo_engine.tools.calls import ToolCall
 from grpo_engine.tools.interpreter import Interpreters
 from grpo_engine.tools.specs import HttpTool, PythonTool
@@ -179,7 +179,7 @@ def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[byt
 
 def _require_sandbox() -> None:
     try:
-        self_test().require()
+        untrusted_interpreter()
     except SandboxUnavailable as error:
         raise ConfigError(
             f"the python tool needs a sandbox: {error}",

@@ -2,32 +2,43 @@
 
 Untrusted code runs only where a self-test has attacked the sandbox and found that it holds. Workers say what
 their machine offers; a job that none of them could run is refused when it is submitted, and a worker never
-claims a job that its machine cannot run.
+claims a job that its machine cannot run. An operator may let machines without a sandbox run such code for the
+only tenant there is (GRPO_UNSAFE_GRADERS): they say so, and every job that they touch is marked.
 Boundary: names of capabilities, and the table of machines; the self-test is `grpo_engine.sandbox`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from typing import Any
 
-from sqlalchemy import delete, select
+import structlog
+from sqlalchemy import delete, distinct, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from grpo_engine.sandbox import SandboxUnavailable, monty, self_test
+from grpo_engine.sandbox import SandboxUnavailable, monty, self_test, unsafe
 from service.clock import db_now
+from service.jobs import history
 from service.jobs.dataset import Problems
 from service.jobs.method_parts import rules_of, settings_of
-from service.models import WorkerHost
+from service.models import ApiKey, Job, WorkerHost
 from service.settings import Settings
+
+logger = structlog.get_logger()
 
 SANDBOX = "sandbox"
 """bubblewrap holds: code of models may run."""
 PYTHON_GRADERS = "python_graders"
 """The sandbox, or pydantic-monty's subset of Python: graders of users may run."""
+UNSAFE = "unsafe_graders"
+"""There is no sandbox, and the operator lets untrusted code run all the same, for one tenant."""
+UNSAFE_WARNING = {
+    "code": "unsafe_graders",
+    "message": "A worker without a sandbox may run the job's untrusted code: GRPO_UNSAFE_GRADERS is set.",
+}
 KNOWN_SECONDS = 3600.0
 """A machine that has said nothing for so long is not counted on."""
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
@@ -43,10 +54,34 @@ class Machine:
     gpus: int = 0
 
 
-def of_this_machine() -> Capabilities:
-    """Found out once a process, in about 0.1 s."""
+def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
+    """Found out once a process, in about half a second."""
     found = {SANDBOX, PYTHON_GRADERS} if self_test().available else set()
+    if not found and unsafe_allowed and unsafe.plain_interpreter() is not None:
+        found = {SANDBOX, PYTHON_GRADERS, UNSAFE}
     return frozenset(found | ({PYTHON_GRADERS} if monty.installed() else set()))
+
+
+def num_tenants(session: Session) -> int:
+    """Tenants with a key that is not revoked."""
+    count = select(func.count(distinct(ApiKey.tenant))).where(ApiKey.revoked_at.is_(None))
+    return session.execute(count).scalar_one()
+
+
+def offered_to(session: Session, offered: Capabilities) -> Capabilities:
+    """Of what a machine offers, what it may: without a sandbox nothing where there are several tenants."""
+    return frozenset() if UNSAFE in offered and num_tenants(session) > 1 else offered
+
+
+def tell_of_sandbox(settings: Settings) -> None:
+    """In the log, when a worker starts: what untrusted code would meet here."""
+    found = self_test()
+    if found.available:
+        logger.info("the sandbox holds", probes=len(found.probes))
+    elif UNSAFE in of_this_machine(unsafe_allowed=settings.allows_unsafe):
+        logger.warning("UNSAFE: untrusted code runs here without a sandbox", reason=found.reason)
+    else:
+        logger.warning("no sandbox: jobs with untrusted code are left for others", reason=found.reason)
 
 
 def needs_of(method: Any) -> list[tuple[str, str]]:
@@ -92,11 +127,26 @@ def announced(session: Session, pool: str) -> list[Machine]:
     return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 
-def known_machines(announced: list[Machine], settings: Settings) -> list[Machine]:
+def tell_unsafe(session: Session, job: Job) -> bool:
+    """Marks a job that a machine without a sandbox begins to run. False: the fence is stale."""
+    mine = (Job.id == job.id, Job.fence == job.fence)
+    found = session.execute(select(Job.warnings).where(*mine).with_for_update()).scalar_one_or_none()
+    if found is None:
+        return False
+    if UNSAFE_WARNING not in found:
+        marked = update(Job).where(*mine).values(warnings=[*found, UNSAFE_WARNING])
+        session.execute(marked.execution_options(synchronize_session=False))
+    entry = history.Entry("message", UNSAFE_WARNING["message"], "warn", {"code": UNSAFE}, job.fence)
+    history.append(session, job.id, entry)
+    return True
+
+
+def known_machines(session: Session, settings: Settings) -> list[Machine]:
     """Those that may run a job: embedded, this one. Where none is known the job may wait for one."""
+    found = announced(session, settings.pool)
     if settings.mode == "embedded":
-        return [Machine(of_this_machine(), settings.gpus)]
-    return announced
+        found = [Machine(of_this_machine(unsafe_allowed=settings.allows_unsafe), settings.gpus)]
+    return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
 
 
 def check_gpus(
@@ -118,19 +168,23 @@ def check_gpus(
             warn("limit_on_each_gpu", message)
 
 
-def check_capabilities(method: Any, machines: list[Machine], problems: Problems) -> None:
+def check_capabilities(
+    method: Any, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
+) -> None:
     """A problem at each part that no machine can run; also at graders beyond the subset that there is."""
     needs = needs_of(method)
     if not needs:
         return
     hosts = [machine.capabilities for machine in machines]
+    if any(UNSAFE in host for host in hosts):
+        warn(UNSAFE_WARNING["code"], UNSAFE_WARNING["message"])
     required = frozenset(needed for _, needed in needs)
     if not hosts or any(required | {SANDBOX} <= host for host in hosts):
         return
     able = any(required <= host for host in hosts)
     for where, needed in needs:
         if not able and not any(needed in host for host in hosts):
-            reason = "it runs untrusted code, and no worker has a sandbox that holds (bubblewrap)"
+            reason = "it runs untrusted code, and no worker has a sandbox that holds: their logs say why"
             problems.add(where, reason, code="sandbox_unavailable")
     if able and monty.installed():
         _check_subset(method, problems)

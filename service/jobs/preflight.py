@@ -17,7 +17,7 @@ from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import InvalidRequest
 from service.jobs import repository
-from service.jobs.capabilities import announced, check_capabilities, check_gpus, known_machines
+from service.jobs.capabilities import check_capabilities, check_gpus, known_machines
 from service.jobs.checked_files import CheckedFiles, Faultless, asked_of_rows
 from service.jobs.dataset import Problem, Problems
 from service.jobs.duplicates import DuplicateCheck
@@ -96,7 +96,7 @@ class Preflight:
             base = repository.base_model_name(session, tenant, job.model)
             files = repository.files_by_id(session, tenant, [use.file_id for use in uses])
             parent = repository.resolve_model(session, tenant, job.model)
-            machines = announced(session, self.settings.pool)
+            machines = known_machines(session, self.settings)
         earlier = None if parent is None else _method.validate_python(parent.job.method)
         report.method = with_adapter_shape(job.method, earlier, report.problems)
         has_validation = job.validation_file is not None
@@ -108,8 +108,7 @@ class Preflight:
             report.problems.add("model", reason, code="model_not_found")
         text = self._model_text(entry, report) if entry else None
         check_tools(job.method, text, report.warn)
-        machines = known_machines(machines, self.settings)
-        check_capabilities(job.method, machines, report.problems)
+        check_capabilities(job.method, machines, report.problems, report.warn)
         check_gpus(job.resources.gpus, job.method, machines, report.problems, report.warn)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.pool import open_grading
 from tests.engine.graders.helpers import read
 from tests.engine.graders.test_pool import ENDLESS, MATH, SOON
+
+CAP_DAC_READ_SEARCH = 1 << 2
 
 
 class Waiting(GraderBase):
@@ -94,3 +97,14 @@ def test_a_part_that_hangs_is_unscorable_and_the_other_parts_stand() -> None:
     assert found.reward is None
     assert (found.parts["shape"], found.parts["right"]) == (1.0, None)
     assert found.errors["right"].code == "unresponsive_reward_error"
+
+
+def test_no_rule_that_parses_what_models_write_runs_as_root() -> None:
+    grader = read(type="math", reference="{{item.answer}}")
+    with open_grading(grader, processes=1) as grading:
+        assert grading.submit(make_sample(r"$\frac{2}{4}$"), {"answer": "0.5"}).result().reward == 1.0
+        (pid,) = grading.pids
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    assert "0" not in status["Uid"].split()
+    writes = int(status["CapEff"], 16) & ~CAP_DAC_READ_SEARCH
+    assert writes == 0

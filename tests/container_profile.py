@@ -1,0 +1,67 @@
+"""docker/seccomp.json as the kernel would enforce it, without a container engine: libseccomp compiles it.
+
+`python -m tests.container_profile CALL COMMAND…` puts itself under the profile without that system call
+(`nothing`: under the whole one) and becomes the command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+PROFILE = Path(__file__).parents[1] / "docker" / "seccomp.json"
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_COMPARE = {"SCMP_CMP_LT": 2, "SCMP_CMP_EQ": 4, "SCMP_CMP_GT": 6}
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = [
+        ("index", ctypes.c_uint),
+        ("op", ctypes.c_int),
+        ("value", ctypes.c_uint64),
+        ("value_two", ctypes.c_uint64),
+    ]
+
+
+def read() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(PROFILE.read_text())
+    return loaded
+
+
+def enforce(profile: dict[str, Any], without: str) -> None:
+    """This process and all it starts are under the profile from now on. Raises OSError."""
+    library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    library.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ERRNO | errno.EPERM)))
+    for rule in profile["syscalls"]:
+        action = _ALLOW if rule["action"] == "SCMP_ACT_ALLOW" else _ERRNO | rule["errnoRet"]
+        given = [
+            _Argument(each["index"], _COMPARE[each["op"]], each["value"], 0) for each in rule.get("args", [])
+        ]
+        for name in rule["names"]:
+            number = library.seccomp_syscall_resolve_name(name.encode())
+            if number < 0 or name == without:
+                continue  # also a call of the other machine, or one that is newer than the library
+            _check(
+                library.seccomp_rule_add_array(
+                    context, ctypes.c_uint32(action), number, len(given), (_Argument * len(given))(*given)
+                )
+            )
+    _check(library.seccomp_load(context))  # sets no_new_privs as well
+    library.seccomp_release(context)
+
+
+def _check(code: int) -> None:
+    if code != 0:
+        raise OSError(-code, os.strerror(-code), platform.machine())
+
+
+if __name__ == "__main__":
+    enforce(read(), without=sys.argv[1])
+    os.execvp(sys.argv[2], sys.argv[2:])

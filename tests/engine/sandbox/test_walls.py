@@ -1,0 +1,219 @@
+"""What a call must not see or leave: descriptors, sockets, neighbours, others' files, processes, memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_engine.sandbox import Limits, PythonServer, launch, probe
+from grpo_engine.sandbox.memory import family, held_bytes
+from grpo_engine.sandbox.server import CALLS_PER_SANDBOX
+
+MEBIBYTE = 2**20
+INSIDE = """
+import ctypes, mmap, os, signal, socket, stat, time
+libc = ctypes.CDLL(None, use_errno=True)
+
+def descriptors():
+    found = []
+    for fd in range(1024):
+        try: found.append(stat.S_IFMT(os.fstat(fd).st_mode))
+        except OSError: pass
+    return sorted(set(found)), len(found)
+
+def abstract(name):
+    with socket.socket(socket.AF_UNIX) as door:
+        return door.connect_ex('\\0' + name)
+
+def others():
+    alive = []
+    for pid in range(1, 2000):
+        try: os.kill(pid, 0)
+        except ProcessLookupError: continue
+        except PermissionError: pass
+        alive.append(pid)
+    return len(alive)
+
+def devices():
+    found = {}
+    for name in sorted(os.listdir('/dev')):
+        info = os.lstat('/dev/' + name)
+        if stat.S_ISBLK(info.st_mode): found[name] = 'block'
+        if stat.S_ISCHR(info.st_mode): found[name] = os.major(info.st_rdev)
+    made = []
+    for kind in (stat.S_IFCHR, stat.S_IFBLK):
+        try: os.mknod('/tmp/node', kind | 0o600, os.makedev(1, 1)); made.append(kind)
+        except OSError: pass
+    return found, made
+
+def crash():
+    os.abort()
+
+def linked():
+    os.symlink('/proc/1/root', '/tmp/a'); os.symlink('/..', '/tmp/b'); os.symlink('/etc/passwd', '/tmp/c')
+    found = []
+    for path in ('/tmp/a/etc/passwd', '/tmp/b/etc/passwd', '/tmp/c', '/../../etc/passwd', '/tmp/../proc/1'):
+        try: found.append(os.path.getsize(path))
+        except OSError: pass
+    return found
+
+def left(name):
+    seen = sorted(os.listdir('/tmp'))
+    for place in ('/tmp/', '/dev/shm/', '/var/tmp/', '/'):
+        try: open(place + name, 'w').write('x')
+        except OSError: pass
+    return seen
+
+def terminal():
+    main, side = os.openpty()
+    return [libc.ioctl(side, request, ctypes.byref(ctypes.c_int(2))) for request in (0x5412, 0x5423)]
+
+def together(count, size):
+    for _ in range(count):
+        if os.fork() == 0:
+            block = bytearray(size)
+            for place in range(0, size, 4096): block[place] = 1
+            time.sleep(3600)
+    time.sleep(3600)
+
+def shared(size):
+    block = mmap.mmap(-1, size)
+    for place in range(0, size, 4096): block[place] = 1
+    time.sleep(3600)
+
+def quick(n): return n
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    with PythonServer(INSIDE) as server:
+        yield server
+
+
+def call(server: PythonServer, name: str, *args: Any) -> Any:
+    outcome = server.request(5.0, mode="call", call=name, args=list(args), kwargs={})
+    assert outcome.value is not None, outcome.error
+    return json.loads(outcome.value)
+
+
+def test_nothing_that_was_open_here_is_open_inside(server: PythonServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    held = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(held, True)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.set_inheritable(True)
+        with PythonServer(INSIDE) as fresh:
+            kinds, count = call(fresh, "descriptors")
+    os.close(held)
+    pipe, regular, device = 0o010000, 0o100000, 0o020000
+    assert set(kinds) <= {pipe, regular, device}  # its own unnamed input is the one regular file
+    assert count <= 5
+
+
+def test_an_abstract_socket_of_this_machine_is_not_there(server: PythonServer) -> None:
+    name = f"grpo-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind("\0" + name)
+        door.listen()
+        assert call(server, "abstract", name) != 0
+        with socket.socket(socket.AF_UNIX) as friend:
+            assert friend.connect_ex("\0" + name) == 0
+
+
+def test_no_process_of_this_machine_can_be_signalled(server: PythonServer) -> None:
+    assert call(server, "others") <= 3  # the namespace's first, the fork server, the call itself
+
+
+def test_devices_are_those_that_hold_nothing(server: PythonServer) -> None:
+    found, made = call(server, "devices")
+    assert set(found.values()) <= {1, 5, 136}  # memory devices such as null, terminals, their other ends
+    assert not {"mem", "kmem", "port", "kmsg"} & set(found)
+    assert made == []
+
+
+def test_a_crash_leaves_no_core_file(server: PythonServer) -> None:
+    outcome = server.request(5.0, mode="call", call="crash", args=[], kwargs={})
+    assert outcome.value is None
+    assert "status -6" in outcome.error
+    assert call(server, "left", "x") == []
+
+
+def test_links_lead_nowhere_outside(server: PythonServer) -> None:
+    assert call(server, "linked") == []
+
+
+def test_what_a_call_leaves_in_any_place_is_gone_in_the_next(server: PythonServer) -> None:
+    assert [call(server, "left", f"file-{n}") for n in range(3)] == [[], [], []]
+
+
+def test_a_terminal_can_be_made_and_its_driver_not_be_changed(server: PythonServer) -> None:
+    assert call(server, "terminal") == [-1, -1]
+
+
+@pytest.mark.parametrize(("name", "args"), [("together", [6, 60 * MEBIBYTE]), ("shared", [200 * MEBIBYTE])])
+def test_processes_that_hold_too_much_together_are_ended(name: str, args: list[int]) -> None:
+    with PythonServer(INSIDE, Limits(memory_bytes=150 * MEBIBYTE)) as small:
+        assert call(small, "quick", 1) == 1
+        outcome = small.request(20.0, mode="call", call=name, args=args, kwargs={})
+        assert outcome.value is None
+        assert not outcome.timed_out
+        if name == "together":
+            assert "held more than 157,286,400 bytes together" in outcome.error
+        assert call(small, "quick", 2) == 2
+
+
+def test_memory_is_counted_over_all_processes_below() -> None:
+    assert os.getpid() in family(os.getpid())
+    assert held_bytes(os.getpid()) > 10 * MEBIBYTE
+    assert held_bytes(2**22 + 1) == 0
+
+
+def test_after_many_calls_no_process_is_left() -> None:
+    before = set(family(os.getpid()))
+    with PythonServer("def quick(n): return n") as busy:
+        values = [call(busy, "quick", n) for n in range(CALLS_PER_SANDBOX + 20)]
+        assert busy._sandbox is not None
+        inside = set(family(busy._sandbox._process.pid))
+        assert len(inside) <= 3  # bubblewrap, the namespace's first process, the fork server
+    assert values == list(range(CALLS_PER_SANDBOX + 20))
+    assert not {pid for pid in inside if Path(f"/proc/{pid}").exists()}
+    assert set(family(os.getpid())) <= before
+
+
+def test_without_bubblewraps_own_lock_the_filter_alone_refuses_namespaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "_no_more_users", list)  # as where /proc/sys is read-only
+    interpreter = probe.self_test().require()
+    assert all(probe._attack(interpreter).values())
+
+
+def test_a_kernel_without_user_namespaces_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_MAX_USER_NAMESPACES", "/proc/sys/user/none")
+    with pytest.raises(launch.SandboxUnavailable, match="no user namespaces"):
+        launch.command(probe.self_test().require(), seccomp_fd=0, info_fd=0)
+
+
+@pytest.mark.parametrize("probe_name", ["network", "processes"])
+def test_a_probe_that_gets_through_means_no_sandbox_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, probe_name: str
+) -> None:
+    monkeypatch.setattr(probe, "_attack", lambda _: {"writes": True, probe_name: False})
+    found = probe.self_test.__wrapped__()
+    assert not found.available
+    assert f"not contained: {probe_name}" in found.reason
+
+
+def test_a_machine_without_bubblewrap_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = launch.program
+    monkeypatch.setattr(launch, "program", lambda name: found("no-such-bwrap" if name == "bwrap" else name))
+    result = probe.self_test.__wrapped__()
+    assert not result.available
+    assert "no-such-bwrap is not installed" in result.reason

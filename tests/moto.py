@@ -1,0 +1,47 @@
+"""An S3-compatible store as a process of its own (moto's server)."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+
+import httpx
+
+from tests.servers import Server
+
+
+class Moto(Server):
+    """An S3-compatible store that forgets everything when it ends. It takes any credentials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count(1)
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(self.url, timeout=5).is_success
+        except httpx.TransportError:
+            return False
+
+    def new_bucket(self) -> str:
+        """An empty bucket's name."""
+        name = f"bucket-{next(self.numbers)}"
+        httpx.put(f"{self.url}/{name}").raise_for_status()
+        return name
+
+    def num_unfinished_uploads(self, bucket: str) -> int:
+        """Multipart uploads that were begun, and neither completed nor aborted."""
+        return httpx.get(f"{self.url}/{bucket}?uploads").raise_for_status().text.count("<Upload>")
+
+    def keys(self, bucket: str) -> list[str]:
+        """Of all its objects, sorted."""
+        listed = httpx.get(f"{self.url}/{bucket}?list-type=2").raise_for_status().text
+        return sorted(re.findall(r"<Key>([^<]+)</Key>", listed))
