@@ -101,7 +101,7 @@ REASONS: dict[type[ServiceError], str] = {
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
     Unprocessable: "The Idempotency-Key was used with another body.",
-    TooManyRequests: "The limit of unfinished jobs is reached; `Retry-After` says when to ask again.",
+    TooManyRequests: "Too many jobs are unfinished, or graders run; `Retry-After` says when to ask again.",
     Unavailable: "The database or the storage does not answer; try again.",
     InsufficientStorage: "There is no space left; nothing was stored.",
 }
@@ -127,6 +127,8 @@ def _complete(name: str, path: str, operation: Document) -> None:
     operation["summary"] = SUMMARIES.get(name, operation["summary"])
     if name in DESCRIPTIONS:
         operation["description"] = DESCRIPTIONS[name]
+    for parameter in operation.get("parameters", ()):
+        parameter["schema"] = _never_null(parameter["schema"])
     responses = operation["responses"]
     responses.pop("422", None)
     if path in DOWNLOADS:
@@ -144,15 +146,24 @@ def _complete(name: str, path: str, operation: Document) -> None:
     operation["responses"] = dict(sorted(responses.items()))
 
 
+def _never_null(schema: Document) -> Document:
+    """A parameter that is not given is absent: FastAPI describes the null of the endpoint's own default."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    return {**kinds[0], **rest} if len(kinds) == 1 else schema
+
+
 def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
     """What this operation may answer instead."""
     found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, Unavailable]
-    if "{" in name:
+    if "{" in name or any(given["name"] == "after" for given in operation.get("parameters", ())):
         found.append(NotFound)
     if "requestBody" in operation:
         found.append(PayloadTooLarge)
     if name == f"post {JOBS}":
-        found += [Unprocessable, TooManyRequests]
+        found.append(Unprocessable)
+    if name in (f"post {JOBS}", f"post {GRADERS}/run"):
+        found.append(TooManyRequests)
     if name == "post /v1/files":
         found.append(InsufficientStorage)
     return found

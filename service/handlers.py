@@ -15,6 +15,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from service.bodies import compressed_body, unreadable_reason
 from service.errors import (
@@ -33,6 +34,7 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 5
 DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeout)
+METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 def install(app: FastAPI) -> None:
@@ -73,12 +75,23 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         case 404:
             answer: ServiceError = NotFound(reason, code="unknown_route")
         case 405:
-            answer = MethodNotAllowed(reason, headers=error.headers)
+            answer = MethodNotAllowed(reason, headers={"allow": _allowed_methods(request)})
         case 413:
             answer = PayloadTooLarge("The request body is too large.")
         case _:
             answer = _unreadable(request, error)
     return error_response(answer)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Of all routes of this path: Starlette names those of the first one."""
+    found = [method for method in METHODS if method != request.method and _is_answered(request, method)]
+    return ", ".join(found + ["HEAD"] * ("GET" in found))
+
+
+def _is_answered(request: Request, method: str) -> bool:
+    scope = {**request.scope, "method": method}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def _is_json(request: Request) -> bool:

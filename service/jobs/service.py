@@ -21,6 +21,7 @@ from service.jobs.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.views import checkpoint_read, event_read
 from service.jobs.wakeups import Wakeups
+from service.pagination import unknown_cursor
 
 Ask = Callable[[Session, str, str], JobState | None]
 
@@ -39,7 +40,7 @@ class Jobs:
         with self.database.reading() as session:
             last = None if after is None else repository.find_job(session, tenant, after)
             if after is not None and last is None:
-                raise _unknown_cursor(after)
+                raise unknown_cursor(after)
             jobs = repository.page_of_jobs(session, tenant, after=last, limit=limit, labels=labels)
             return read_jobs(session, tenant, jobs)
 
@@ -76,7 +77,7 @@ class Jobs:
         with self.database.reading() as session:
             require_job(session, tenant, job_id)
             if after is not None and before is None:
-                raise _unknown_cursor(after)
+                raise unknown_cursor(after)
             rows = repository.events_before(session, tenant, job_id, before=before, limit=limit)
         return [event_read(row) for row in rows]
 
@@ -86,7 +87,7 @@ class Jobs:
             job = require_job(session, tenant, job_id)
             last = None if after is None else repository.find_checkpoint(session, tenant, after)
             if after is not None and (last is None or last.job_id != job_id):
-                raise _unknown_cursor(after)
+                raise unknown_cursor(after)
             step = last.step if last else None
             rows = repository.checkpoints_of(session, tenant, job_id, before_step=step, limit=limit + 1)
             return [checkpoint_read(row, job) for row in rows]
@@ -124,7 +125,3 @@ def _wrong_state(current: JobState, verb: str) -> InvalidRequest:
     else:
         message = f"A job that is {current.value} cannot be {verb.removesuffix('e')}ed."
     return InvalidRequest(message, code="invalid_state")
-
-
-def _unknown_cursor(after: str) -> InvalidRequest:
-    return InvalidRequest(f"after: {after!r} is not the id of an item of this list", param="after")
