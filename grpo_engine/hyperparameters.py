@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from grpo_engine.expand import ALIASES, expand_learning_rate, problem_at, rename_aliases
-from grpo_engine.records import Record
+from grpo_engine.records import Input, Listed
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Options(Record):
+class Options(Input):
     """A record that a user fills in."""
 
     @field_validator("*", mode="before")
@@ -37,7 +37,7 @@ class Lora(Options):
     alpha: float = Field(32, gt=0, le=4096)
     """The adapter's output is scaled by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    target_modules: Literal["all-linear"] | Listed[str] = "all-linear"
 
 
 class Hyperparameters(Options):

@@ -21,6 +21,7 @@ from grpo_engine.expand import (
 )
 from grpo_engine.guards import Guard, default_guards
 from grpo_engine.hyperparameters import Auto, Hyperparameters, Options, PositiveInt
+from grpo_engine.records import Listed
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "sapo", "reinforce"]
 Advantage = Literal[
@@ -119,7 +120,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     temperature: float = Field(1.0, gt=0, le=10)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field((), max_length=16)
+    stop: Listed[Annotated[str, Field(min_length=1, max_length=256)]] = Field((), max_length=16)
     """A completion ends after the first of these; they stay in its text."""
     max_completion_tokens: int = Field(256, ge=1, le=131_072)
     max_turns: int = Field(8, ge=1, le=128)
@@ -148,7 +149,7 @@ class ReinforcementHyperparameters(Hyperparameters):
 
     eval_temperature: float = Field(0.0, ge=0, le=10)
     """0: greedy."""
-    guards: tuple[Guard, ...] = Field(default_factory=default_guards, max_length=32)
+    guards: Listed[Guard] = Field(default_factory=default_guards, max_length=32)
     """What is watched and what happens then."""
     early_stopping: EarlyStopping | None = None
 

@@ -73,7 +73,6 @@ DOWNLOADS = {
 TEXTS = {
     f"{JOB}/metrics.csv": "text/csv",
     f"{JOB}/rollouts.jsonl": "application/jsonl",
-    f"{JOB}/stream": "text/event-stream",
     "/metrics": "text/plain",
 }
 ERROR_SCHEMA: Document = {
@@ -89,8 +88,26 @@ ERROR_SCHEMA: Document = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "The field that is wrong."},
                 "code": {"type": "string", "description": "Stable, for programs."},
+                "problems": {
+                    "type": "array",
+                    "description": "Of a refused job: all of them, up to 100.",
+                    "items": {
+                        "type": "object",
+                        "required": ["param", "message"],
+                        "properties": {"param": {"type": "string"}, "message": {"type": "string"}},
+                    },
+                },
             },
         }
+    },
+}
+SERVER_SENT_EVENT: Document = {
+    "type": "object",
+    "required": ["event", "id", "data"],
+    "properties": {
+        "event": {"type": "string", "enum": ["metrics", "event", "status"]},
+        "id": {"type": "string", "description": "The event's number, for `Last-Event-ID`."},
+        "data": {"type": "string", "contentMediaType": "application/json"},
     },
 }
 REASONS: dict[type[ServiceError], str] = {
@@ -136,6 +153,7 @@ def _complete(name: str, path: str, operation: Document) -> None:
     if path in TEXTS:
         responses["200"]["content"] = {TEXTS[path]: {"schema": {"type": "string"}}}
     if path.endswith("/stream"):
+        responses["200"]["content"] = {"text/event-stream": {"itemSchema": SERVER_SENT_EVENT}}
         responses["204"] = {"description": "The job has ended and `Last-Event-ID` was its last event."}
     if path == "/readyz":
         responses["503"] = {**responses["200"], "description": "Not ready; `checks` says why."}

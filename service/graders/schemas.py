@@ -16,7 +16,7 @@ from grpo_engine.records import GradeError
 class Request(BaseModel):
     """Unknown fields are refused: a typo is an error where it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ValidateRequest(Request):

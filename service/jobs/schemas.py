@@ -28,7 +28,7 @@ FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 class Request(BaseModel):
     """Unknown fields are refused: a typo is an error where it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Resources(Request):
@@ -36,8 +36,15 @@ class Resources(Request):
     """Devices, one process of the training on each; 0: one of whatever the worker has."""
 
 
+def _method_may_be_absent(schema: dict[str, Any]) -> None:
+    """`JobCreate` fills it in: a body in OpenAI's older form has none."""
+    schema["required"].remove("method")
+
+
 class JobCreate(Request):
     """Body of `POST /v1/fine_tuning/jobs`."""
+
+    model_config = ConfigDict(json_schema_extra=_method_may_be_absent)
 
     model: str = Field(min_length=1, max_length=256)
     """A name of the catalogue, or the `ft:…` name of an earlier job."""
