@@ -16,6 +16,7 @@ from service.errors import (
     RangeNotSatisfiable,
     ServiceError,
     TooManyRequests,
+    TooSlow,
     Unauthorized,
     Unavailable,
     Unprocessable,
@@ -115,6 +116,7 @@ REASONS: dict[type[ServiceError], str] = {
     Unauthorized: "No key, or one that is not valid (any more).",
     Forbidden: "The key lacks the scope.",
     NotFound: "It does not exist, or belongs to somebody else.",
+    TooSlow: "The body arrived too slowly.",
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
     Unprocessable: "The Idempotency-Key was used with another body.",
@@ -177,7 +179,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
     if "{" in name or any(given["name"] == "after" for given in operation.get("parameters", ())):
         found.append(NotFound)
     if "requestBody" in operation:
-        found.append(PayloadTooLarge)
+        found += [TooSlow, PayloadTooLarge]
     if name == f"post {JOBS}":
         found.append(Unprocessable)
     if name in (f"post {JOBS}", f"post {GRADERS}/run"):

@@ -68,8 +68,13 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own: unknown route, wrong method, a body that is too large or cannot be read."""
+    """Starlette's own: unknown route, wrong method, a body that is too large or cannot be read.
+
+    What our middleware raised while FastAPI read a body is its cause.
+    """
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, ServiceError):
+        return error_response(error.__cause__)
     reason = f"There is no {request.method} {request.url.path}."
     match error.status_code:
         case 404:

@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from service.auth import create_key
 from service.cli.server import api_command
 from service.cli.supervisor import dies_with_this_process
 from service.db import connect
+from service.settings import Settings
 from tests.conftest import settings_for
 from tests.servers import free_port, wait_until
 from tests.service.embedded import environment
@@ -27,10 +28,20 @@ from tests.service.job_samples import make_model
 class Api:
     """A running service with one model, and a key for it."""
 
-    home: Path
+    settings: Settings
     port: int
     key: str
     process: subprocess.Popen[bytes]
+
+    @property
+    def home(self) -> Path:
+        return self.settings.home
+
+    @property
+    def pid(self) -> int:
+        """Of the service itself, also where another program stays around it."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0]) if children else self.process.pid
 
     @property
     def url(self) -> str:
@@ -40,8 +51,26 @@ class Api:
     def log(self) -> str:
         return (self.home / "api.log").read_text(errors="replace")
 
+    @property
+    def scratch(self) -> Path:
+        """The process's own temporary folder, so that what it leaves there can be seen."""
+        return self.home / "tmp"
+
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=60)
+
+    def stored(self) -> list[Path]:
+        """All stored objects, as the process sees its storage."""
+        store = Path(f"/proc/{self.pid}/root{self.home / 'artifacts'}")
+        return [path for path in store.rglob("*") if path.is_file()]
+
+    def temporary_files(self) -> list[str]:
+        """Temporary files in use: they have no name, only a descriptor."""
+        found = []
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since
+                found.append(os.readlink(descriptor))
+        return [name for name in found if name.startswith(str(self.scratch))]
 
     def connect(self) -> socket.socket:
         """A connection that says nothing by itself."""
@@ -49,36 +78,31 @@ class Api:
 
 
 @contextmanager
-def serving(home: Path, database_url: str, **more: str) -> Iterator[Api]:
-    """Starts `grpo serve`'s own command on a migrated database and ends it."""
+def serving(home: Path, database_url: str, *, within: Sequence[str] = (), **more: str) -> Iterator[Api]:
+    """Starts `grpo serve`'s own command (`within` another) on a migrated database and ends it."""
     make_model(home)
-    database = connect(settings_for(home, database_url))
+    settings = settings_for(home, database_url)
+    (home / "tmp").mkdir()
+    database = connect(settings)
     with database.transaction() as session:
         key = create_key(session, "tenant-a")
     database.engine.dispose()
     port = free_port()
     with (home / "api.log").open("ab") as log:
         process = subprocess.Popen(
-            api_command("127.0.0.1", port),
-            env=environment(home, GRPO_DATABASE_URL=database_url, TMPDIR=os.fspath(_scratch(home)), **more),
+            [*within, *api_command("127.0.0.1", port)],
+            env=environment(home, GRPO_DATABASE_URL=database_url, TMPDIR=str(home / "tmp"), **more),
             stdout=log,
             stderr=log,
             preexec_fn=dies_with_this_process(signal.SIGKILL),
         )
-    api = Api(home, port, key, process)
+    api = Api(settings, port, key, process)
     try:
         wait_until(lambda: _answers(api), 60, what="the API answers")
         yield api
     finally:
         process.terminate()
         process.wait(60)
-
-
-def _scratch(home: Path) -> Path:
-    """The process's own temporary folder, so that what it leaves there can be seen."""
-    folder = home / "tmp"
-    folder.mkdir()
-    return folder
 
 
 def _answers(api: Api) -> bool:

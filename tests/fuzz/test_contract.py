@@ -9,10 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from service.db import Database, connect
 from service.jobs import history
@@ -20,8 +17,7 @@ from service.jobs.history import Entry
 from service.jobs.states import JobState
 from service.models import Metric
 from service.settings import Settings
-from tests.conftest import settings_for
-from tests.fuzz.serving import Api, serving
+from tests.fuzz.serving import Api
 from tests.service.embedded import ROOT
 from tests.service.job_samples import (
     MODEL,
@@ -33,18 +29,11 @@ from tests.service.job_samples import (
     store_file,
 )
 
+ENVIRONMENT = {"GRPO_MAX_QUEUED_JOBS": "1000000"}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 """Of each operation; 0: the short pass."""
 LARGE_BODIES = r"/jobs$|/jobs/validate$|/graders/"
 """Their coverage phase is tens of thousands of requests: only the long pass sends it."""
-
-
-@pytest.fixture
-def api(postgres_url: str, tmp_path: Path) -> Iterator[Api]:
-    home = tmp_path / "home"
-    with serving(home, postgres_url, GRPO_MAX_QUEUED_JOBS="1000000") as api:
-        populate(settings_for(home, postgres_url), tmp_path)
-        yield api
 
 
 def populate(settings: Settings, folder: Path) -> None:
@@ -87,6 +76,7 @@ def schemathesis(api: Api, folder: Path, *options: str) -> None:
 
 
 def test_the_contract_holds_for_whatever_is_sent(api: Api, tmp_path: Path) -> None:
+    populate(api.settings, tmp_path)
     if EXAMPLES:
         schemathesis(api, tmp_path, "--max-examples", str(EXAMPLES))
         return
