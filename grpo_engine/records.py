@@ -5,6 +5,7 @@ Boundary: no torch, no I/O. A field never changes its meaning; derived facts are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,6 +22,15 @@ class Input(Record):
     """What a user writes: neither "8" nor true is a number, and 1 is not true."""
 
     model_config = ConfigDict(strict=True)
+
+
+def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra`: fields that have no one default, but that nobody has to write."""
+
+    def relax(schema: dict[str, Any]) -> None:
+        schema["required"] = [name for name in schema["required"] if name not in names]
+
+    return relax
 
 
 Item = TypeVar("Item")

@@ -6,6 +6,7 @@ Boundary: translation only. Unknown exceptions are not here: `middleware.py` log
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 
 import structlog
 from fastapi import FastAPI, Request
@@ -15,7 +16,6 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
 
 from service.bodies import compressed_body, unreadable_reason
 from service.errors import (
@@ -34,7 +34,6 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 5
 DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeout)
-METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 
 def install(app: FastAPI) -> None:
@@ -80,7 +79,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         case 404:
             answer: ServiceError = NotFound(reason, code="unknown_route")
         case 405:
-            answer = MethodNotAllowed(reason, headers={"allow": _allowed_methods(request)})
+            answer = MethodNotAllowed(reason, headers=_allowed_methods(request, error))
         case 413:
             answer = PayloadTooLarge("The request body is too large.")
         case _:
@@ -88,15 +87,13 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(answer)
 
 
-def _allowed_methods(request: Request) -> str:
-    """Of all routes of this path: Starlette names those of the first one."""
-    found = [method for method in METHODS if method != request.method and _is_answered(request, method)]
-    return ", ".join(found + ["HEAD"] * ("GET" in found))
-
-
-def _is_answered(request: Request, method: str) -> bool:
-    scope = {**request.scope, "method": method}
-    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+def _allowed_methods(request: Request, error: HTTPException) -> Mapping[str, str] | None:
+    """Of the path as the contract has it: Starlette names those of its first route only."""
+    path = getattr(request.scope.get("route"), "path", "")
+    verbs = sorted(verb.upper() for verb in request.app.openapi()["paths"].get(path, ()))
+    if not verbs:
+        return error.headers
+    return {"allow": ", ".join(verbs + ["HEAD"] * ("GET" in verbs))}
 
 
 def _is_json(request: Request) -> bool:

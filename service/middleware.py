@@ -81,7 +81,7 @@ class SteadyBodies:
 
 
 class _Arrival:
-    """One body's way in, with a deadline that moves with each byte of it. Our own waiting before does not count."""
+    """One body's way in. Its deadline moves with each byte of it; our own waiting before does not count."""
 
     def __init__(self, receive: Receive, grace_seconds: float) -> None:
         self._receive = receive

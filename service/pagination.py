@@ -19,6 +19,9 @@ class HasId(Protocol):
 Item = TypeVar("Item")
 Identified = TypeVar("Identified", bound=HasId)
 
+MAX_NUMBER = 2**53 - 1
+"""The largest step or sequence that one may ask for: every JSON reader keeps it, and every database."""
+
 After = Annotated[str | None, Query(max_length=128, description="Id of the last item already seen.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Items of one page.")]
 

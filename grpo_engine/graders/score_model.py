@@ -50,9 +50,7 @@ class JudgeMessage(Input):
     """One message for the judge."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: (
-        Template | TextPart | Annotated[Listed[Template | TextPart], Field(min_length=1, max_length=64)]
-    )
+    content: Template | TextPart | Annotated[Listed[Template | TextPart], Field(min_length=1, max_length=64)]
     type: Literal["message"] = "message"
 
     def pieces(self) -> list[str]:

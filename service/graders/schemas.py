@@ -34,7 +34,7 @@ class RunRequest(Request):
     """The completion's text; `sample.output_json` exists where it is JSON."""
     item: dict[str, Any] | None = None
     """A dataset row; `messages` and `tools` are not part of it for graders."""
-    num_tokens: int = Field(0, ge=0)
+    num_tokens: int = Field(0, ge=0, le=10_000_000)
     """Length of the completion for `length` in tokens; 0: not known."""
 
 

@@ -22,7 +22,7 @@ from service.jobs.states import TERMINAL, JobState
 from service.jobs.stream import Feed, stop_on_signals
 from service.jobs.views import event_read
 from service.models import Job, JobEvent
-from service.pagination import After, Limit, Page, page_of, unknown_cursor
+from service.pagination import MAX_NUMBER, After, Limit, Page, page_of, unknown_cursor
 
 router = APIRouter(prefix="/jobs/{job_id}")
 
@@ -30,7 +30,7 @@ RECONNECT_MS = 2000
 Name = Annotated[str, StringConstraints(pattern="[^,]")]
 Names = Annotated[list[Name] | None, Query(description="Metric names, separated by commas or repeated.")]
 Split = Annotated[Literal["train", "validation", "retention"] | None, Query()]
-Step = Annotated[int | None, Query(ge=0)]
+Step = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 
 
 class MetricPage(BaseModel):
@@ -45,7 +45,7 @@ def list_metrics(
     job_id: str,
     principal: Reader,
     database: DatabaseDep,
-    after_step: Annotated[int, Query(ge=-1)] = -1,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
     names: Names = None,
     max_points: Annotated[int | None, Query(ge=2, le=10_000)] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
@@ -114,9 +114,9 @@ async def stream_job(
     job_id: str,
     principal: Reader,
     database: DatabaseDep,
-    after: Annotated[int | None, Query(ge=0)] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
     since: Annotated[Literal["start", "now"], Query(alias="from")] = "start",
-    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0)] = None,
+    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=MAX_NUMBER)] = None,
 ) -> Response:
     """Server-sent events `metrics`, `event` and `status`; `id:` is the event's number.
 

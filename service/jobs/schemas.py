@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from grpo_engine.config import Method
+from grpo_engine.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
 
 Label = Annotated[str, StringConstraints(max_length=512)]
@@ -36,15 +37,10 @@ class Resources(Request):
     """Devices, one process of the training on each; 0: one of whatever the worker has."""
 
 
-def _method_may_be_absent(schema: dict[str, Any]) -> None:
-    """`JobCreate` fills it in: a body in OpenAI's older form has none."""
-    schema["required"].remove("method")
-
-
 class JobCreate(Request):
     """Body of `POST /v1/fine_tuning/jobs`."""
 
-    model_config = ConfigDict(json_schema_extra=_method_may_be_absent)
+    model_config = ConfigDict(json_schema_extra=filled_in("method"))
 
     model: str = Field(min_length=1, max_length=256)
     """A name of the catalogue, or the `ft:…` name of an earlier job."""

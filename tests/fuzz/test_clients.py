@@ -110,7 +110,9 @@ def test_a_body_that_drips_is_refused_and_its_connection_closed(api: Api, reques
 def test_a_slow_body_that_moves_is_waited_for(api: Api) -> None:
     body = json.dumps({"grader": {"type": "length", "max": 4}, "x": "y" * 20_000}).encode()
     with api.connect() as connection:
-        connection.sendall(head(api, f"POST {VALIDATE}", "Content-Type: application/json", f"Content-Length: {len(body)}"))
+        connection.sendall(
+            head(api, f"POST {VALIDATE}", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        )
         connection.sendall(body[:-1])
         connection.settimeout(2 * GRACE_SECONDS)
         with pytest.raises(TimeoutError):
@@ -182,7 +184,9 @@ def test_a_body_that_ends_early_is_no_request(api: Api) -> None:
 def test_old_and_pipelined_requests_are_answered_in_order(api: Api) -> None:
     assert sent(api, b"GET /livez HTTP/1.0\r\n\r\n")[0] == 200
     with api.connect() as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" + head(api, "GET /v1/nothing", "Connection: close"))
+        connection.sendall(
+            b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" + head(api, "GET /v1/nothing", "Connection: close")
+        )
         with connection.makefile("rb") as file:
             text = file.read()
     assert [line.split()[1] for line in text.split(b"\r\n") if b"HTTP/1.1 " in line] == [b"200", b"404"]

@@ -1,4 +1,4 @@
-"""Disks that are full: 507, nothing stays, and what fits afterwards is stored. They are real, of a few MiB."""
+"""Full disks, real ones of a few MiB: 507, nothing stays, and what fits afterwards is stored."""
 
 from __future__ import annotations
 

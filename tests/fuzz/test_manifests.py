@@ -16,7 +16,8 @@ from grpo_engine import manifest
 JOB = "ftjob-1"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
 )
 any_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -103,7 +104,9 @@ def test_no_name_is_followed_out_of_the_checkpoint(folder: Path, name: str) -> N
 
 @any_folder
 @given(JSON | st.dictionaries(st.sampled_from(["format", "files", "job_id"]), JSON))
-@example({"format": 1, "job_id": JOB, "files": {"state.json": 1, "optimizer.safetensors": 1, "adapter/w": []}})
+@example(
+    {"format": 1, "job_id": JOB, "files": {"state.json": 1, "optimizer.safetensors": 1, "adapter/w": []}}
+)
 def test_no_json_in_its_place_crashes_or_passes(folder: Path, content: Any) -> None:
     (folder / manifest.MANIFEST).write_text(json.dumps(content))
     assert not is_whole(folder)

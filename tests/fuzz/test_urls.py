@@ -32,16 +32,28 @@ IPV6 = st.ip_addresses(v=6) | st.builds(
     st.ip_addresses(v=4),
 )
 SIXTOFOUR = st.ip_addresses(v=4).map(lambda inner: ipaddress.IPv6Address(0x2002 << 112 | int(inner) << 80))
-BRACKETED = (IPV6 | SIXTOFOUR).flatmap(
-    lambda address: st.sampled_from([str(address), address.exploded, f"::{ipaddress.IPv4Address(int(address) % 2**32)}"])
-).map(lambda text: f"[{text}]")
-LABELS = st.text("abcxyz019-_", min_size=1, max_size=8) | st.sampled_from(["localhost", *INNER_NAMES, "com", "xn--e1afmkfd"])
+BRACKETED = (
+    (IPV6 | SIXTOFOUR)
+    .flatmap(
+        lambda address: st.sampled_from(
+            [str(address), address.exploded, f"::{ipaddress.IPv4Address(int(address) % 2**32)}"]
+        )
+    )
+    .map(lambda text: f"[{text}]")
+)
+LABELS = st.text("abcxyz019-_", min_size=1, max_size=8) | st.sampled_from(
+    ["localhost", *INNER_NAMES, "com", "xn--e1afmkfd"]
+)
 NAMES = st.lists(LABELS, min_size=1, max_size=4).map(".".join)
 HOSTS = NUMERIC | PLAIN_IPV4 | BRACKETED | NAMES
-NOISE = st.sampled_from(["", "", "", "@", "a@", "a:b@", "%", "\\", "/", "#", "?", "\t", "\n", ".", "。", "%00", "é"])
+NOISE = st.sampled_from(
+    ["", "", "", "@", "a@", "a:b@", "%", "\\", "/", "#", "?", "\t", "\n", ".", "。", "%00", "é"]
+)
 URLS = st.builds(
     "{}{}{}{}{}{}".format,
-    st.sampled_from(["https://", "https://", "https://", "http://", "HTTPS://", "https:/", "https:", "//", "ftp://"]),
+    st.sampled_from(
+        ["https://", "https://", "https://", "http://", "HTTPS://", "https:/", "https:", "//", "ftp://"]
+    ),
     NOISE,
     HOSTS,
     NOISE,
@@ -93,7 +105,9 @@ def test_any_text_is_a_url_or_refused(url: str) -> None:
 
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=4))
-def test_a_name_is_asked_only_where_all_its_addresses_are_public(addresses: list[ipaddress.IPv4Address]) -> None:
+def test_a_name_is_asked_only_where_all_its_addresses_are_public(
+    addresses: list[ipaddress.IPv4Address],
+) -> None:
     target = parse("https://judge.example/", Outside())
     found = [str(address) for address in addresses]
     try:

@@ -232,3 +232,14 @@ def test_the_export_has_every_group_with_its_tokens(client: TestClient, sampled:
         (3, 0),
     ]
     assert groups[0]["completions"][0]["token_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("rollouts", "step"), ("rollouts.jsonl", "step"), ("metrics", "after_step"), ("stream", "after")],
+)
+def test_a_number_that_no_database_holds_is_refused(
+    client: TestClient, job_id: str, path: str, name: str
+) -> None:
+    answer = client.get(f"{JOBS}/{job_id}/{path}", params={name: 2**64})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
