@@ -69,7 +69,7 @@ def refused(client: TestClient, database: Database, method: dict[str, Any]) -> d
 
 HYPERPARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"advantage": "z"}, "advantage", "'gdpo' or 'process', got 'z'"),
-    ({"advantage_ddof": 2}, "advantage_ddof", "should be 0 or 1"),
+    ({"advantage_ddof": 2}, "advantage_ddof", "less than or equal to 1"),
     ({"advantage_ddof": True}, "advantage_ddof", "got true"),
     ({"loss_type": "ppo"}, "loss_type", "'sapo' or 'reinforce', got 'ppo'"),
     ({"epsilon_low": 1}, "epsilon_low", "less than 1"),
