@@ -89,7 +89,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 def _allowed_methods(request: Request, error: HTTPException) -> Mapping[str, str] | None:
     """Of the path as the contract has it: Starlette names those of its first route only."""
-    path = getattr(request.scope.get("route"), "path", "")
+    path = getattr(request.scope.get("route"), "path_format", "")
     verbs = sorted(verb.upper() for verb in request.app.openapi()["paths"].get(path, ()))
     if not verbs:
         return error.headers

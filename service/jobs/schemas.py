@@ -37,10 +37,16 @@ class Resources(Request):
     """Devices, one process of the training on each; 0: one of whatever the worker has."""
 
 
+def _in_openais_older_form(schema: dict[str, Any]) -> None:
+    """That form has no method, or null: `JobCreate` fills it in."""
+    filled_in("method")(schema)
+    schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
+
+
 class JobCreate(Request):
     """Body of `POST /v1/fine_tuning/jobs`."""
 
-    model_config = ConfigDict(json_schema_extra=filled_in("method"))
+    model_config = ConfigDict(json_schema_extra=_in_openais_older_form)
 
     model: str = Field(min_length=1, max_length=256)
     """A name of the catalogue, or the `ft:…` name of an earlier job."""

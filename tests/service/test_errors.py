@@ -36,7 +36,12 @@ def test_a_wrong_method_is_a_405(client: TestClient) -> None:
 @on_sqlite
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/v1/files", "GET, POST, HEAD"), ("/v1/files/x", "DELETE, GET, HEAD"), (f"{JOBS}/validate", "POST")],
+    [
+        ("/v1/files", "GET, POST, HEAD"),
+        ("/v1/files/x", "DELETE, GET, HEAD"),
+        (f"{JOBS}/validate", "POST"),
+        ("/v1/models/a/b", "DELETE, GET, HEAD"),
+    ],
 )
 def test_a_405_lists_all_that_the_path_allows(client: TestClient, path: str, allowed: str) -> None:
     answer = client.options(path)
