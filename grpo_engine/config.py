@@ -16,7 +16,7 @@ from grpo_engine.events import VALIDATION
 from grpo_engine.expand import problem_at
 from grpo_engine.graders import Grader
 from grpo_engine.hyperparameters import Hyperparameters, Lora, SupervisedHyperparameters
-from grpo_engine.records import Record
+from grpo_engine.records import Input, Listed, Record
 from grpo_engine.reinforcement import ReinforcementHyperparameters
 from grpo_engine.tools.specs import Tool
 from grpo_engine.training_free.config import TrainingFree, TrainingFreeHyperparameters, TrainingFreeMethod
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-class RetentionSet(Record):
+class RetentionSet(Input):
     """Held-out rows of another domain: what training must not unlearn."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
@@ -51,15 +51,15 @@ class RetentionSet(Record):
     """None: the job's own."""
 
 
-class ReinforcementMethod(Record):
+class ReinforcementMethod(Input):
     grader: Grader
     response_format: dict[str, Any] | None = None
     """JSON schema the completions should follow; a completion that is not JSON cannot resolve
     `sample.output_json`, and its grader says so."""
     eval_grader: Grader | None = None
     """Scores the held-out rows; None: the grader that trains. Another one shows a hacked reward."""
-    retention: tuple[RetentionSet, ...] = Field((), max_length=8)
-    tools: tuple[Tool, ...] = Field((), max_length=32)
+    retention: Listed[RetentionSet] = Field((), max_length=8)
+    tools: Listed[Tool] = Field((), max_length=32)
     """What the model may call while it answers."""
     hyperparameters: ReinforcementHyperparameters = Field(default_factory=ReinforcementHyperparameters)  # type: ignore[arg-type]
 
@@ -106,16 +106,16 @@ def _repeated(names: Sequence[str]) -> int | None:
     return next((index for index, name in enumerate(names) if name in names[:index]), None)
 
 
-class SupervisedMethod(Record):
+class SupervisedMethod(Input):
     hyperparameters: SupervisedHyperparameters = Field(default_factory=SupervisedHyperparameters)  # type: ignore[arg-type]
 
 
-class Reinforcement(Record):
+class Reinforcement(Input):
     type: Literal["reinforcement"]
     reinforcement: ReinforcementMethod
 
 
-class Supervised(Record):
+class Supervised(Input):
     type: Literal["supervised"]
     supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
 

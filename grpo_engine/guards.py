@@ -14,14 +14,15 @@ from typing import Any, Literal, Self, get_args
 from pydantic import model_validator
 
 from grpo_engine.expand import problem_at
-from grpo_engine.hyperparameters import Options, PositiveInt
+from grpo_engine.hyperparameters import PositiveInt
+from grpo_engine.records import Input
 
 Watch = Literal[
     "kl", "no_signal", "entropy", "truncation", "grader_errors", "reward_plateau", "reward_length"
 ]
 
 
-class Guard(Options):
+class Guard(Input):
     """One rule. It trips when it has held for `patience` steps in a row, and acts once until it recovers."""
 
     watch: Watch

@@ -8,40 +8,30 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from grpo_engine.expand import ALIASES, expand_learning_rate, problem_at, rename_aliases
-from grpo_engine.records import Record
+from grpo_engine.records import Input, Listed, filled_in
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class Options(Record):
-    """A record that a user fills in."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic reads true as 1, and a job with beta 1 would run."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError("neither true nor false is a value of this field")
-        return value
-
-
-class Lora(Options):
+class Lora(Input):
     """Low-rank adapter; the base model stays as it is and serves as the reference."""
 
     rank: int = Field(16, ge=1, le=512)
     alpha: float = Field(32, gt=0, le=4096)
     """The adapter's output is scaled by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    target_modules: Literal["all-linear"] | Listed[str] = "all-linear"
 
 
-class Hyperparameters(Options):
+class Hyperparameters(Input):
     """What every training method has."""
+
+    model_config = ConfigDict(json_schema_extra=filled_in("learning_rate"))
 
     n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
     n_steps: StepCount | None = None

@@ -65,7 +65,7 @@ def _read(folder: Path) -> dict[str, Any]:
     if not path.is_file() or path.stat().st_size > MAX_MANIFEST_BYTES:
         raise DamagedCheckpoint("it has no manifest")
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(path.read_bytes(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint("its manifest is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != 1:
@@ -75,12 +75,28 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _verify_file(folder: Path, name: str, expected: Any) -> None:
     pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or "\0" in name:
-        raise DamagedCheckpoint(f"its manifest names {name!r}, outside of it")
+    if pure.is_absolute() or ".." in pure.parts or "\0" in name or str(pure) != name:
+        raise DamagedCheckpoint(f"its manifest names {name[:100]!r}, outside of it")
     path = folder / pure
-    if not path.is_file() or path.is_symlink():
-        raise DamagedCheckpoint(f"{name} is missing")
+    if not _is_file_itself(folder, path):
+        raise DamagedCheckpoint(f"{name[:100]!r} is missing")
     if not isinstance(expected, dict) or path.stat().st_size != expected.get("size"):
         raise DamagedCheckpoint(f"{name} has the wrong size")
     if sha256_of(path) != expected.get("sha256"):
         raise DamagedCheckpoint(f"{name} has the wrong sha256")
+
+
+def _is_file_itself(folder: Path, path: Path) -> bool:
+    """A regular file that no link on the way leads to."""
+    try:
+        return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
+    except OSError:  # a name that is longer than any file's
+        return False
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two entries with one name a reader would see only one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found

@@ -5,16 +5,37 @@ Boundary: no torch, no I/O. A field never changes its meaning; derived facts are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Strict
 
 
 class Record(BaseModel):
     """Frozen, and unknown keys are refused: a typo is an error where it is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Input(Record):
+    """What a user writes: neither "8" nor true is a number, and 1 is not true."""
+
+    model_config = ConfigDict(strict=True)
+
+
+def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:
+    """For `json_schema_extra`: fields that have no one default, but that nobody has to write."""
+
+    def relax(schema: dict[str, Any]) -> None:
+        schema["required"] = [name for name in schema["required"] if name not in names]
+
+    return relax
+
+
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], Strict(False)]
+"""A list of JSON, kept as a tuple."""
 
 
 class FinishReason(StrEnum):

@@ -20,7 +20,8 @@ from grpo_engine.expand import (
     rename_aliases,
 )
 from grpo_engine.guards import Guard, default_guards
-from grpo_engine.hyperparameters import Auto, Hyperparameters, Options, PositiveInt
+from grpo_engine.hyperparameters import Auto, Hyperparameters, PositiveInt
+from grpo_engine.records import Input, Listed
 
 LossType = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "sapo", "reinforce"]
 Advantage = Literal[
@@ -31,7 +32,7 @@ ImportanceCorrection = Literal[
 ]
 
 
-class SelfDistillation(Options):
+class SelfDistillation(Input):
     """SDPO (arXiv 2601.20802): the policy that is told what went wrong teaches the policy that is not."""
 
     weight: float = Field(1.0, gt=0, le=1000)
@@ -56,7 +57,7 @@ class SelfDistillation(Options):
         return self
 
 
-class EarlyStopping(Options):
+class EarlyStopping(Input):
     """End the job when the held-out reward no longer rises."""
 
     patience: PositiveInt = 3
@@ -81,7 +82,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     """Optimiser steps on each step's completions; from the second on the old log-probabilities are stored."""
 
     advantage: Advantage = "group_std"
-    advantage_ddof: Literal[0, 1] = 1
+    advantage_ddof: int = Field(1, ge=0, le=1)
     """Degrees of freedom of a standard deviation: 1 as TRL, 0 the textbook z-score."""
     loss_type: LossType = "grpo"
     epsilon_low: float = Field(0.2, gt=0, lt=1)
@@ -113,13 +114,13 @@ class ReinforcementHyperparameters(Hyperparameters):
     program than the trainer."""
     importance_cap: float = Field(3.0, gt=1, le=1000)
 
-    max_staleness: Literal[0, 1] = 0
+    max_staleness: int = Field(0, ge=0, le=1)
     """Optimiser steps that a rollout's policy may lag behind. 1: the next step is sampled while this one is
     trained; its rollouts are one step off-policy, which importance weights correct."""
     temperature: float = Field(1.0, gt=0, le=10)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field((), max_length=16)
+    stop: Listed[Annotated[str, Field(min_length=1, max_length=256)]] = Field((), max_length=16)
     """A completion ends after the first of these; they stay in its text."""
     max_completion_tokens: int = Field(256, ge=1, le=131_072)
     max_turns: int = Field(8, ge=1, le=128)
@@ -148,7 +149,7 @@ class ReinforcementHyperparameters(Hyperparameters):
 
     eval_temperature: float = Field(0.0, ge=0, le=10)
     """0: greedy."""
-    guards: tuple[Guard, ...] = Field(default_factory=default_guards, max_length=32)
+    guards: Listed[Guard] = Field(default_factory=default_guards, max_length=32)
     """What is watched and what happens then."""
     early_stopping: EarlyStopping | None = None
 

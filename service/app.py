@@ -22,7 +22,7 @@ from service.graders import endpoints as graders
 from service.jobs import endpoints as jobs
 from service.jobs.checked_files import CheckedFiles
 from service.jobs.wakeups import Wakeups, refuse_eviction
-from service.middleware import HeadLikeGet, RequestContext
+from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.quotas import RequestRate
 from service.settings import Settings
@@ -60,6 +60,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     # The last one is the outermost.
     app.add_middleware(HeadLikeGet)
+    app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
     app.add_middleware(RequestContext)
     handlers.install(app)
     docs.install(app)

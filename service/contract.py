@@ -16,6 +16,7 @@ from service.errors import (
     RangeNotSatisfiable,
     ServiceError,
     TooManyRequests,
+    TooSlow,
     Unauthorized,
     Unavailable,
     Unprocessable,
@@ -85,7 +86,6 @@ DOWNLOADS = {
 TEXTS = {
     f"{JOB}/metrics.csv": "text/csv",
     f"{JOB}/rollouts.jsonl": "application/jsonl",
-    f"{JOB}/stream": "text/event-stream",
     "/metrics": "text/plain",
 }
 ERROR_SCHEMA: Document = {
@@ -101,8 +101,26 @@ ERROR_SCHEMA: Document = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "The field that is wrong."},
                 "code": {"type": "string", "description": "Stable, for programs."},
+                "problems": {
+                    "type": "array",
+                    "description": "Of a refused job: all of them, up to 100.",
+                    "items": {
+                        "type": "object",
+                        "required": ["param", "message"],
+                        "properties": {"param": {"type": "string"}, "message": {"type": "string"}},
+                    },
+                },
             },
         }
+    },
+}
+SERVER_SENT_EVENT: Document = {
+    "type": "object",
+    "required": ["event", "id", "data"],
+    "properties": {
+        "event": {"type": "string", "enum": ["metrics", "event", "status"]},
+        "id": {"type": "string", "description": "The event's number, for `Last-Event-ID`."},
+        "data": {"type": "string", "contentMediaType": "application/json"},
     },
 }
 REASONS: dict[type[ServiceError], str] = {
@@ -110,6 +128,7 @@ REASONS: dict[type[ServiceError], str] = {
     Unauthorized: "No key, or one that is not valid (any more).",
     Forbidden: "The key lacks the scope.",
     NotFound: "It does not exist, or belongs to somebody else.",
+    TooSlow: "The body arrived too slowly.",
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
     Unprocessable: "The Idempotency-Key was used with another body.",
@@ -139,6 +158,8 @@ def _complete(name: str, path: str, operation: Document) -> None:
     operation["summary"] = SUMMARIES.get(name, operation["summary"])
     if name in DESCRIPTIONS:
         operation["description"] = DESCRIPTIONS[name]
+    for parameter in operation.get("parameters", ()):
+        parameter["schema"] = _never_null(parameter["schema"])
     responses = operation["responses"]
     responses.pop("422", None)
     if path in DOWNLOADS:
@@ -146,6 +167,7 @@ def _complete(name: str, path: str, operation: Document) -> None:
     if path in TEXTS:
         responses["200"]["content"] = {TEXTS[path]: {"schema": {"type": "string"}}}
     if path.endswith("/stream"):
+        responses["200"]["content"] = {"text/event-stream": {"itemSchema": SERVER_SENT_EVENT}}
         responses["204"] = {"description": "The job has ended and `Last-Event-ID` was its last event."}
     if path == "/readyz":
         responses["503"] = {**responses["200"], "description": "Not ready; `checks` says why."}
@@ -156,19 +178,20 @@ def _complete(name: str, path: str, operation: Document) -> None:
     operation["responses"] = dict(sorted(responses.items()))
 
 
+def _never_null(schema: Document) -> Document:
+    """A parameter that is not given is absent: FastAPI describes the null of the endpoint's own default."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    return {**kinds[0], **rest} if len(kinds) == 1 else schema
+
+
 def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
     """What this operation may answer instead."""
-    found: list[type[ServiceError]] = [
-        InvalidRequest,
-        Unauthorized,
-        Forbidden,
-        TooManyRequests,
-        Unavailable,
-    ]
-    if "{" in name:
+    found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, TooManyRequests, Unavailable]
+    if "{" in name or any(given["name"] == "after" for given in operation.get("parameters", ())):
         found.append(NotFound)
     if "requestBody" in operation:
-        found.append(PayloadTooLarge)
+        found += [TooSlow, PayloadTooLarge]
     if name == f"post {JOBS}":
         found.append(Unprocessable)
     if name == "post /v1/files":

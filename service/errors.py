@@ -6,6 +6,7 @@ ServiceError
 ├── Forbidden            403  the key lacks the scope
 ├── NotFound             404  it does not exist, or belongs to somebody else
 ├── MethodNotAllowed     405
+├── TooSlow              408  the body arrives too slowly
 ├── PayloadTooLarge      413
 ├── RangeNotSatisfiable  416
 ├── Unprocessable        422  an idempotency key used again with another body
@@ -77,6 +78,12 @@ class MethodNotAllowed(ServiceError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class TooSlow(ServiceError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class PayloadTooLarge(ServiceError):

@@ -6,6 +6,7 @@ Boundary: translation only. Unknown exceptions are not here: `middleware.py` log
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 
 import structlog
 from fastapi import FastAPI, Request
@@ -66,19 +67,33 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own: unknown route, wrong method, a body that is too large or cannot be read."""
+    """Starlette's own: unknown route, wrong method, a body that is too large or cannot be read.
+
+    What our middleware raised while FastAPI read a body is its cause.
+    """
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, ServiceError):
+        return error_response(error.__cause__)
     reason = f"There is no {request.method} {request.url.path}."
     match error.status_code:
         case 404:
             answer: ServiceError = NotFound(reason, code="unknown_route")
         case 405:
-            answer = MethodNotAllowed(reason, headers=error.headers)
+            answer = MethodNotAllowed(reason, headers=_allowed_methods(request, error))
         case 413:
             answer = PayloadTooLarge("The request body is too large.")
         case _:
             answer = _unreadable(request, error)
     return error_response(answer)
+
+
+def _allowed_methods(request: Request, error: HTTPException) -> Mapping[str, str] | None:
+    """Of the path as the contract has it: Starlette names those of its first route only."""
+    path = getattr(request.scope.get("route"), "path_format", "")
+    verbs = sorted(verb.upper() for verb in request.app.openapi()["paths"].get(path, ()))
+    if not verbs:
+        return error.headers
+    return {"allow": ", ".join(verbs + ["HEAD"] * ("GET" in verbs))}
 
 
 def _is_json(request: Request) -> bool:

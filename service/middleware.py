@@ -5,6 +5,7 @@ Boundary: plain ASGI, so that streams pass untouched. It is the one place that c
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -14,11 +15,14 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import PayloadTooLarge, ServiceError
+from service.errors import InvalidRequest, PayloadTooLarge, ServiceError, TooSlow
+from service.handlers import error_response
 from service.ids import new_id
 
 log = structlog.get_logger()
 
+MIN_BYTES_PER_SECOND = 4096
+_CLOSE = {"connection": "close"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -50,6 +54,54 @@ class RequestContext:
             await exchange.answer(_unexpected(exchange.request_id))
         finally:
             _log_access(scope, exchange.status, time.monotonic() - started)
+
+
+class SteadyBodies:
+    """Refuses bodies of two lengths (one for us, one for a proxy before us) and those that hardly move.
+
+    A body has `grace_seconds`, and more for each byte of it: who drips or stops holds nothing for long.
+    Before the headers are complete it is the server's or a proxy's to wait, after the body nobody waits.
+    """
+
+    def __init__(self, app: ASGIApp, grace_seconds: float) -> None:
+        self.app = app
+        self.grace_seconds = grace_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            message = "Send either Content-Length or Transfer-Encoding."
+            refusal = InvalidRequest(message, code="invalid_body", headers=_CLOSE)
+            await error_response(refusal)(scope, receive, send)
+            return
+        await self.app(scope, _Arrival(receive, self.grace_seconds).receive, send)
+
+
+class _Arrival:
+    """One body's way in. Its deadline moves with each byte of it; our own waiting before does not count."""
+
+    def __init__(self, receive: Receive, grace_seconds: float) -> None:
+        self._receive = receive
+        self._grace_seconds = grace_seconds
+        self._deadline: float | None = None
+        self._is_complete = False
+
+    async def receive(self) -> Message:
+        if self._is_complete:  # what follows is the client's leaving, and a stream waits for that
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._grace_seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise TooSlow("The request's body arrives too slowly.", headers=_CLOSE) from error
+        self._deadline += len(message.get("body", b"")) / MIN_BYTES_PER_SECOND
+        self._is_complete = not message.get("more_body", False)
+        return message
 
 
 class HeadLikeGet:

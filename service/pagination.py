@@ -8,7 +8,7 @@ from typing import Annotated, Generic, Literal, Protocol, TypeVar
 from fastapi import Query
 from pydantic import BaseModel
 
-from service.errors import InvalidRequest
+from service.errors import NotFound
 
 
 class HasId(Protocol):
@@ -18,6 +18,9 @@ class HasId(Protocol):
 
 Item = TypeVar("Item")
 Identified = TypeVar("Identified", bound=HasId)
+
+MAX_NUMBER = 2**53 - 1
+"""The largest step or sequence that one may ask for: every JSON reader keeps it, and every database."""
 
 After = Annotated[str | None, Query(max_length=128, description="Id of the last item already seen.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Items of one page.")]
@@ -44,6 +47,6 @@ def page_of(items: Sequence[Identified], limit: int) -> Page[Identified]:
     )
 
 
-def unknown_cursor(after: str) -> InvalidRequest:
-    """The refusal of an `after` that is not in the list, or is somebody else's."""
-    return InvalidRequest(f"after: {after!r} is not the id of an item of this list", param="after")
+def unknown_cursor(after: str) -> NotFound:
+    """The refusal of an `after` that is no item of this list: as with any id, a 404."""
+    return NotFound(f"after: {after!r} is not the id of an item of this list", param="after")

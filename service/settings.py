@@ -60,6 +60,8 @@ class Settings(BaseSettings):
     max_attempts_without_checkpoint: int = Field(3, ge=1)
     max_upload_bytes: int = Field(512 * 2**20, ge=1)
     max_rows: int = Field(50_000, ge=1)
+    body_grace_seconds: float = Field(60, gt=0)
+    """For a request's body to arrive, and 4 KiB a second beyond that."""
     max_queued_jobs: int = Field(100, ge=1)
     """Queued and running jobs of one tenant."""
     max_running_jobs: int | None = Field(None, ge=1)

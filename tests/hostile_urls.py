@@ -1,4 +1,4 @@
-"""URLs that lead inside, or nowhere, and that no user may have asked."""
+"""URLs that lead inside or mislead a parser, and public ones: for whatever asks a URL that a user gave."""
 
 from __future__ import annotations
 
@@ -105,4 +105,13 @@ REFUSED = [
     "javascript:alert(1)",
     "unix:///var/run/docker.sock",
     "https://example.com/" + "a" * 2100,
+]
+ACCEPTED = [
+    "https://example.com/grade",
+    "https://example.com:8443/grade?x=%20y",
+    "https://EXAMPLE.com.",
+    "https://xn--exmple-cua.com/",
+    "https://8.8.8.8/",
+    "https://[2606:4700:4700::1111]/",
+    "https://3com.example/",
 ]

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.template import check, render, unresolved, uses_sample
-from grpo_engine.records import GradeError, Record, Sample, Score
+from grpo_engine.records import GradeError, Input, Sample, Score
 
 Template = Annotated[str, Field(max_length=65_536), AfterValidator(check)]
 """Text with `{{item.…}}` and `{{sample.…}}`; see `template.py`."""
@@ -25,7 +25,7 @@ Execution = Literal["inline", "thread", "process"]
 or die, so it runs in a grading process that is killed at its deadline."""
 
 
-class GraderBase(Record):
+class GraderBase(Input):
     """Common part of all reward rules."""
 
     name: str = Field("", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")

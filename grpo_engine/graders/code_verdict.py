@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from grpo_engine.graders.excerpt import excerpt
 from grpo_engine.graders.samples import parse_json
-from grpo_engine.records import Record
+from grpo_engine.records import Input
 
 # possessive, so that a long line costs linear time
 _FENCE = re.compile(r" {0,3}(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+-]*+)[^`\n]*+")
@@ -22,7 +22,7 @@ _PYTHON = ("python", "python3", "py")
 _DECIMAL = re.compile(r"[+-]?([0-9]++\.?[0-9]*+|\.[0-9]++)([eE][+-]?[0-9]++)?")
 
 
-class CallTest(Record):
+class CallTest(Input):
     """`call(*args, **kwargs)` returns `expected`."""
 
     call: str = Field(max_length=256, pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
@@ -54,7 +54,7 @@ class CallTest(Record):
         return repr(self.expected)
 
 
-class StdinTest(Record):
+class StdinTest(Input):
     """The program, given `stdin`, prints `expected_stdout`; white space that ends a line does not count."""
 
     stdin: str

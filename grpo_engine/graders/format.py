@@ -13,7 +13,7 @@ from grpo_engine.graders.base import GraderBase, Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.samples import parse_json
 from grpo_engine.graders.template import render
-from grpo_engine.records import Sample
+from grpo_engine.records import Listed, Sample
 
 TagName = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
 
@@ -28,7 +28,7 @@ class Format(GraderBase):
 
     type: Literal["format"]
     input: Template = "{{sample.output_text}}"
-    tags: Annotated[tuple[TagName, ...], Field(min_length=1, max_length=16)] | None = None
+    tags: Annotated[Listed[TagName], Field(min_length=1, max_length=16)] | None = None
     """Names such as ["think", "answer"]: each opens and closes exactly once, one after the other."""
     strict: bool = False
     """tags: nothing but white space outside of them."""

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, Field, Strict, model_validator
 
 from grpo_engine import chat
 from grpo_engine.graders.asking import AskingGrader, Verdict, read_verdict
@@ -23,7 +23,7 @@ from grpo_engine.graders.base import Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.judging import Ledger, ModelUsage, SharedCalls, SpendLimitError
 from grpo_engine.graders.template import render
-from grpo_engine.records import Record, Sample
+from grpo_engine.records import Input, Listed, Sample
 
 MAX_MESSAGE_CHARACTERS = 2**22
 """Of all messages together."""
@@ -39,20 +39,18 @@ def usage() -> dict[str, ModelUsage]:
     return _ledger.usage()
 
 
-class TextPart(Record):
+class TextPart(Input):
     """A piece of a message. Images and sound are not for judges of text."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Template
 
 
-class JudgeMessage(Record):
+class JudgeMessage(Input):
     """One message for the judge."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: (
-        Template | TextPart | Annotated[tuple[Template | TextPart, ...], Field(min_length=1, max_length=64)]
-    )
+    content: Template | TextPart | Annotated[Listed[Template | TextPart], Field(min_length=1, max_length=64)]
     type: Literal["message"] = "message"
 
     def pieces(self) -> list[str]:
@@ -61,7 +59,7 @@ class JudgeMessage(Record):
         return [part if isinstance(part, str) else part.text for part in parts]
 
 
-class SamplingParams(Record):
+class SamplingParams(Input):
     """How the judge's answer is sampled; what is not given is the server's choice."""
 
     temperature: float | None = Field(None, ge=0, le=2)
@@ -80,8 +78,8 @@ class ScoreModel(AskingGrader):
     type: Literal["score_model"]
     model: str = Field(min_length=1, max_length=256)
     """As the server names it; the operator may restrict which."""
-    input: Annotated[tuple[JudgeMessage, ...], Field(min_length=1, max_length=64)]
-    range: tuple[float, float] = (0.0, 1.0)
+    input: Annotated[Listed[JudgeMessage], Field(min_length=1, max_length=64)]
+    range: Annotated[tuple[float, float], Strict(False)] = (0.0, 1.0)
     """A number outside is an error, never cut to fit."""
     sampling_params: SamplingParams = SamplingParams()
     endpoint: str = Field("default", min_length=1, max_length=128)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from grpo_engine.graders.web import check_url
-from grpo_engine.records import Record
+from grpo_engine.records import Input
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
 
@@ -18,7 +18,7 @@ def _checked(url: str) -> str:
     return url
 
 
-class PythonTool(Record):
+class PythonTool(Input):
     """A Python interpreter in the sandbox; each call is a fresh one."""
 
     type: Literal["python"]
@@ -28,7 +28,7 @@ class PythonTool(Record):
     max_output_chars: int = Field(2000, ge=1, le=100_000)
 
 
-class HttpTool(Record):
+class HttpTool(Input):
     """`POST {"name", "arguments", "item", "trace_id"}` to a URL; the answer is shown to the model."""
 
     type: Literal["http"]

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from grpo_engine.expand import ALIASES, rename_aliases
 from grpo_engine.graders import Grader
-from grpo_engine.records import Record
+from grpo_engine.records import Input
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -25,7 +25,7 @@ DEFAULT_TEMPLATE = (
 )
 
 
-class EndpointModel(Record):
+class EndpointModel(Input):
     """A model on one of the operator's OpenAI-compatible servers."""
 
     endpoint: str = Field(min_length=1, max_length=128)
@@ -44,7 +44,7 @@ Speaker = Literal["model"] | EndpointModel
 """ "model": the job's own, on the worker."""
 
 
-class TrainingFreeHyperparameters(Record):
+class TrainingFreeHyperparameters(Input):
     """Training-Free GRPO (arXiv 2510.08191); group size and epochs are the paper's."""
 
     n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
@@ -143,13 +143,13 @@ class TrainingFreeHyperparameters(Record):
         return self
 
 
-class TrainingFreeMethod(Record):
+class TrainingFreeMethod(Input):
     grader: Grader
     eval_grader: Grader | None = None
     """Scores the held-out rows; None: the grader that compares."""
     hyperparameters: TrainingFreeHyperparameters = Field(default_factory=TrainingFreeHyperparameters)
 
 
-class TrainingFree(Record):
+class TrainingFree(Input):
     type: Literal["training_free"]
     training_free: TrainingFreeMethod

@@ -37,6 +37,8 @@ def api_command(host: str, port: int) -> list[str]:
     return [
         *(sys.executable, "-m", "uvicorn", "service.app:create_app", "--factory"),
         *("--host", host, "--port", str(port)),
+        # Strict, and bounded in headers; where httptools is installed uvicorn would take it.
+        *("--http", "h11"),
         *("--timeout-graceful-shutdown", str(STREAM_GRACE_SECONDS), "--no-access-log"),
     ]
 

@@ -22,7 +22,7 @@ from service.files.schemas import FileRead, UploadFields
 from service.ids import new_id
 from service.jobs.repository import is_result, lock_tenant
 from service.models import File
-from service.pagination import Page, page_of
+from service.pagination import Page, page_of, unknown_cursor
 from service.principal import Principal
 from service.settings import Settings
 from service.storage import Storage
@@ -101,12 +101,12 @@ class Files:
     def page(
         self, *, purpose: str | None, after: str | None, limit: int, order: repository.Order
     ) -> Page[FileRead]:
-        """One page of the tenant's files. Raises InvalidRequest for an unknown `after`."""
+        """One page of the tenant's files. Raises NotFound for an unknown `after`."""
         tenant = self._principal.tenant
         with self._database.reading() as session:
             cursor = repository.find_cursor(session, tenant, after) if after is not None else None
             if after is not None and cursor is None:
-                raise InvalidRequest(f"after: there is no file {after}.", param="after")
+                raise unknown_cursor(after)
             rows = repository.page(session, tenant, purpose=purpose, after=cursor, limit=limit, order=order)
             return page_of([to_read(row) for row in rows], limit)
 

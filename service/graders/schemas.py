@@ -16,7 +16,7 @@ from grpo_engine.records import GradeError
 class Request(BaseModel):
     """Unknown fields are refused: a typo is an error where it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ValidateRequest(Request):
@@ -34,7 +34,7 @@ class RunRequest(Request):
     """The completion's text; `sample.output_json` exists where it is JSON."""
     item: dict[str, Any] | None = None
     """A dataset row; `messages` and `tools` are not part of it for graders."""
-    num_tokens: int = Field(0, ge=0)
+    num_tokens: int = Field(0, ge=0, le=10_000_000)
     """Length of the completion for `length` in tokens; 0: not known."""
 
 

@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
-from pydantic import BaseModel
+from pydantic import BaseModel, StringConstraints
 from starlette.concurrency import run_in_threadpool
 
 from service.auth import Reader
 from service.db import Database
 from service.dependencies import DatabaseDep, SettingsDep
-from service.errors import InvalidRequest
 from service.jobs import metrics, rollouts
 from service.jobs.names import rollout_place
 from service.jobs.reading import require_job
@@ -23,14 +22,15 @@ from service.jobs.states import TERMINAL, JobState
 from service.jobs.stream import Feed, stop_on_signals
 from service.jobs.views import event_read
 from service.models import Job, JobEvent
-from service.pagination import After, Limit, Page, page_of
+from service.pagination import MAX_NUMBER, After, Limit, Page, page_of, unknown_cursor
 
 router = APIRouter(prefix="/jobs/{job_id}")
 
 RECONNECT_MS = 2000
-Names = Annotated[list[str] | None, Query(description="Metric names, separated by commas or repeated.")]
+Name = Annotated[str, StringConstraints(pattern="[^,]")]
+Names = Annotated[list[Name] | None, Query(description="Metric names, separated by commas or repeated.")]
 Split = Annotated[Literal["train", "validation", "retention"] | None, Query()]
-Step = Annotated[int | None, Query(ge=0)]
+Step = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 
 
 class MetricPage(BaseModel):
@@ -45,7 +45,7 @@ def list_metrics(
     job_id: str,
     principal: Reader,
     database: DatabaseDep,
-    after_step: Annotated[int, Query(ge=-1)] = -1,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
     names: Names = None,
     max_points: Annotated[int | None, Query(ge=2, le=10_000)] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
@@ -86,7 +86,7 @@ def list_rollouts(
     """Groups of completions, newest step first; `best` and `worst` order by mean reward, in one page."""
     place = rollout_place(after) if after is not None else None
     if after is not None and (place is None or filter in ("best", "worst")):
-        raise InvalidRequest(f"after: {after!r} is not a place in this list", param="after")
+        raise unknown_cursor(after)
     with database.scanning() as session:
         require_job(session, principal.tenant, job_id)
         groups = rollouts.rollout_page(
@@ -127,9 +127,9 @@ async def stream_job(
     principal: Reader,
     database: DatabaseDep,
     feed: Annotated[Feed, Depends(_open_feed)],
-    after: Annotated[int | None, Query(ge=0)] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
     since: Annotated[Literal["start", "now"], Query(alias="from")] = "start",
-    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0)] = None,
+    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=MAX_NUMBER)] = None,
 ) -> Response:
     """Server-sent events `metrics`, `event` and `status`; `id:` is the event's number.
 
@@ -169,7 +169,4 @@ def _frame(row: JobEvent) -> bytes:
 def _split_names(names: list[str] | None) -> list[str] | None:
     if names is None:
         return None
-    chosen = [name for part in names for name in part.split(",") if name]
-    if not chosen:
-        raise InvalidRequest("names: is empty; leave it out for all metrics", param="names")
-    return chosen
+    return [name for part in names for name in part.split(",") if name]

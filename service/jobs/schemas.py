@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from grpo_engine.config import Method
+from grpo_engine.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
 
 Label = Annotated[str, StringConstraints(max_length=512)]
@@ -28,7 +29,7 @@ FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 class Request(BaseModel):
     """Unknown fields are refused: a typo is an error where it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Resources(Request):
@@ -36,8 +37,16 @@ class Resources(Request):
     """Devices, one process of the training on each; 0: one of whatever the worker has."""
 
 
+def _in_openais_older_form(schema: dict[str, Any]) -> None:
+    """That form has no method, or null: `JobCreate` fills it in."""
+    filled_in("method")(schema)
+    schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
+
+
 class JobCreate(Request):
     """Body of `POST /v1/fine_tuning/jobs`."""
+
+    model_config = ConfigDict(json_schema_extra=_in_openais_older_form)
 
     model: str = Field(min_length=1, max_length=256)
     """A name of the catalogue, or the `ft:…` name of an earlier job."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 from sqlalchemy import func, select
@@ -65,7 +66,7 @@ def jsonl(*rows: Any) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in rows)
 
 
-def upload(client: TestClient, content: bytes | None = None) -> str:
+def upload(client: httpx.Client, content: bytes | None = None) -> str:
     """Id of a file that was uploaded over HTTP."""
     content = jsonl(row(), row("What is 3+3?", "6")) if content is None else content
     answer = client.post("/v1/files", files={"file": ("train.jsonl", content)}, data={"purpose": "fine-tune"})

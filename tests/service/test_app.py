@@ -77,10 +77,12 @@ def test_errors_are_documented_as_they_are_answered(contract: dict[str, Any]) ->
     documented = {name: list(given["responses"]) for name, given in found.items()}
     assert documented["get /v1/files/{file_id}"] == ["200", "400", "401", "403", "404", "429", "503"]
     assert documented["post /v1/fine_tuning/jobs"] == [
-        *("200", "400", "401", "403", "413", "422", "429", "503"),
+        *("200", "400", "401", "403", "408", "413", "422", "429", "503"),
     ]
-    assert documented["post /v1/files"] == ["200", "400", "401", "403", "413", "429", "503", "507"]
+    assert documented["post /v1/files"] == ["200", "400", "401", "403", "408", "413", "429", "503", "507"]
     assert documented["get /livez"] == ["200"]
+    assert "404" in documented["get /v1/files"]  # of `after`
+    assert "429" in documented["post /v1/fine_tuning/alpha/graders/run"]
     schemas = {
         response["content"]["application/json"]["schema"]["$ref"]
         for name, given in found.items()
@@ -89,6 +91,21 @@ def test_errors_are_documented_as_they_are_answered(contract: dict[str, Any]) ->
     }
     assert schemas == {"#/components/schemas/Error"}
     assert "ValidationError" not in str(contract)
+
+
+def test_what_a_validator_fills_in_is_not_required(contract: dict[str, Any]) -> None:
+    schemas = contract["components"]["schemas"]
+    assert schemas["JobCreate"]["required"] == ["model", "training_file"]
+    assert schemas["SupervisedHyperparameters"]["required"] == []
+
+
+def test_a_parameter_is_absent_and_never_null(contract: dict[str, Any]) -> None:
+    given = operations(contract).values()
+    schemas = [parameter["schema"] for each in given for parameter in each.get("parameters", ())]
+    assert "null" not in str(schemas)
+    stream = operations(contract)["get /v1/fine_tuning/jobs/{job_id}/stream"]["parameters"]
+    (header,) = [each["schema"] for each in stream if each["in"] == "header"]
+    assert (header["type"], header["minimum"]) == ("integer", 0)
 
 
 def test_an_error_has_the_documented_schema(contract: dict[str, Any]) -> None:

@@ -30,7 +30,22 @@ def test_an_unknown_route_is_a_404(client: TestClient) -> None:
 def test_a_wrong_method_is_a_405(client: TestClient) -> None:
     answer = client.put("/livez")
     assert error_of(answer, 405)["code"] == "method_not_allowed"
-    assert answer.headers["allow"] == "GET"
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/files", "GET, POST, HEAD"),
+        ("/v1/files/x", "DELETE, GET, HEAD"),
+        (f"{JOBS}/validate", "POST"),
+        ("/v1/models/a/b", "DELETE, GET, HEAD"),
+    ],
+)
+def test_a_405_lists_all_that_the_path_allows(client: TestClient, path: str, allowed: str) -> None:
+    answer = client.options(path)
+    assert (error_of(answer, 405)["code"], answer.headers["allow"]) == ("method_not_allowed", allowed)
 
 
 @on_sqlite

@@ -103,7 +103,7 @@ def test_a_list_can_be_narrowed_to_a_purpose(client: TestClient) -> None:
 
 def test_an_unknown_cursor_is_refused(client: TestClient) -> None:
     answer = client.get("/v1/files", params={"after": "file-nobody"})
-    assert refusal(answer) == (400, "after", "invalid_value")
+    assert refusal(answer) == (404, "after", "not_found")
 
 
 def test_a_deleted_file_is_gone_with_its_content(client: TestClient, settings: Settings) -> None:
@@ -195,7 +195,7 @@ def test_a_foreign_file_does_not_exist(
     answer = other_client.request(method, f"/v1/files/{file_id}{path}")
     assert refusal(answer) == (404, "file_id", "not_found")
     assert other_client.get("/v1/files").json()["data"] == []
-    assert other_client.get("/v1/files", params={"after": file_id}).status_code == 400
+    assert other_client.get("/v1/files", params={"after": file_id}).status_code == 404
 
 
 @on_sqlite

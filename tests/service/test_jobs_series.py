@@ -60,7 +60,7 @@ def test_an_events_cursor_of_another_job_is_refused(
         history.append(session, other, Entry("message", "m"))
     cursor = get(client, f"{other}/events")["last_id"]
     answer = client.get(f"{JOBS}/{job_id}/events", params={"after": cursor})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
 
 
 def test_checkpoints_are_newest_first(
@@ -109,7 +109,7 @@ def test_metrics_go_on_after_a_step(client: TestClient, measured: str) -> None:
 def test_names_that_are_given_but_empty_are_refused(client: TestClient, measured: str) -> None:
     for path in ("metrics", "metrics.csv"):
         answer = client.get(f"{JOBS}/{measured}/{path}", params={"names": ","})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "names")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "names[0]")
 
 
 def test_evaluations_are_columns_that_may_be_empty(
@@ -125,7 +125,7 @@ def test_evaluations_are_columns_that_may_be_empty(
 @pytest.mark.parametrize("path", ["events", "checkpoints", "rollouts"])
 def test_an_empty_cursor_is_refused(client: TestClient, job_id: str, path: str) -> None:
     answer = client.get(f"{JOBS}/{job_id}/{path}", params={"after": ""})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
 
 
 def test_metrics_are_thinned_evenly(client: TestClient, measured: str) -> None:
@@ -232,3 +232,14 @@ def test_the_export_has_every_group_with_its_tokens(client: TestClient, sampled:
         (3, 0),
     ]
     assert groups[0]["completions"][0]["token_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("rollouts", "step"), ("rollouts.jsonl", "step"), ("metrics", "after_step"), ("stream", "after")],
+)
+def test_a_number_that_no_database_holds_is_refused(
+    client: TestClient, job_id: str, path: str, name: str
+) -> None:
+    answer = client.get(f"{JOBS}/{job_id}/{path}", params={name: 2**64})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)

@@ -47,7 +47,10 @@ def with_grader(**changes: Any) -> dict[str, Any]:
         ({"lora": {"bogus": 0}}, "lora.bogus", "unknown_field", "Unknown field"),
         ({"lora": "half"}, "lora", "invalid_value", "a JSON object or 'full', got 'half'"),
         ({"recipe": "x"}, "recipe", "invalid_value", "'rloo' or 'reinforce_plus_plus', got 'x'"),
-        ({"temperature": "nan"}, "temperature", "invalid_value", "a finite number"),
+        ({"temperature": "nan"}, "temperature", "invalid_value", "a valid number"),
+        ({"group_size": "8"}, "group_size", "invalid_value", "a valid integer, got '8'"),
+        ({"n_steps": True}, "n_steps", "invalid_value", "a valid integer, got true"),
+        ({"mask_truncated_completions": 1}, "mask_truncated_completions", "invalid_value", "a valid boolean"),
     ],
     ids=str,
 )

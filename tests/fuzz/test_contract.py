@@ -1,0 +1,85 @@
+"""schemathesis on the running service: every check that it has, single and chained requests, real PostgreSQL.
+
+A short pass belongs to the suite; `make fuzz EXAMPLES=1000` sends the long one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from service.db import Database, connect
+from service.jobs import history
+from service.jobs.history import Entry
+from service.jobs.states import JobState
+from service.models import Metric
+from service.settings import Settings
+from tests.fuzz.serving import Api
+from tests.service.embedded import ROOT
+from tests.service.job_samples import (
+    MODEL,
+    add_artifact,
+    add_checkpoint,
+    add_job,
+    jsonl,
+    row,
+    store_file,
+)
+
+ENVIRONMENT = {"GRPO_MAX_QUEUED_JOBS": "1000000"}
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+"""Of each operation; 0: the short pass."""
+LARGE_BODIES = r"/jobs$|/jobs/validate$|/graders/"
+"""Their coverage phase is tens of thousands of requests: only the long pass sends it."""
+
+
+def populate(settings: Settings, folder: Path) -> None:
+    """Jobs in every state with all that they leave behind; schemathesis is told their ids."""
+    database = connect(settings)
+    jobs, checkpoints = [], []
+    files = [store_file(settings, database, jsonl(row(), row("What is 3+3?", "6"))) for _ in range(3)]
+    for state in JobState:
+        job_id = add_job(database, state, training_file=files[0])
+        jobs.append(job_id)
+        checkpoints.append(add_checkpoint(settings, database, job_id, 5, b"weights"))
+        files.append(add_artifact(settings, database, job_id, "adapter", b"weights"))
+        _add_series(database, job_id)
+    database.engine.dispose()
+    named = {"jobs": jobs, "files": files, "checkpoints": checkpoints, "models": [MODEL]}
+    for name, values in named.items():
+        (folder / f"{name}.txt").write_text("".join(f'"{value}"\n' for value in values))
+
+
+def _add_series(database: Database, job_id: str) -> None:
+    with database.transaction() as session:
+        for step in range(1, 4):
+            session.add(Metric(job_id=job_id, step=step, values={"reward": step / 4}))
+            history.append(session, job_id, Entry("message", f"step {step}"))
+
+
+def schemathesis(api: Api, folder: Path, *options: str) -> None:
+    """A run of its own command with our configuration; its report is the failure's text."""
+    shutil.copy(Path(__file__).with_name("schemathesis.toml"), folder)
+    program = str(Path(sys.executable).with_name("schemathesis"))
+    done = subprocess.run(
+        [program, "--config-file", "schemathesis.toml", "run", f"{api.url}/openapi.json", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GRPO_API_KEY": api.key},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_contract_holds_for_whatever_is_sent(api: Api, tmp_path: Path) -> None:
+    populate(api.settings, tmp_path)
+    if EXAMPLES:
+        schemathesis(api, tmp_path, "--max-examples", str(EXAMPLES))
+        return
+    fixed = ("--max-examples", "5", "--seed", "1", "--no-shrink")
+    schemathesis(api, tmp_path, "--phases", "fuzzing,stateful", *fixed)
+    schemathesis(api, tmp_path, "--phases", "coverage", "--exclude-path-regex", LARGE_BODIES, *fixed)
