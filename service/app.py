@@ -26,6 +26,7 @@ from service.middleware import HeadLikeGet, RequestContext
 from service.models_catalog import endpoints as models
 from service.settings import Settings
 from service.storage import open_storage
+from service.traffic import Traffic
 
 MAX_BODY_BYTES = 2**20
 FORM_BYTES = 2**16
@@ -44,6 +45,7 @@ class Service(FastAPI):
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service; without settings those of the environment."""
     settings = settings or Settings()
+    logs.configure(settings.log_level)
     app = Service(
         title="GRPO service",
         version=version("grpo-service"),
@@ -56,9 +58,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
+    app.state.traffic = Traffic()
     # The last one is the outermost.
     app.add_middleware(HeadLikeGet)
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, traffic=app.state.traffic)
     handlers.install(app)
     docs.install(app)
     _include_routers(app, settings)
@@ -75,7 +78,7 @@ def _include_routers(app: FastAPI, settings: Settings) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
-    # Not earlier: a server that is handed the application sets up its own logging after making it.
+    # Again: a server that was handed the application has set up its own logging since.
     logs.configure(settings.log_level)
     refuse_eviction(settings)
     app.state.database = connect(settings)

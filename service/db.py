@@ -16,6 +16,8 @@ from service.settings import Settings
 RESTED_SECONDS = 0.1
 """A pooled connection that was used later than so long ago is taken as alive, without asking it."""
 RESTED_SINCE = "rested_since"
+QUIET = {"hide_parameters": True}
+"""An error's text holds its statement and not the data: it goes to the log."""
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -23,7 +25,7 @@ def make_engine(settings: Settings) -> Engine:
     url = settings.sqlalchemy_url
     if url.startswith("sqlite"):
         settings.home.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, connect_args={"timeout": 30, "isolation_level": None})
+        engine = create_engine(url, connect_args={"timeout": 30, "isolation_level": None}, **QUIET)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -35,6 +37,7 @@ def make_engine(settings: Settings) -> Engine:
         pool_use_lifo=True,
         connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
         | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
+        **QUIET,
     )
     event.listen(engine, "begin", _begin_postgresql)
     _ping_rested(engine)

@@ -9,9 +9,9 @@ import os
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from grpo_engine.config import Runtime
@@ -19,7 +19,10 @@ from grpo_engine.devices import visible_gpus
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="GRPO_", frozen=True, extra="ignore")
+    # An error shows no input: URLs hold passwords.
+    model_config = SettingsConfigDict(
+        env_prefix="GRPO_", frozen=True, extra="ignore", hide_input_in_errors=True
+    )
 
     home: Path = Field(default_factory=lambda: Path.home() / ".grpo")
     """Embedded mode's one folder: database, artifacts, models, runs, the first key."""
@@ -69,7 +72,9 @@ class Settings(BaseSettings):
     """`host` or `host:port`, comma separated, that graders and tools may ask beyond public https."""
     endpoint_secret: SecretStr | None = None
     """Signs requests to grader endpoints and tools as Standard Webhooks do; base64, maybe after `whsec_`."""
-    log_level: str = "INFO"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"
+    min_free_disk_bytes: int = Field(256 * 2**20, ge=0)
+    """With less than so much free in `home` the service is not ready; `grpo doctor` says it too."""
     warm_engine: bool = True
     """Each worker keeps one engine started ahead, so that a job begins without the seconds of its imports.
     It holds about 370 MB of memory, and no device, while it waits."""

@@ -60,6 +60,7 @@ def make_app(settings: Settings) -> Celery:
         worker_disable_prefetch=True,
         worker_concurrency=1,
         worker_send_task_events=False,
+        worker_redirect_stdouts=False,
     )
     return celery
 
@@ -74,7 +75,6 @@ sweepers: list[subprocess.Popen[bytes]] = []
 @cache
 def opened_worker(pid: int) -> Worker:
     """This process's worker: a forked child must not share connections with its parent."""
-    logs.configure(settings.log_level)
     return Worker.open(settings, worker_name(), draining)
 
 
@@ -94,6 +94,18 @@ def wake(pool: str) -> None:
         pass
     if not draining.is_set():
         engines.prepare()
+
+
+@signals.setup_logging.connect
+def log_our_way(**_signal: Any) -> None:
+    """Celery then leaves the logging of this process and its children to us."""
+    logs.own_process(settings.log_level)
+
+
+@signals.celeryd_init.connect
+def print_no_banner(instance: Any, **_signal: Any) -> None:
+    """All that it prints is a line of JSON."""
+    instance.quiet = True
 
 
 @signals.worker_process_init.connect

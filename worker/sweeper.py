@@ -38,7 +38,8 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
     for pool in pools:
         wakeups.send(pool)
     for found in swept:
-        logger.warning("lease expired", job=found.job_id, state=found.state.value)
+        about = {"tenant": found.tenant, "attempt": found.attempt, "fence": found.fence}
+        logger.warning("lease expired", job=found.job_id, state=found.state, worker=found.worker, **about)
     return swept
 
 
@@ -55,7 +56,7 @@ def sweep_until(stopping: Flag, database: Database, wakeups: Wakeups, settings: 
 def main() -> None:
     """A process that only sweeps, until SIGTERM or SIGINT."""
     settings = Settings()
-    logs.configure(settings.log_level)
+    logs.own_process(settings.log_level)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_signal: stopping.set())
