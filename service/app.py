@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from fastapi import Depends, FastAPI
 
-from service import contract, docs, handlers, health, logs
+from service import contract, docs, handlers, health, logs, metrics
 from service.bodies import refuse_odd_text
 from service.catalog import Catalog
 from service.db import connect
@@ -24,6 +24,7 @@ from service.jobs.checked_files import CheckedFiles
 from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext
 from service.models_catalog import endpoints as models
+from service.probes import Probe
 from service.settings import Settings
 from service.storage import open_storage
 from service.traffic import Traffic
@@ -71,7 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    for router in (jobs.router, models.router, graders.router, health.router):
+    for router in (jobs.router, models.router, graders.router, health.router, metrics.router):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
 
@@ -86,6 +87,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.catalog = Catalog(settings)
     app.state.checked_files = CheckedFiles()
     app.state.wakeups = Wakeups(settings)
+    app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
+    app.state.census = Probe(metrics.Census(app.state.database, settings.sweep_seconds).take, None)
     structlog.get_logger().info("started", mode=settings.mode)
     yield
     app.state.wakeups.close()

@@ -1,7 +1,7 @@
 """One JSON object a line on standard error, without secrets; lines of uvicorn, Celery and Alembic too.
 
-`structlog.get_logger()` and `logging.getLogger()` are used as everywhere else. A worker binds what an attempt is
-(`structlog.contextvars`); what a request is, its middleware knows and says when a line is written.
+`structlog.get_logger()` and `logging.getLogger()` are used as everywhere else. A worker binds what an attempt
+is (`structlog.contextvars`); what a request is, its middleware knows and says when a line is written.
 Boundary: the configuration of both; what is worth a line is decided where it happens.
 """
 
@@ -19,8 +19,8 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 TOLD = ("service", "worker", "uvicorn", "celery")
-"""Loggers of the standard library that speak at our level. All others only warn: below that, HTTP clients print
-whole URLs and headers, and Alembic a line with every look at the schema."""
+"""Loggers of the standard library that speak at our level. All others only warn: below that, HTTP clients
+print whole URLs and headers, and Alembic a line with every look at the schema."""
 REQUEST: ContextVar[Callable[[], Mapping[str, Any]] | None] = ContextVar("request", default=None)
 """What is known by now of the request that is being answered."""
 

@@ -116,3 +116,8 @@ class Settings(BaseSettings):
     @property
     def key_file(self) -> Path:
         return self.home / "api_key"
+
+    @property
+    def alive_file(self) -> Path:
+        """Touched by the main loop of a worker that runs here."""
+        return self.home / "worker.alive"

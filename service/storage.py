@@ -101,6 +101,12 @@ class Storage:
             return False
         return True
 
+    def check(self) -> None:
+        """Raises StorageError where it does not answer; asks for nothing that is there."""
+        if self._root is not None and not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
+            raise StorageError(f"{self._root} is no folder that this process may write to")
+        self.exists("probe/none")
+
     def delete(self, key: str) -> None:
         """Remove the object; where there is none, nothing happens."""
         try:

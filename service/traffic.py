@@ -1,6 +1,7 @@
-"""What this process has answered, counted for Prometheus: how long, on which route, with which kind of status.
+"""What this process has answered, for Prometheus: how fast, on which route, with which kind of status.
 
-Boundary: counts of one process since its start. No path, tenant or key becomes a label: their number is not ours.
+Boundary: counts of one process since its start. No path, tenant or key becomes a label: how many of them
+there are is not ours to say.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Traffic:
 def route_of(scope: Any) -> str | None:
     """The route's template, `/v1/files/{file_id}`; None where the path is none of ours.
 
-    A route inside a router inside another knows only the end of its own template; the rest is as it was asked for.
+    A route in a router in another one knows only the end of its template; the rest is as it was asked for.
     """
     route = scope.get("route")
     template = getattr(route, "path_format", None)

@@ -139,7 +139,7 @@ def drain(**_signal: Any) -> None:
 def touch(**_signal: Any) -> None:
     """Liveness of the main process."""
     settings.home.mkdir(parents=True, exist_ok=True)
-    (settings.home / "worker.alive").touch()
+    settings.alive_file.touch()
 
 
 @signals.worker_ready.connect
@@ -147,7 +147,9 @@ def start_sweeper(**_signal: Any) -> None:
     """A sweeper beside this worker; it dies with it. Celery says "ready" again after each reconnect."""
     if not any(process.poll() is None for process in sweepers):
         launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
-        sweepers[:] = [subprocess.Popen([*launcher, sys.executable, "-m", "worker.sweeper"])]
+        sweepers[:] = [
+            subprocess.Popen([*launcher, sys.executable, "-m", "worker.sweeper", "--beside-worker"])
+        ]
 
 
 @signals.worker_shutdown.connect

@@ -81,7 +81,7 @@ class Worker:
 
     def touch(self) -> None:
         """Liveness: a file that the main loop touches."""
-        (self.settings.home / "worker.alive").touch()
+        self.settings.alive_file.touch()
 
 
 class Refused(Exception):

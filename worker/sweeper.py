@@ -1,10 +1,12 @@
 """Puts lost jobs back and rings again for those that wait: `python -m worker.sweeper`. Any number may run.
 
-It runs beside every worker, so it also says in each round what its machine offers.
+Beside a worker (`--beside-worker`) it also says in each round what its machine offers. Alone it says nothing:
+its machine would be taken for one with a worker.
 """
 
 from __future__ import annotations
 
+import argparse
 import signal
 import socket
 import threading
@@ -23,7 +25,9 @@ from worker.attempt import Flag
 logger = structlog.get_logger()
 
 
-def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list[sweeping.Swept]:
+def sweep_once(
+    database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
+) -> list[sweeping.Swept]:
     """One round. Raises SQLAlchemyError while the database is away."""
     with database.transaction() as session:
         swept = sweeping.sweep(
@@ -32,8 +36,9 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
             max_failures=settings.max_attempts_without_checkpoint,
         )
     with database.transaction() as session:
-        machine = Machine(of_this_machine(), settings.gpus)
-        announce(session, socket.gethostname()[:128], settings.pool, machine)
+        if has_worker:
+            machine = Machine(of_this_machine(), settings.gpus)
+            announce(session, socket.gethostname()[:128], settings.pool, machine)
         pools = sweeping.due_pools(session)
     for pool in pools:
         wakeups.send(pool)
@@ -43,11 +48,13 @@ def sweep_once(database: Database, wakeups: Wakeups, settings: Settings) -> list
     return swept
 
 
-def sweep_until(stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings) -> None:
+def sweep_until(
+    stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
+) -> None:
     """A round every `sweep_seconds`, whatever happens to the database."""
     while not stopping.is_set():
         try:
-            sweep_once(database, wakeups, settings)
+            sweep_once(database, wakeups, settings, has_worker=has_worker)
         except SQLAlchemyError as error:
             logger.warning("sweep failed", error=type(error).__name__)
         stopping.wait(settings.sweep_seconds)
@@ -55,13 +62,16 @@ def sweep_until(stopping: Flag, database: Database, wakeups: Wakeups, settings: 
 
 def main() -> None:
     """A process that only sweeps, until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="worker.sweeper", description=__doc__)
+    parser.add_argument("--beside-worker", action="store_true", help="a worker runs on this machine")
+    given = parser.parse_args()
     settings = Settings()
     logs.own_process(settings.log_level)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_signal: stopping.set())
     database = connect(settings)
-    sweep_until(stopping, database, Wakeups(settings), settings)
+    sweep_until(stopping, database, Wakeups(settings), settings, has_worker=given.beside_worker)
     database.engine.dispose()
 
 
