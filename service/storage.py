@@ -126,13 +126,16 @@ def open_storage(location: str) -> Storage:
     """Storage at `file:///folder` (made where it does not exist), `memory:///` or `s3://bucket/prefix`.
 
     An S3 store takes its credentials, region and endpoint from the usual `AWS_…` variables.
+    Raises ValueError or StorageError where there can be none.
     """
     if location.startswith("file://"):
         folder = Path(location.removeprefix("file://"))
         if not folder.is_absolute():
             raise ValueError(f"{location}: a storage folder has an absolute path, as in file:///srv/grpo")
-        return Storage(LocalStore(folder, mkdir=True))
-    return Storage(from_url(location))
+        with _translated(location):
+            return Storage(LocalStore(folder, mkdir=True))
+    with _translated(location):
+        return Storage(from_url(location))
 
 
 def sha256_file(path: Path) -> str:
@@ -174,7 +177,8 @@ def _translated(key: str) -> Iterator[None]:
         raise ObjectMissing(key) from error
     except (BaseError, OSError) as error:
         kind = StorageFull if _DISK_FULL.search(str(error)) else StorageError
-        raise kind(f"{key}: {error}") from error
+        # what follows the first line is obstore's inside, with URLs and headers in it
+        raise kind(f"{key}: {str(error).partition(chr(10))[0]}") from error
 
 
 def _sync(path: Path) -> None:

@@ -104,8 +104,9 @@ def log_our_way(**_signal: Any) -> None:
 
 @signals.celeryd_init.connect
 def print_no_banner(instance: Any, **_signal: Any) -> None:
-    """All that it prints is a line of JSON."""
+    """All that it prints is a line of JSON, warnings before its own setup too."""
     instance.quiet = True
+    log_our_way()
 
 
 @signals.worker_process_init.connect

@@ -26,7 +26,7 @@ found = {"python": platform.python_version(), "missing": [], "gpus": 0}
 for name in sys.argv[1:]:
     if importlib.util.find_spec(name) is None:
         found["missing"].append(name)
-if "torch" not in found["missing"]:
+if not found["missing"]:
     import torch
     found |= {"torch": torch.__version__, "gpus": torch.cuda.device_count()}
 print(json.dumps(found))

@@ -29,7 +29,7 @@ class Count(NamedTuple):
     """Ever. A claim counts the fence and the attempt up, a sweep only the fence."""
 
 
-_COUNTS = select(
+COUNTS = select(
     Job.state, Job.pool, func.count(), func.sum(Job.attempt), func.sum(Job.fence - Job.attempt)
 ).group_by(Job.state, Job.pool)
 _OLDEST = select(Job.pool, db_now() - func.min(Job.created_at)).where(IS_QUEUED).group_by(Job.pool)
@@ -45,7 +45,7 @@ _CODES = select(_CODE, func.count()).where(is_in("jobs", JobState.FAILED)).group
 def counts(session: Session) -> list[Count]:
     return [
         Count(state, pool, *(int(number) for number in rest))
-        for state, pool, *rest in session.execute(_COUNTS)
+        for state, pool, *rest in session.execute(COUNTS)
     ]
 
 
@@ -56,9 +56,9 @@ def oldest_seconds(session: Session) -> dict[str, float]:
 
 def overdue_leases(session: Session) -> dict[str, int]:
     """Pool → jobs whose lease has expired, and that no sweeper has taken back yet."""
-    return dict(session.execute(_OVERDUE).tuples().all())
+    return dict(session.execute(_OVERDUE).all())
 
 
 def failure_codes(session: Session) -> dict[str, int]:
     """Code → failed jobs. It reads those rows themselves: not for each scrape."""
-    return dict(session.execute(_CODES).tuples().all())
+    return dict(session.execute(_CODES).all())

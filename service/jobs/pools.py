@@ -99,7 +99,7 @@ def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
     """Every pool with waiting jobs or machines, by name."""
     live_seconds = max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
     hosts = {row[0]: row for row in session.execute(_HOSTS, {"live_seconds": live_seconds})}
-    held = dict(session.execute(_HELD).tuples().all())
+    held = dict(session.execute(_HELD).all())
     pools = sorted({*hosts, *session.scalars(_QUEUED_POOLS)})
     found = []
     for pool in pools:
