@@ -197,7 +197,7 @@ def _away(
     answer = http.get("/v1/files", headers=headers)
     assert answer.status_code == 503
     told.add("answers", answer.text, http.get("/readyz").text, http.get("/metrics").text)
-    _fails(running, told, "doctor", "--json")
+    _fails(running, told, "doctor", "--json", GRPO_ENGINE_PYTHON="/nowhere/python")
     _fails(running, told, "migrate")
     redis.start()
     postgres.start()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from examples.arithmetic import make_rows, write_jsonl
@@ -59,6 +60,16 @@ def test_the_workers_health_check_finds_it_alive(deployment: Production) -> None
     _, *arguments = SERVICES["worker"]["healthcheck"]["test"][1:]
     wait_until(lambda: run_python(deployment, *arguments).returncode == 0, 60)
     assert run_python(deployment, *arguments, "--seconds", "0").returncode == 1
+
+
+def test_its_machine_is_seen_and_nothing_warns(deployment: Production) -> None:
+    def told() -> str:
+        return httpx.get(f"{deployment.url}/metrics").text
+
+    wait_until(lambda: 'grpo_worker_hosts{pool="default"} 1.0' in told(), 60)
+    assert not [
+        line for line in told().splitlines() if line.startswith("grpo_warning") and line[-3:] != "0.0"
+    ]
 
 
 def run_python(deployment: Production, *arguments: str) -> subprocess.CompletedProcess[str]:
