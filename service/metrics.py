@@ -120,7 +120,7 @@ def _of_outcomes(seen: Seen) -> Iterator[Metric]:
 def _of_workers(pools: list[PoolReport]) -> Iterator[Metric]:
     live = {each.pool: each.num_live for each in pools}
     yield _family("grpo_worker_hosts", "Machines with a worker that are there.", ("pool",), live)
-    seen = {each.pool: each.seen_seconds for each in pools if each.seen_seconds is not None}
+    seen = {each.pool: min(host.silent_seconds for host in each.hosts) for each in pools if each.hosts}
     yield _family("grpo_worker_seen_seconds", "Since a worker's machine last spoke.", ("pool",), seen)
     warnings = {
         (each.pool, name): float(name in each.warnings) for each in pools for name in sorted(WARNINGS)

@@ -13,15 +13,15 @@ from sqlalchemy.orm import Session
 
 from service.clock import db_now
 from service.jobs.backlog import IS_QUEUED, MAX_PLACE
-from service.jobs.capabilities import Machine, announced
+from service.jobs.capabilities import KNOWN_SECONDS, Machine
 from service.jobs.statements import is_in
 from service.jobs.states import HELD
 from service.models import Job, WorkerHost
 
 LIVE_SECONDS = 60.0
+"""However short the rounds are, one that was heard so lately is there."""
 MISSED_SWEEPS = 3
-"""A machine speaks in each round of its sweeper; with so many missed, in `LIVE_SECONDS` at least, it is gone.
-"""
+"""A machine speaks in each round of its sweeper; with so many missed it is gone."""
 IDLE_SECONDS = 120.0
 """So long no job waits beside a worker that is free: the sweeper rings again every 30 s."""
 
@@ -49,31 +49,45 @@ class Need:
 
 
 @dataclass(frozen=True)
+class Host:
+    """A machine with workers of the pool, that spoke within the last hour."""
+
+    machine: Machine
+    silent_seconds: float
+    is_live: bool
+    """Whether it is there now."""
+
+
+@dataclass(frozen=True)
 class PoolReport:
     pool: str
     needs: tuple[Need, ...]
     """Of the first 1,000 jobs in the order of their claims. Jobs that nobody can run come to stand there."""
-    known: tuple[Machine, ...]
-    """That spoke within the last hour."""
-    num_live: int
-    """Machines that are there now."""
+    hosts: tuple[Host, ...]
     num_held: int
     """Jobs that run."""
-    seen_seconds: float | None
-    """Since a machine of the pool last spoke; None: none did for an hour."""
+
+    @property
+    def num_live(self) -> int:
+        return sum(host.is_live for host in self.hosts)
 
     @property
     def warnings(self) -> list[str]:
         """Which of `WARNINGS` hold."""
-        unrunnable = [need for need in self.needs if not any(map(need.met_by, self.known))]
-        waiting = [need for need in self.needs if need not in unrunnable]
-        is_stuck = any(need.waited_seconds > IDLE_SECONDS for need in waiting)
+        unrunnable = [
+            need for need in self.needs if not any(need.met_by(host.machine) for host in self.hosts)
+        ]
         found = {
             NO_LIVE_WORKER: bool(self.needs) and not self.num_live,
-            IDLE_WORKER: is_stuck and self.num_held < self.num_live,
-            UNRUNNABLE_JOBS: bool(unrunnable) and bool(self.known),
+            IDLE_WORKER: any(map(self._waits_in_vain, self.needs)),
+            UNRUNNABLE_JOBS: bool(unrunnable) and bool(self.hosts),
         }
         return [name for name, holds in found.items() if holds]
+
+    def _waits_in_vain(self, need: Need) -> bool:
+        """One of the machines that could run it is free, even if all that runs here ran on those."""
+        num_able = sum(host.is_live and need.met_by(host.machine) for host in self.hosts)
+        return need.waited_seconds > IDLE_SECONDS and self.num_held < num_able
 
 
 _SINCE = case((Job.not_before > Job.created_at, Job.not_before), else_=Job.created_at)
@@ -89,31 +103,33 @@ _NEEDS = select(
 ).group_by(_HEAD.c.required_capabilities, _HEAD.c.required_gpus)
 _QUEUED_POOLS = select(Job.pool).where(IS_QUEUED).distinct()
 _HELD = select(Job.pool, func.count()).where(is_in("jobs", *HELD)).group_by(Job.pool)
-_IS_LIVE = WorkerHost.seen_at >= db_now() - bindparam("live_seconds")
 _HOSTS = select(
-    WorkerHost.pool, func.sum(case((_IS_LIVE, 1), else_=0)), db_now() - func.max(WorkerHost.seen_at)
-).group_by(WorkerHost.pool)
+    WorkerHost.pool, WorkerHost.capabilities, WorkerHost.gpus, db_now() - WorkerHost.seen_at
+).where(WorkerHost.seen_at >= db_now() - KNOWN_SECONDS)
 
 
 def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
     """Every pool with waiting jobs or machines, by name."""
     live_seconds = max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
-    hosts = {row[0]: row for row in session.execute(_HOSTS, {"live_seconds": live_seconds})}
+    hosts: dict[str, list[Host]] = {}
+    for pool, capabilities, gpus, seconds in session.execute(_HOSTS):
+        host = Host(_machine(capabilities, gpus), seconds, seconds <= live_seconds)
+        hosts.setdefault(pool, []).append(host)
     held = dict(session.execute(_HELD).all())
     pools = sorted({*hosts, *session.scalars(_QUEUED_POOLS)})
-    found = []
-    for pool in pools:
-        _, num_live, seen_seconds = hosts.get(pool, (pool, 0, None))
-        found.append(_report(session, pool, num_live, seen_seconds, held.get(pool, 0)))
-    return found
+    return [
+        PoolReport(pool, _needs(session, pool), tuple(hosts.get(pool, ())), held.get(pool, 0))
+        for pool in pools
+    ]
 
 
-def _report(
-    session: Session, pool: str, num_live: int, seen_seconds: float | None, num_held: int
-) -> PoolReport:
+def _needs(session: Session, pool: str) -> tuple[Need, ...]:
     rows = session.execute(_NEEDS, {"of_pool": pool})
-    needs = tuple(
-        Need(Machine(frozenset(capabilities.split()), gpus), num_jobs, max(0.0, seconds))
+    return tuple(
+        Need(_machine(capabilities, gpus), num_jobs, max(0.0, seconds))
         for capabilities, gpus, num_jobs, seconds in rows
     )
-    return PoolReport(pool, needs, tuple(announced(session, pool)), int(num_live), num_held, seen_seconds)
+
+
+def _machine(capabilities: str, gpus: int) -> Machine:
+    return Machine(frozenset(capabilities.split()), gpus)

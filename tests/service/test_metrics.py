@@ -30,10 +30,14 @@ def told(client: TestClient) -> dict[tuple[str, ...], float]:
 
 
 def add_machine(
-    database: Database, *capabilities: str, pool: str = "default", silent_seconds: float = 0
+    database: Database,
+    *capabilities: str,
+    host: str = "host",
+    pool: str = "default",
+    silent_seconds: float = 0,
 ) -> None:
     with database.transaction() as session:
-        announce(session, "host", pool, Machine(frozenset(capabilities)))
+        announce(session, host, pool, Machine(frozenset(capabilities)))
         session.execute(update(WorkerHost).values(seen_at=WorkerHost.seen_at - silent_seconds))
 
 
@@ -128,6 +132,16 @@ def test_a_job_that_waits_beside_an_idle_machine_is_an_alarm(
     add_machine(database)
     assert warnings(anonymous) == ["idle_worker"]
     insert_job(database, state="running")
+    assert warnings(anonymous) == []
+
+
+def test_a_machine_that_could_not_run_the_waiting_job_is_not_called_idle(
+    anonymous: TestClient, database: Database
+) -> None:
+    insert_job(database, created_at=1000.0, required_capabilities=SANDBOX)
+    insert_job(database, state="running")
+    add_machine(database, SANDBOX)
+    add_machine(database, host="plain")
     assert warnings(anonymous) == []
 
 
