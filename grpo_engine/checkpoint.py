@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from grpo_engine import manifest
 from grpo_engine.config import RunConfig
+from grpo_engine.faults import fault_point
 from grpo_engine.optim import Optimizer
 from grpo_engine.policy import Policy
 from grpo_engine.ranks import Ranks
@@ -79,6 +80,7 @@ def save(
         return path
     with new_checkpoint(folder, state.step) as temporary:
         write_weights(policy, weights, temporary)
+        fault_point("checkpoint.weights_written")
         save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(state_dict(state), sort_keys=True))
         facts = {"step": state.step, "config_sha256": config_digest(config), "versions": versions}

@@ -30,6 +30,7 @@ from grpo_engine.events import (
     Warned,
     quality,
 )
+from grpo_engine.faults import fault_point
 from grpo_engine.guards import Guard, restarted, watch
 from grpo_engine.memory import Pieces
 from grpo_engine.optim import Optimizer
@@ -96,6 +97,7 @@ class TrainingLoop:
         warnings = self._resume()
         yield self._started()
         yield from warnings
+        fault_point("engine.loaded")
         if self.policy.device.type == "cuda":
             self.probe_memory()
         yield PhaseChanged(phase="training", step=self.state.step)
@@ -111,7 +113,9 @@ class TrainingLoop:
             if self.state.step == self.last_step:
                 break
             yield from self.step(self.state.step + 1)
+            fault_point("step.trained")
             yield from self._watch()
+        fault_point("training.finished")
         yield self._finished()
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from grpo_engine import manifest
 from grpo_engine.errors import DiskFullError
+from grpo_engine.faults import fault_point
 
 
 def step_name(step: int) -> str:
@@ -43,8 +44,10 @@ def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(f"no space left for the checkpoint of step {step}") from error
         raise
+    fault_point("checkpoint.sealed")
     temporary.rename(final)
     _fsync(folder)
+    fault_point("checkpoint.renamed")
 
 
 def seal(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
@@ -18,6 +19,11 @@ RESTED_SECONDS = 0.1
 RESTED_SINCE = "rested_since"
 QUIET = {"hide_parameters": True}
 """An error's text holds its statement and not the data: it goes to the log."""
+IDLE_SECONDS = 20
+"""So long may a transaction do nothing on PostgreSQL: a process that is frozen inside one must not keep its
+locks, or nobody could take its job over."""
+LOCK_SECONDS = 10
+"""So long a statement waits there for another one's lock."""
 
 
 def make_engine(settings: Settings) -> Engine:
@@ -25,7 +31,8 @@ def make_engine(settings: Settings) -> Engine:
     url = settings.sqlalchemy_url
     if url.startswith("sqlite"):
         settings.home.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(url, connect_args={"timeout": 30, "isolation_level": None}, **QUIET)
+        given = {"timeout": 30, "isolation_level": None}
+        engine = create_engine(url, connect_args=given, json_deserializer=from_json, **QUIET)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -35,10 +42,12 @@ def make_engine(settings: Settings) -> Engine:
         max_overflow=10,
         pool_timeout=5,
         pool_use_lifo=True,
+        json_deserializer=from_json,
         connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
         | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
         **QUIET,
     )
+    event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "begin", _begin_postgresql)
     _ping_rested(engine)
     return engine
@@ -65,6 +74,12 @@ def _ping_rested(engine: Engine) -> None:
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_postgresql(connection: Any, _record: Any) -> None:
+    connection.execute(
+        f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'; SET lock_timeout = '{LOCK_SECONDS}s'"
+    )
 
 
 def _begin_sqlite(connection: Connection) -> None:

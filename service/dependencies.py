@@ -1,7 +1,8 @@
 """What endpoints take from the application's state, as annotations.
 
 There is no session among them: a service function opens its transaction itself, so that the order
-commit → wake-up → response stands in the code.
+commit → wake-up → response stands in the code. They are coroutines though they wait for nothing: each plain
+function among a request's dependencies would cost a change of threads.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from service.settings import Settings
 from service.storage import Storage
 
 
-def _settings(request: Request) -> Settings:
+async def _settings(request: Request) -> Settings:
     return request.app.state.settings  # type: ignore[no-any-return]
 
 
-def _database(request: Request) -> Database:
+async def _database(request: Request) -> Database:
     return request.app.state.database  # type: ignore[no-any-return]
 
 
-def _storage(request: Request) -> Storage:
+async def _storage(request: Request) -> Storage:
     return request.app.state.storage  # type: ignore[no-any-return]
 
 
-def _catalog(request: Request) -> Catalog:
+async def _catalog(request: Request) -> Catalog:
     return request.app.state.catalog  # type: ignore[no-any-return]
 
 
-def _checked_files(request: Request) -> CheckedFiles:
+async def _checked_files(request: Request) -> CheckedFiles:
     return request.app.state.checked_files  # type: ignore[no-any-return]
 
 
-def _wakeups(request: Request) -> Wakeups:
+async def _wakeups(request: Request) -> Wakeups:
     return request.app.state.wakeups  # type: ignore[no-any-return]
 
 
-def _request_id(request: Request) -> str:
+async def _request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 

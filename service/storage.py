@@ -18,6 +18,8 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from grpo_engine.faults import fault_point
+
 CHUNK_BYTES = 2**20
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._=-]*"
 KEY_PATTERN = re.compile(rf"{_SEGMENT}(/{_SEGMENT})*")
@@ -117,6 +119,7 @@ class Storage:
 
     def _put(self, key: str, content: Path | IO[bytes] | bytes) -> None:
         with _translated(key):
+            fault_point("storage.put")
             obstore.put(self._store, _checked(key), content)
             if self._root is not None:
                 _sync(self._root / key)

@@ -36,6 +36,7 @@ from grpo_engine.events import (
     Verdict,
     Warned,
 )
+from grpo_engine.faults import fault_point
 from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
 from grpo_engine.warm import await_job
 
@@ -114,6 +115,7 @@ class FakeEngine:
             return False
         if self.step > self.config.published_step:
             self._report()
+        fault_point("step.trained")
         self._misbehave()
         if self.step == self.faults.get("guard_at"):
             self.stopping, self.reason = True, "guard"
@@ -160,9 +162,13 @@ class FakeEngine:
         for path, content in files.items():
             (partial / path).parent.mkdir(parents=True, exist_ok=True)
             (partial / path).write_bytes(content)
+            if path.endswith("adapter_model.safetensors"):
+                fault_point("checkpoint.weights_written")
         manifest.write(partial, {"job_id": self.config.job_id, "step": self.step})
         (self.run_dir / "checkpoints").mkdir(exist_ok=True)
+        fault_point("checkpoint.sealed")
         partial.rename(self.run_dir / name)
+        fault_point("checkpoint.renamed")
         if self.step > self.config.published_step or self.step == self.total_steps:
             self._evaluate()
         self._emit(CheckpointSaved(step=self.step, path=name, metrics={"reward": self.step / 100}))

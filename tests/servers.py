@@ -129,6 +129,10 @@ class Server(ABC):
         """Ends it in an orderly way and waits for its end."""
         self._end(self.stop_signal)
 
+    def abort(self) -> None:
+        """Ends it at once, without a clean-up of its own (PostgreSQL: immediate)."""
+        self._end(signal.SIGQUIT)
+
     def kill(self) -> None:
         """SIGKILL, as a lost machine."""
         self._end(signal.SIGKILL)
@@ -243,6 +247,16 @@ class Redis(Server):
             return False
         finally:
             client.close()
+
+    def evict(self) -> None:
+        """What a broker must never do: throw messages away to make room."""
+        client = self.client()
+        client.config_set("maxmemory-policy", "allkeys-random")
+        client.config_set("maxmemory", "1")
+        wait_until(lambda: client.dbsize() == 0, 10, "all messages are evicted")
+        client.config_set("maxmemory", "64mb")
+        client.config_set("maxmemory-policy", "noeviction")
+        client.close()
 
     def flush(self) -> None:
         """FLUSHALL: every wake-up is lost."""

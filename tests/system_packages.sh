@@ -1,11 +1,12 @@
 #!/bin/sh
 # What the tests need beside Python: PostgreSQL and Redis (they start servers of their own on free ports and
-# stop them) and bubblewrap, the sandbox of untrusted code. Installs what is missing on Debian as root;
-# elsewhere says what to install.
+# stop them), bubblewrap, the sandbox of untrusted code, and faketime, a wrong clock. Installs what is missing
+# on Debian as root; elsewhere says what to install.
 find_postgres() { command -v pg_ctl || ls -d /usr/lib/postgresql/*/bin/pg_ctl 2>/dev/null | tail -n 1; }
 missing=""
 command -v redis-server >/dev/null || missing="$missing redis-server"
 command -v bwrap >/dev/null || missing="$missing bubblewrap"
+command -v faketime >/dev/null || missing="$missing faketime"
 [ -n "$(find_postgres)" ] || missing="$missing postgresql"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 from grpo_engine.events import Failed, Finished
+from grpo_engine.faults import fault_point
 from service.jobs import queue
 from service.jobs.states import JobState
 from service.storage import StorageError
@@ -87,4 +88,5 @@ def give_back(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: t
             evidence=evidence[-EVIDENCE_LINES:],
         )
     )
+    fault_point("job.released")
     attempt.worker.wakeups.send(job.pool)

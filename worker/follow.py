@@ -18,6 +18,7 @@ from grpo_engine.events import (
     StepSkipped,
     Stopped,
 )
+from grpo_engine.faults import fault_point
 from service.jobs import history
 from service.jobs.recording import record_events, rollout_rows
 from service.jobs.states import JobState
@@ -113,6 +114,7 @@ def record(attempt: Attempt, events: Sequence[Event], *notes: history.Entry) -> 
     if events or notes:
         rollouts = rollout_rows(job.id, events)
         attempt.write(lambda session: record_events(session, job.id, job.fence, events, rollouts, notes))
+        fault_point("events.recorded")
 
 
 def _tell_dropped(attempt: Attempt, num_dropped: int) -> None:

@@ -16,6 +16,7 @@ from typing import Self
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from grpo_engine.faults import fault_point
 from service.db import Database
 from service.jobs import queue
 from service.jobs.states import JobState
@@ -94,6 +95,7 @@ class Lease:
 
     def _renew(self) -> None:
         sent_at = monotonic()
+        fault_point("lease.renewing")
         try:
             with self._database.statement() as session:
                 state = queue.renew(
@@ -106,6 +108,7 @@ class Lease:
             if not self._done.is_set():
                 self.lose()
             return
+        fault_point("lease.renewed")
         self.state = state
         self._set_fuse(sent_at)
 

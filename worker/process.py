@@ -29,7 +29,8 @@ CERTIFICATES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
 ALLOWED = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"}
 OUTSIDE = {"GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET"}
 """What judges, grader endpoints and tools are asked with: the operator's list and key for signatures."""
-ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE
+FAULTS = {"GRPO_FAULT", "GRPO_FAULT_MARKS"}
+ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE | FAULTS
 ALLOWED_PREFIXES = tuple(
     f"{name}_"
     for name in "CUDA NVIDIA NCCL OMP GOMP MKL ONEDNN HF TOKENIZERS TORCH PYTORCH VLLM".split()  # noqa: SIM905

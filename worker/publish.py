@@ -16,6 +16,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from grpo_engine.events import CheckpointSaved, Finished
+from grpo_engine.faults import fault_point
 from grpo_engine.manifest import DamagedCheckpoint, verify
 from service.ids import new_id
 from service.jobs import history, metrics, names, publishing, queue
@@ -73,6 +74,7 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     except (DamagedCheckpoint, FileNotFoundError) as error:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
+    fault_point("checkpoint.uploaded")
     archives = publishing.Archives(state.key, state.sha256, weights.key, weights.sha256, weights.num_bytes)
     attempt.write(
         lambda session: publishing.publish_checkpoint(
@@ -85,6 +87,7 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
             metrics=dict(event.metrics),
         )
     )
+    fault_point("checkpoint.published")
     _retire(attempt)
 
 
@@ -101,9 +104,11 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
     table.write_text(metrics.to_csv(rows))
     curve = _upload(attempt, table, f"{prefix}/metrics.csv", is_patient=True)
+    fault_point("results.uploaded")
     kind = WEIGHTS.get(weights_folder.name, "adapter")
     results = [("metrics", "metrics.csv", curve), (kind, f"{kind}.tar.gz", weights)]
     attempt.write(lambda session: _finish(session, attempt, event, results))
+    fault_point("job.finished")
 
 
 def _finish(

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from grpo_engine.faults import fault_point
 from service.ids import new_id
 from service.jobs import queue
 from service.models import Job
@@ -45,6 +46,7 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
     job = claim(worker)
     if job is None:
         return False
+    fault_point("job.claimed")
     with (
         bound_contextvars(**about(worker, job)),
         Lease(worker.database, worker.settings, job, claimed_at) as lease,
@@ -97,7 +99,9 @@ def run(attempt: Attempt, engines: Engines) -> None:
 
 def train(attempt: Attempt, engines: Engines) -> None:
     """Prepare, spawn, follow, conclude. The next job's engine starts when this one's has started to train."""
-    engine = spawn(attempt, prepare(attempt), engines)
+    config = prepare(attempt)
+    fault_point("job.prepared")
+    engine = spawn(attempt, config, engines)
     try:
         ending = follow(attempt, engine, engines.prepare)
     finally:
@@ -108,6 +112,7 @@ def train(attempt: Attempt, engines: Engines) -> None:
 def spawn(attempt: Attempt, config: Path, engines: Engines) -> EngineProcess:
     """Start the engine; from now on the lease guards it. Raises Lost."""
     engine = engines.start(["--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder)
+    fault_point("engine.spawned")
     try:
         attempt.lease.guard(engine)
     except Lost:

@@ -14,6 +14,7 @@ import threading
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from grpo_engine.faults import fault_point
 from service import logs
 from service.db import Database, connect
 from service.jobs import sweeping
@@ -35,11 +36,13 @@ def sweep_once(
             backoff_seconds=settings.retry_backoff_seconds,
             max_failures=settings.max_attempts_without_checkpoint,
         )
+    fault_point("sweep.committed")
     with database.transaction() as session:
         if has_worker:
             machine = Machine(of_this_machine(), settings.gpus)
             announce(session, socket.gethostname()[:128], settings.pool, machine)
         pools = sweeping.due_pools(session)
+    fault_point("sweep.rung")
     for pool in pools:
         wakeups.send(pool)
     for found in swept:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import doctor, download, files, jobs, keys, models, server, up, watch
+from service.cli import audit, doctor, download, files, jobs, keys, models, server, up, watch
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -57,6 +57,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "cancel": jobs.cancel,
         "pause": jobs.pause,
         "resume": jobs.resume,
+        "audit": audit.audit,
         "download": download.download,
     },
 }

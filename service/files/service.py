@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import structlog
 
+from grpo_engine.faults import fault_point
 from service import audit
 from service.auth import Principal
 from service.clock import db_now
@@ -53,6 +54,7 @@ class Files:
         file_id = new_id("file")
         key = f"files/{file_id}"
         self._storage.put_open_file(key, file)
+        fault_point("upload.stored")
         try:
             return self._record(file_id, key, filename, content, fields)
         except Exception:
@@ -82,7 +84,9 @@ class Files:
             session.flush()
             audit.record(session, self._principal, "file.create", file_id, self._request_id)
             session.refresh(row)
-            return to_read(row)
+            answer = to_read(row)
+        fault_point("upload.committed")
+        return answer
 
     def find(self, file_id: str) -> File:
         """The row. Raises NotFound."""

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from sqlalchemy.orm import Session
 
+from grpo_engine.faults import fault_point
 from service import audit
 from service.auth import Principal
 from service.errors import InvalidRequest, TooManyRequests, Unprocessable
@@ -78,6 +79,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     if report.problems.found:
         raise InvalidJob(report.problems.found)
     pool = preflight.settings.pool
+    fault_point("job.checked")
     with preflight.database.transaction() as session:
         repository.lock_tenant(session, request.principal.tenant)
         created = _earlier(session, request) if request.may_be_known else None
@@ -86,7 +88,10 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
         _check_limit(session, request.principal.tenant, preflight.settings.max_queued_jobs)
         _check_still_there(session, request)
         created = _insert(session, request, report, pool)
+        fault_point("job.inserted")
+    fault_point("job.committed")
     wakeups.send(pool)
+    fault_point("job.rung")
     return created
 
 

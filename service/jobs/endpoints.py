@@ -39,11 +39,11 @@ router.include_router(endpoints_series.router)
 _LABEL = re.compile(r"metadata\[(.+)\]")
 
 
-def _jobs(database: DatabaseDep, wakeups: WakeupsDep) -> Jobs:
+async def _jobs(database: DatabaseDep, wakeups: WakeupsDep) -> Jobs:
     return Jobs(database, wakeups)
 
 
-def _preflight(
+async def _preflight(
     database: DatabaseDep,
     storage: StorageDep,
     catalog: CatalogDep,

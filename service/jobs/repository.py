@@ -224,9 +224,11 @@ def best_checkpoints(session: Session, tenant: str, jobs: Sequence[Job]) -> dict
     """Job → id of the checkpoint of its best evaluated step, where there is one."""
     steps = {job.id: job.evaluation.get("best", {}).get("step") for job in jobs}
     wanted = [(job_id, step) for job_id, step in steps.items() if step]
+    if not wanted:
+        return {}
     query = select(Checkpoint.job_id, Checkpoint.id).join(Job, Job.id == Checkpoint.job_id)
     query = query.where(tuple_(Checkpoint.job_id, Checkpoint.step).in_(wanted), Job.tenant == tenant)
-    return dict(session.execute(query).all()) if wanted else {}
+    return dict(session.execute(query).all())
 
 
 def find_checkpoint(session: Session, tenant: str, checkpoint_id: str) -> Checkpoint | None:

@@ -22,6 +22,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
+from grpo_engine.faults import fault_point
 from service.db import Database
 from service.jobs import news, repository
 from service.jobs.states import TERMINAL, JobState
@@ -119,6 +120,7 @@ class Feed:
 
     def _read(self, job_id: str, after: int) -> Update:
         """A page of history and where the history ends, seen at one moment."""
+        fault_point("stream.read")
         with self._database.reading() as session:
             latest, state = news.stream_heads(session, [job_id]).get(job_id, (0, JobState.CANCELLED))
             rows = news.events_after(session, job_id, after, PAGE_ROWS)

@@ -15,7 +15,7 @@ from service.models_catalog.service import Models
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-def _models(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Models:
+async def _models(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Models:
     return Models(database, storage, catalog)
 
 

@@ -41,12 +41,15 @@ class Production:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, name: str) -> None:
-        """The service's command from compose, on this machine's port and interpreter."""
+    def start(self, name: str, alias: str = "") -> None:
+        """The service's command from compose, on this machine's port and interpreter.
+
+        `alias`: the name of a second one.
+        """
         here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8000": f"--port={self.port}"}
         program, *arguments = (here.get(word, word) for word in SERVICES[name]["command"])
-        with self.log(name).open("ab") as log:
-            self.running[name] = subprocess.Popen(
+        with self.log(alias or name).open("ab") as log:
+            self.running[alias or name] = subprocess.Popen(
                 [str(Path(sys.executable).with_name(program)), *arguments],
                 env=self.environment,
                 cwd=ROOT,
@@ -83,11 +86,15 @@ class Production:
             return None
         return dict(response.json()) if response.status_code == 200 else None
 
-    def client(self) -> Client:
-        """A client with a new key of tenant `acme`."""
+    def new_key(self) -> str:
+        """Of tenant `acme`."""
         created = run_grpo("keys", "create", "--tenant", "acme", environment=self.environment)
         assert created.returncode == 0, created.stderr
-        return Client(self.url, created.stdout.strip())
+        return created.stdout.strip()
+
+    def client(self) -> Client:
+        """A client with a new key."""
+        return Client(self.url, self.new_key())
 
 
 @contextmanager

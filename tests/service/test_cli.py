@@ -172,3 +172,23 @@ def test_help_names_every_command(up: Up) -> None:
         "keys",
     ):
         assert name in done.stdout
+
+
+def test_an_audit_finds_nothing_until_something_stored_is_damaged(
+    up: Up, job_file: Path, tmp_path: Path
+) -> None:
+    job = json.loads(up.grpo("submit", job_file, "--watch", "--json").stdout.splitlines()[0])
+    assert up.json("audit", job["id"]) == {"num_jobs": 1, "violations": {job["id"]: []}}
+    assert up.json("audit")["num_jobs"] >= 1
+    (adapter,) = (up.home / "artifacts" / "jobs" / job["id"] / "results").glob("*/adapter.tar.gz")
+    whole = adapter.read_bytes()
+    adapter.write_bytes(whole[:-1])
+    damaged = up.grpo("audit", job["id"])
+    adapter.write_bytes(whole)
+    assert damaged.returncode == 1
+    assert "what is stored is what was stored" in damaged.stdout
+
+
+def test_the_audit_of_an_unknown_job_is_an_error(up: Up) -> None:
+    found = up.grpo("audit", "ftjob-nowhere", "--json")
+    assert (found.returncode, json.loads(found.stderr)["error"]["code"]) == (1, "job_not_found")

@@ -14,6 +14,7 @@ import pytest
 
 from grpo_engine.config import Runtime
 from service.db import Database
+from service.jobs.evidence import audit_job
 from service.settings import Settings
 from service.storage import Storage, open_storage
 from tests.conftest import settings_for
@@ -84,13 +85,21 @@ class Processes:
     settings: Settings
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """`python arguments…` with the workplace's environment."""
+    @property
+    def marks(self) -> Path:
+        """Where fault points leave their names (`grpo_engine.faults`)."""
+        folder = self.settings.home / "marks"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def start(self, *arguments: str, fault: str = "") -> subprocess.Popen[bytes]:
+        """`python arguments…` with the workplace's environment; it fails as `GRPO_FAULT` says, once."""
+        faults = {"GRPO_FAULT": fault, "GRPO_FAULT_MARKS": str(self.marks)} if fault else {}
         log = self.settings.home / f"process-{len(self.started)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
-                env=environment_of(self.settings),
+                env=environment_of(self.settings) | faults,
                 cwd=ROOT,
                 stdout=output,
                 stderr=output,
@@ -98,8 +107,8 @@ class Processes:
         self.started.append(process)
         return process
 
-    def start_worker(self) -> subprocess.Popen[bytes]:
-        return self.start("-m", "worker")
+    def start_worker(self, fault: str = "") -> subprocess.Popen[bytes]:
+        return self.start("-m", "worker", fault=fault)
 
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in self.settings.home.glob("process-*.log"))
@@ -120,13 +129,17 @@ def processes(settings: Settings) -> Iterator[Processes]:
 
 
 @pytest.fixture
-def submit(database: Database, storage: Storage) -> Callable[..., str]:
-    """Queue a job with a dataset and the fake engine's faults."""
+def submit(database: Database, storage: Storage) -> Iterator[Callable[..., str]]:
+    """Queue a job with a dataset and the fake engine's faults; at the test's end it is audited."""
+    submitted: list[str] = []
 
     def submit(faults: dict[str, object] | None = None, **values: object) -> str:
-        return insert_job(database, insert_dataset(database, storage, faults), **values)
+        submitted.append(insert_job(database, insert_dataset(database, storage, faults), **values))
+        return submitted[-1]
 
-    return submit
+    yield submit
+    found = {job_id: audit_job(database, storage, job_id) for job_id in submitted}
+    assert not any(found.values()), found
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from service.models import Artifact, Checkpoint, File
 from service.storage import Storage
 from tests.servers import wait_until
 from tests.worker.conftest import engine_pids
-from tests.worker.jobs import read_job
+from tests.worker.jobs import insert_dataset, insert_job, read_job
 from tests.worker.outcomes import expected_weights, in_background, messages, weights
 from worker.attempt import STORAGE_TRIES, Worker
 from worker.runner import run_job
@@ -167,7 +167,7 @@ def test_a_dataset_that_arrives_damaged_is_fetched_again(
 def test_damaged_weights_of_a_parent_fail_the_job_for_good(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
-    parent = submit()
+    parent = insert_job(database, insert_dataset(database, storage))
     run_job(worker)
     with database.reading() as session:
         query = select(File).join(Artifact, Artifact.id == File.id).where(Artifact.kind == "adapter")

@@ -1,0 +1,118 @@
+"""Kills one process of a deployment after another, and starts what it killed again a moment later.
+
+Boundary: SIGKILL to pids that it has just looked up by their folder or parent; it never asks why.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tests.e2e.production import Production
+from tests.servers import Postgres, Redis
+
+DOWN_SECONDS = (0.0, 4.0)
+
+
+class Monkey:
+    """One deployment's. `gap`: seconds between two kills, from and to."""
+
+    def __init__(
+        self,
+        deployment: Production,
+        postgres: Postgres,
+        redis: Redis,
+        chance: random.Random,
+        gap: tuple[float, float],
+    ) -> None:
+        self._deployment, self._postgres, self._redis = deployment, postgres, redis
+        self._chance, self._gap = chance, gap
+        self.kills: Counter[str] = Counter()
+        self._ways: dict[str, Callable[[], bool]] = {
+            "api": lambda: self._kill_service("api"),
+            "worker": lambda: self._kill_service("worker"),
+            "second worker": lambda: self._kill_service("second worker"),
+            "maintenance": lambda: self._kill_service("maintenance"),
+            "pool child": lambda: self._kill_one(self._pool_children()),
+            "engine": lambda: self._kill_one(self._engines()),
+            "redis": self._kill_redis,
+            "postgres killed": lambda: self._end_postgres(self._postgres.kill),
+            "postgres immediate": lambda: self._end_postgres(self._postgres.abort),
+            "postgres restarted": lambda: self._end_postgres(self._postgres.stop),
+        }
+
+    def run_for(self, seconds: float) -> None:
+        """Until then; what it killed last runs again when this returns."""
+        deadline = time.monotonic() + seconds
+        while (now := time.monotonic()) < deadline:
+            time.sleep(min(self._chance.uniform(*self._gap), deadline - now))
+            way = self._chance.choice(sorted(self._ways))
+            if self._ways[way]():
+                self.kills[way] += 1
+
+    def _down(self) -> None:
+        time.sleep(self._chance.uniform(*DOWN_SECONDS))
+
+    def _kill_service(self, name: str) -> bool:
+        process = self._deployment.running[name]
+        process.kill()
+        process.wait()
+        self._down()
+        self._deployment.start("worker" if "worker" in name else name, name)
+        return True
+
+    def _kill_redis(self) -> bool:
+        self._redis.kill()
+        self._down()
+        self._redis.start()
+        return True
+
+    def _end_postgres(self, end: Callable[[], None]) -> bool:
+        end()
+        self._down()
+        self._postgres.start()
+        return True
+
+    def _kill_one(self, pids: list[int]) -> bool:
+        """False where there is none."""
+        if not pids:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(self._chance.choice(pids), signal.SIGKILL)
+        return True
+
+    def _pool_children(self) -> list[int]:
+        """Of both Celery workers: processes whose parent they are and that do not sweep."""
+        parents = {self._deployment.running[name].pid for name in ("worker", "second worker")}
+        return [
+            pid
+            for pid, parent, command in _processes()
+            if parent in parents and "worker.sweeper" not in command
+        ]
+
+    def _engines(self) -> list[int]:
+        runs = (self._deployment.home / "runs").resolve()
+        return [pid for pid, _, _ in _processes() if _folder_of(pid).is_relative_to(runs)]
+
+
+def _processes() -> list[tuple[int, int, list[str]]]:
+    """(pid, parent, command) of every process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            found.append((int(path.name), parent, (path / "cmdline").read_text().split("\0")))
+    return found
+
+
+def _folder_of(pid: int) -> Path:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return Path("/nowhere")

@@ -1,0 +1,164 @@
+"""Named points at which a process can be made to fail, for tests of what must survive it.
+
+    GRPO_FAULT="checkpoint.sealed:kill"              the process kills itself there
+    GRPO_FAULT="lease.renewing:sleep=3, job.claimed:raise@2"
+
+`kill` is SIGKILL, `raise` an `InjectedFault` (`raise=ENOSPC` that OSError), `hang` never returns, `sleep=3`
+goes on after so many seconds; `@2` means the second time only. With `GRPO_FAULT_MARKS=FOLDER` each fault
+happens once in all processes together and leaves an empty file of its point's name there, just before.
+
+Boundary: read once, at import; without `GRPO_FAULT` a point is an empty function. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+POINTS = frozenset(
+    {
+        # the engine
+        "engine.loaded",
+        "step.trained",
+        "checkpoint.weights_written",
+        "checkpoint.sealed",
+        "checkpoint.renamed",
+        "training.finished",
+        # the worker
+        "job.claimed",
+        "job.prepared",
+        "engine.spawned",
+        "events.recorded",
+        "checkpoint.uploaded",
+        "checkpoint.published",
+        "results.uploaded",
+        "job.finished",
+        "job.released",
+        "lease.renewing",
+        "lease.renewed",
+        # the sweeper
+        "sweep.committed",
+        "sweep.rung",
+        # the service
+        "job.checked",
+        "job.inserted",
+        "job.committed",
+        "job.rung",
+        "upload.stored",
+        "upload.committed",
+        "stream.read",
+        "storage.put",
+    }
+)
+_FAULT = re.compile(r"(?P<point>[a-z_.]+):(?P<action>[a-z]+)(=(?P<value>[A-Z0-9.]+))?(@(?P<nth>[1-9]\d*))?")
+HANG_SECONDS = 3600.0
+
+
+class InjectedFault(Exception):
+    """What a point with the action `raise` raises."""
+
+
+class Fault(NamedTuple):
+    """What happens at one point."""
+
+    action: str
+    value: str | None
+    nth: int | None
+    """At this passage only; None: at every one."""
+
+
+def parse_faults(text: str) -> dict[str, Fault]:
+    """Point → fault, of `GRPO_FAULT`. Raises ValueError for what is none."""
+    faults = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        found = _FAULT.fullmatch(word)
+        if found is None or found["point"] not in POINTS:
+            raise ValueError(f"GRPO_FAULT: {word!r} is no fault; the points are {', '.join(sorted(POINTS))}")
+        fault = Fault(found["action"], found["value"], int(found["nth"]) if found["nth"] else None)
+        _check(word, fault)
+        faults[found["point"]] = fault
+    return faults
+
+
+def _check(word: str, fault: Fault) -> None:
+    match fault.action, fault.value:
+        case ("kill" | "hang" | "raise", None):
+            return
+        case ("raise", str(name)) if hasattr(errno, name):
+            return
+        case ("sleep", str(seconds)) if re.fullmatch(r"\d+(\.\d+)?", seconds):
+            return
+    raise ValueError(
+        f"GRPO_FAULT: {word!r} does nothing known: kill, raise, raise=ENOSPC, hang, sleep=SECONDS"
+    )
+
+
+@dataclass
+class Faults:
+    """The faults of one process."""
+
+    faults: Mapping[str, Fault]
+    marks: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._passed: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, point: str) -> None:
+        """Fail here, if that was asked for."""
+        fault = self.faults.get(point)
+        if fault is not None and self._is_due(point, fault) and self._mark(point):
+            _act(point, fault)
+
+    def _is_due(self, point: str, fault: Fault) -> bool:
+        with self._lock:
+            self._passed[point] = self._passed.get(point, 0) + 1
+            return fault.nth in (None, self._passed[point])
+
+    def _mark(self, point: str) -> bool:
+        """Whether no process has failed here before."""
+        if self.marks is None:
+            return True
+        try:
+            (self.marks / point).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def _act(point: str, fault: Fault) -> None:
+    match fault.action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            time.sleep(HANG_SECONDS)
+        case "sleep":
+            time.sleep(float(fault.value or 0))
+        case _ if fault.value is not None:
+            number = int(getattr(errno, fault.value))
+            raise OSError(number, os.strerror(number), point)
+        case _:
+            raise InjectedFault(point)
+
+
+def from_environment(environment: Mapping[str, str]) -> Callable[[str], None]:
+    """`fault_point` as the environment wants it. Raises ValueError."""
+    if not (faults := parse_faults(environment.get("GRPO_FAULT", ""))):
+        return _nothing
+    marks = environment.get("GRPO_FAULT_MARKS")
+    return Faults(faults, Path(marks) if marks else None)
+
+
+def _nothing(point: str) -> None:
+    """Nobody asked for a fault."""
+
+
+fault_point = from_environment(os.environ)

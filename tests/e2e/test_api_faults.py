@@ -1,0 +1,123 @@
+"""An API that dies, loses its database or finds it busy in the middle of a request: one job, nothing half."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psycopg
+import pytest
+
+from service.db import Database
+from service.jobs import history
+from service.settings import Settings
+from tests.conftest import settings_for
+from tests.e2e.api import Api, api_process
+from tests.proxy import Proxy
+from tests.servers import Postgres
+
+
+@pytest.fixture
+def api(settings: Settings, database: Database) -> Iterator[Api]:
+    with api_process(settings) as api:
+        yield api
+
+
+@pytest.fixture
+def proxy(postgres_server: Postgres) -> Iterator[Proxy]:
+    with Proxy(postgres_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far_api(settings: Settings, postgres_url: str, proxy: Proxy) -> Iterator[Api]:
+    """An API that reaches its PostgreSQL through the proxy."""
+    name = postgres_url.rpartition("/")[2]
+    there = f"postgresql://grpo@127.0.0.1:{proxy.port}/{name}"
+    with api_process(settings_for(**settings.model_dump() | {"database_url": there})) as api:
+        api.start()
+        yield api
+
+
+@pytest.mark.parametrize("point", ["job.checked", "job.inserted", "job.committed", "job.rung"])
+def test_a_post_whose_api_is_killed_makes_one_job_when_it_is_repeated(api: Api, point: str) -> None:
+    """Before and after the commit: the same key leads to the same one job."""
+    api.start(f"{point}:kill")
+    file_id = api.upload().json()["id"]
+    with pytest.raises(httpx.TransportError):
+        api.post_job(file_id, "tonight")
+    assert api.wait() == -signal.SIGKILL
+    api.start()
+    known = [job["id"] for job in api.jobs()]
+    assert len(known) == (1 if point in ("job.committed", "job.rung") else 0)
+    answer = api.post_job(file_id, "tonight")
+    assert answer.status_code == 200
+    assert [job["id"] for job in api.jobs()] == [answer.json()["id"]]
+    assert known in ([], [answer.json()["id"]])
+
+
+@pytest.mark.parametrize("point", ["storage.put", "upload.stored", "upload.committed"])
+def test_an_upload_whose_api_is_killed_is_there_whole_or_not_at_all(api: Api, point: str) -> None:
+    api.start(f"{point}:kill")
+    with pytest.raises(httpx.TransportError):
+        api.upload()
+    assert api.wait() == -signal.SIGKILL
+    api.start()
+    found = api.client.get("/v1/files").json()["data"]
+    assert len(found) == (1 if point == "upload.committed" else 0)
+    for file in found:
+        assert len(api.client.get(f"/v1/files/{file['id']}/content").content) == file["bytes"]
+    assert api.upload().status_code == 200
+
+
+def test_a_stream_whose_api_is_killed_goes_on_without_loss_or_repeat(api: Api, database: Database) -> None:
+    api.start()
+    job_id = api.post_job(api.upload().json()["id"], "watched").json()["id"]
+    for number in range(6):
+        with database.transaction() as session:
+            history.append(session, job_id, history.Entry("message", f"note {number}"))
+    first = api.messages(job_id, 0, 4)
+    api.kill()
+    api.start()
+    told = [*first, *api.messages(job_id, first[-1][0], 4)]
+    assert [number for number, _ in told] == list(range(1, 9))
+    assert [message for _, message in told[2:]] == [f"note {number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_post_whose_commit_is_not_answered_makes_one_job(far_api: Api, proxy: Proxy) -> None:
+    file_id = far_api.upload().json()["id"]
+    proxy.cut_after(b"COMMIT")
+    lost = far_api.post_job(file_id, "tonight")
+    assert (lost.status_code, proxy.num_cut) == (503, 1)
+    assert lost.headers["retry-after"] == "5"
+    repeated = far_api.post_job(file_id, "tonight")
+    assert (repeated.status_code, repeated.headers["idempotency-replayed"]) == (200, "true")
+    assert [job["id"] for job in far_api.jobs()] == [repeated.json()["id"]]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_an_upload_whose_commit_is_not_answered_is_whole(far_api: Api, proxy: Proxy) -> None:
+    proxy.cut_after(b"COMMIT")
+    statuses = [far_api.upload().status_code, far_api.upload().status_code]
+    assert statuses == [503, 200]
+    for file in far_api.client.get("/v1/files").json()["data"]:
+        assert len(far_api.client.get(f"/v1/files/{file['id']}/content").content) == file["bytes"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_crowd_before_a_locked_table_is_told_to_come_again(api: Api, postgres_url: str) -> None:
+    """All connections wait; nobody waits for ever, the process is alive, and afterwards all is as before."""
+    api.start()
+    with psycopg.connect(postgres_url) as other, ThreadPoolExecutor(30) as crowd:
+        other.execute("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE")
+        asked = [crowd.submit(api.client.get, "/v1/fine_tuning/jobs") for _ in range(30)]
+        refused = next(each.result() for each in asked if each.result().status_code != 200)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json()["error"]["type"] == "server_error"
+        assert httpx.get(f"{api.url}/livez").status_code == 200
+        other.rollback()
+        assert {each.result().status_code for each in asked} <= {200, 503}
+    assert api.client.get("/v1/fine_tuning/jobs").status_code == 200

@@ -1,0 +1,32 @@
+"""The fake engine for jobs whose first row tells its faults, the real engine for all others.
+
+So one deployment runs both: `GRPO_ENGINE_MODULE=tests.either_engine`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from grpo_engine.config import RunConfig
+from grpo_engine.warm import await_job
+from tests.fake_engine import FakeEngine
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--warm"]:
+        arguments = await_job()
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    config = RunConfig.model_validate_json(Path(given["--config"]).read_text())
+    with Path(config.training_file).open() as rows:
+        is_fake = "faults" in json.loads(rows.readline())
+    if is_fake:
+        return FakeEngine(config, Path(given["--run-dir"])).run()
+    from grpo_engine.__main__ import main as run
+
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""A TCP proxy before PostgreSQL or Redis that can refuse, stall, cut and delay: networks fail in these ways.
+
+One thread per direction of a connection. What it does is changed while it runs, from the test's thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+from tests.servers import free_port
+
+PIECE_BYTES = 65_536
+
+
+class Proxy:
+    """Listens on a free port of 127.0.0.1 and passes on to `target_port`. Use as a context manager."""
+
+    def __init__(self, target_port: int) -> None:
+        self.port = free_port()
+        self.delay_seconds = 0.0
+        """Added to each piece in both directions."""
+        self.num_cut = 0
+        """Connections that `cut_after` has cut."""
+        self._target_port = target_port
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._pattern: bytes | None = None
+        self._listener: socket.socket | None = None
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self.accept()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.refuse()
+        self.flow()
+
+    def accept(self) -> None:
+        """New connections are taken (again)."""
+        self._listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
+        threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+
+    def refuse(self) -> None:
+        """No new connection, and those that are there are cut."""
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Every open connection ends."""
+        with self._lock:
+            open_, self._open = self._open, set()
+        for each in open_:
+            _close(each)
+
+    def stall(self) -> None:
+        """Connections are taken, and nothing comes through any of them."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """The end of `stall`."""
+        self._flowing.set()
+
+    def cut_after(self, pattern: bytes) -> None:
+        """Once: what holds `pattern` reaches the server, its answer never comes."""
+        self._pattern = pattern
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target_port), timeout=5)
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                _close(client)
+                continue
+            server.settimeout(None)
+            with self._lock:
+                self._open |= {client, server}
+            self._pass_on(client, server, self._watch)
+            self._pass_on(server, client, lambda piece: False)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, watch: Callable[[bytes], bool]) -> None:
+        def run() -> None:
+            with suppress(OSError):
+                while piece := source.recv(PIECE_BYTES):
+                    self._flowing.wait()
+                    time.sleep(self.delay_seconds)
+                    is_last = watch(piece)
+                    if is_last:  # deaf before the server can answer
+                        _close(source)
+                    target.sendall(piece)
+                    if is_last:
+                        return
+            _close(source)
+            _close(target)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _watch(self, piece: bytes) -> bool:
+        with self._lock:
+            if self._pattern is None or self._pattern not in piece:
+                return False
+            self._pattern = None
+            self.num_cut += 1
+            return True
+
+
+def _close(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

@@ -1,0 +1,204 @@
+"""A network between worker and database that cuts, stalls and delays; clocks that are wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import select, text, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from service import db
+from service.clock import db_now
+from service.db import Database, connect
+from service.models import Job
+from service.settings import Settings
+from service.storage import Storage
+from tests.conftest import settings_for
+from tests.proxy import Proxy
+from tests.servers import Postgres, wait_until
+from tests.worker.conftest import Processes, environment_of
+from tests.worker.jobs import insert_job, read_job
+from tests.worker.outcomes import expected_weights, metric_steps, weights
+
+Submit = Callable[..., str]
+WaitFor = Callable[..., None]
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> str:
+    """PostgreSQL only: a file has no network."""
+    return postgres_url
+
+
+@pytest.fixture
+def proxy(postgres_server: Postgres) -> Iterator[Proxy]:
+    with Proxy(postgres_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(settings: Settings, proxy: Proxy) -> Iterator[Processes]:
+    """Processes that reach the database through the proxy."""
+    url = settings.sqlalchemy_url.rpartition("@")
+    name = url[2].rpartition("/")[2]
+    there = f"{url[0]}@127.0.0.1:{proxy.port}/{name}"
+    processes = Processes(settings_for(**settings.model_dump() | {"database_url": there}))
+    yield processes
+    processes.close()
+
+
+def ends_well(database: Database, storage: Storage, job_id: str) -> bool:
+    assert metric_steps(database, job_id) == list(range(1, 11))
+    return weights(database, storage, job_id) == expected_weights()
+
+
+def test_a_slow_network_only_costs_time(
+    database: Database,
+    storage: Storage,
+    far: Processes,
+    proxy: Proxy,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    proxy.delay_seconds = 0.02
+    job_id = submit()
+    far.start_worker()
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).attempt == 1
+    assert ends_well(database, storage, job_id)
+
+
+@pytest.mark.parametrize("point", ["checkpoint.uploaded", "results.uploaded"])
+def test_a_connection_cut_after_its_commit_makes_nothing_twice(
+    database: Database,
+    storage: Storage,
+    far: Processes,
+    proxy: Proxy,
+    submit: Submit,
+    wait_for: WaitFor,
+    point: str,
+) -> None:
+    """The database has done it, the worker does not know: it asks again, under the same fence."""
+    job_id = submit()
+    far.start_worker(f"{point}:sleep=0.5")
+    wait_until((far.marks / point).exists, 30, "the worker is about to write")
+    proxy.cut_after(b"COMMIT")
+    wait_until(lambda: proxy.num_cut == 1, 30, "the commit's answer is lost")
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).attempt == 1
+    assert ends_well(database, storage, job_id)
+
+
+def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
+    database: Database,
+    storage: Storage,
+    far: Processes,
+    proxy: Proxy,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    job_id = submit()
+    proxy.cut_after(b"preparing")
+    far.start_worker()
+    wait_until(lambda: proxy.num_cut == 1, 30, "the claim's answer is lost")
+    wait_for(job_id, state="running")
+    with database.transaction() as session:
+        session.execute(update(Job).values(lease_expires_at=1))
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).attempt == 2
+    assert ends_well(database, storage, job_id)
+
+
+def test_a_network_that_stalls_and_comes_back_costs_no_attempt(
+    database: Database,
+    storage: Storage,
+    far: Processes,
+    proxy: Proxy,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    """The engine goes on meanwhile; what it wrote is recorded afterwards."""
+    job_id = submit({"*": {"step_seconds": 0.05}})
+    far.start_worker()
+    wait_for(job_id, step=2)
+    proxy.stall()
+    run = far.settings.runs_dir / job_id / "1" / "checkpoints"
+    wait_until(lambda: (run / "step-00000010").exists(), 20, "the engine trains without the database")
+    proxy.flow()
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).attempt == 1
+    assert ends_well(database, storage, job_id)
+
+
+def test_a_network_that_breaks_again_and_again_costs_no_attempt(
+    database: Database,
+    storage: Storage,
+    far: Processes,
+    proxy: Proxy,
+    submit: Submit,
+    wait_for: WaitFor,
+) -> None:
+    job_id = submit({"*": {"step_seconds": 0.2}})
+    far.start_worker()
+    for step in (2, 4, 6, 8):
+        wait_until(lambda at=step: read_job(database, job_id).step >= at, 30, f"step {step}")
+        proxy.refuse()
+        proxy.accept()
+    wait_for(job_id, state="succeeded")
+    assert read_job(database, job_id).attempt == 1
+    assert ends_well(database, storage, job_id)
+
+
+def test_a_process_frozen_inside_a_transaction_does_not_keep_its_locks(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "IDLE_SECONDS", 1)
+    job_id = insert_job(database)
+    frozen = connect(settings)
+    session = Session(frozen.engine)
+    session.execute(select(Job).where(Job.id == job_id).with_for_update())
+    with database.transaction() as other:  # waits until the server has ended the first one
+        other.execute(update(Job).where(Job.id == job_id).values(priority=3))
+    with pytest.raises(DBAPIError):
+        session.execute(text("SELECT 1"))
+    session.close()
+    frozen.engine.dispose()
+    assert read_job(database, job_id).priority == 3
+
+
+@pytest.mark.parametrize("shift", ["+1h", "-1h"])
+def test_a_worker_whose_clock_is_an_hour_off_works_as_any_other(
+    database: Database,
+    storage: Storage,
+    processes: Processes,
+    submit: Submit,
+    wait_for: WaitFor,
+    shift: str,
+) -> None:
+    """Leases, backoffs and times come from the database; the worker only counts seconds."""
+    program = shutil.which("faketime")
+    assert program is not None, "`make system` installs it"
+    log = processes.settings.home / "process-late.log"
+    job_id = submit({"1": {"die_at": 7}})
+    with log.open("wb") as output:
+        wrong = subprocess.Popen(
+            [program, "-f", shift, sys.executable, "-m", "worker"],
+            env=environment_of(processes.settings) | {"FAKETIME_DONT_FAKE_MONOTONIC": "1"},
+            stdout=output,
+            stderr=output,
+        )
+    processes.started.append(wrong)
+    wait_for(job_id, state="succeeded")
+    job = read_job(database, job_id)
+    assert job.attempt == 2
+    with database.reading() as session:
+        now = session.scalars(select(db_now())).one()
+    assert job.started_at is not None
+    assert job.finished_at is not None
+    assert now - 120 < job.started_at <= job.finished_at <= now
+    assert ends_well(database, storage, job_id)
