@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from fastapi import Depends, FastAPI
 
-from service import contract, docs, handlers, health, logs
+from service import contract, docs, handlers, health, logs, metrics
 from service.bodies import refuse_odd_text
 from service.catalog import Catalog
 from service.db import connect
@@ -24,9 +24,11 @@ from service.jobs.checked_files import CheckedFiles
 from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
+from service.probes import Probe
 from service.quotas import RequestRate
 from service.settings import Settings
 from service.storage import open_usable_storage
+from service.traffic import Traffic
 from service.webhooks import endpoints as webhooks
 
 MAX_BODY_BYTES = 2**20
@@ -46,6 +48,7 @@ class Service(FastAPI):
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service; without settings those of the environment."""
     settings = settings or Settings()
+    logs.configure(settings.log_level)
     app = Service(
         title="GRPO service",
         version=version("grpo-service"),
@@ -58,10 +61,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
+    app.state.traffic = Traffic()
     # The last one is the outermost.
     app.add_middleware(HeadLikeGet)
     app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, traffic=app.state.traffic)
     handlers.install(app)
     docs.install(app)
     _include_routers(app, settings)
@@ -71,14 +75,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    for router in (jobs.router, models.router, graders.router, webhooks.router, health.router):
+    others = (jobs.router, models.router, graders.router, webhooks.router, health.router, metrics.router)
+    for router in others:
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
-    # Not earlier: a server that is handed the application sets up its own logging after making it.
+    # Again: a server that was handed the application has set up its own logging since.
     logs.configure(settings.log_level)
     refuse_eviction(settings)
     app.state.database = connect(settings)
@@ -87,6 +92,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.checked_files = CheckedFiles()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
+    app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
+    app.state.census = Probe(metrics.Census(app.state.database, settings.sweep_seconds).take, None)
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")

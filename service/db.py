@@ -17,6 +17,8 @@ from service.settings import Settings
 RESTED_SECONDS = 0.1
 """A pooled connection that was used later than so long ago is taken as alive, without asking it."""
 RESTED_SINCE = "rested_since"
+QUIET = {"hide_parameters": True}
+"""An error's text holds its statement and not the data: it goes to the log."""
 IDLE_SECONDS = 20
 """So long may a transaction do nothing on PostgreSQL: a process that is frozen inside one must not keep its
 locks, or nobody could take its job over."""
@@ -33,7 +35,7 @@ def make_engine(settings: Settings) -> Engine:
     if url.startswith("sqlite"):
         settings.home.mkdir(parents=True, exist_ok=True)
         given = {"timeout": 30, "isolation_level": None}
-        engine = create_engine(url, connect_args=given, json_deserializer=from_json, hide_parameters=True)
+        engine = create_engine(url, connect_args=given, json_deserializer=from_json, **QUIET)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -44,9 +46,9 @@ def make_engine(settings: Settings) -> Engine:
         pool_timeout=5,
         pool_use_lifo=True,
         json_deserializer=from_json,
-        hide_parameters=True,
         connect_args={"connect_timeout": 5, "keepalives_idle": 10, "tcp_user_timeout": 20_000}
         | {"autocommit": True},  # as on SQLite, a transaction begins where we say so
+        **QUIET,
     )
     event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "begin", _begin_postgresql)

@@ -1,89 +1,90 @@
-"""Is it alive, is it ready, what does it count. No key is needed, so only neutral numbers are told."""
+"""Is it alive, is it ready. No key is needed, so only neutral words are told.
+
+Both answer in time whatever hangs: liveness asks nothing and needs no thread, readiness asks through probes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib.metadata import version
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from sqlalchemy import func, select
 
-from service.clock import db_now
 from service.db import Database
-from service.dependencies import DatabaseDep, SettingsDep
 from service.handlers import DATABASE_ERRORS
-from service.jobs.states import JobState
 from service.jobs.wakeups import broker_check
 from service.migrate import current_revision, head_revision
-from service.models import Job
+from service.probes import Probe
+from service.settings import Settings
+from service.storage import Storage, StorageError
 
 router = APIRouter(tags=["operations"])
 
+NO_ANSWER = "no answer"
+OK = ("ok", "none")
+NEEDED = ("database", "disk")
+"""Without these it does not serve. Without the others it does: jobs are seen and cancelled."""
+
 
 @router.get("/livez")
-def live() -> dict[str, str]:
+async def live() -> dict[str, str]:
     """The process answers; nothing else is asked."""
     return {"status": "alive"}
 
 
 @router.get("/readyz")
-def ready(database: DatabaseDep, settings: SettingsDep) -> JSONResponse:
-    """503 without database or on another schema. Without broker only degraded: workers find jobs later."""
-    checks = {"database": _database_check(database), "broker": broker_check(settings)}
-    if checks["database"] != "ok":
+async def ready(request: Request) -> JSONResponse:
+    """503 without database, on another schema or a full disk. Without broker or storage only degraded."""
+    checks = await request.app.state.readiness.ask()
+    if any(checks[name] not in OK for name in NEEDED):
         return JSONResponse({"status": "unready", "checks": checks}, status_code=503)
-    is_whole = checks["broker"] in ("ok", "none")
+    is_whole = all(found in OK for found in checks.values())
     return JSONResponse({"status": "ready" if is_whole else "degraded", "checks": checks})
 
 
-@router.get("/metrics", response_class=Response)
-def metrics(database: DatabaseDep) -> Response:
-    """Prometheus text: jobs by state and pool, the oldest one's wait, whether the database answers."""
-    registry = CollectorRegistry()
-    registry.register(_Jobs(database))  # type: ignore[arg-type]
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+class Readiness:
+    """The checks, each with a thread and a time of its own."""
+
+    def __init__(self, database: Database, settings: Settings, storage: Storage) -> None:
+        checks: dict[str, Callable[[], str]] = {
+            "database": lambda: database_check(database),
+            "broker": lambda: broker_check(settings),
+            "storage": lambda: storage_check(storage),
+            "disk": lambda: disk_check(settings),
+        }
+        self._probes = {name: Probe(check, NO_ANSWER) for name, check in checks.items()}
+
+    async def ask(self) -> dict[str, str]:
+        """Name → `ok`, `none` or what is wrong; all at the same time."""
+        found = await asyncio.gather(*(probe.ask() for probe in self._probes.values()))
+        return dict(zip(self._probes, found, strict=True))
 
 
-def _database_check(database: Database) -> str:
+def database_check(database: Database) -> str:
+    """Whether it answers, and has this code's schema."""
     try:
         found = current_revision(database.engine)
     except DATABASE_ERRORS:
-        return "no answer"
+        return NO_ANSWER
     needed = head_revision()
     return "ok" if found == needed else f"schema is {found}, {needed} is needed: run `grpo migrate`"
 
 
-class _Jobs:
-    """Asks the database when Prometheus asks us."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily("grpo_build", "This build.", labels=["version"])
-        build.add_metric([version("grpo-service")], 1)
-        yield build
-        try:
-            rows = _count_jobs(self._database)
-        except DATABASE_ERRORS:
-            yield GaugeMetricFamily("grpo_database_up", "Whether the database answers.", value=0)
-            return
-        yield GaugeMetricFamily("grpo_database_up", "Whether the database answers.", value=1)
-        jobs = GaugeMetricFamily("grpo_jobs", "Jobs by state and pool.", labels=["state", "pool"])
-        waits = GaugeMetricFamily("grpo_oldest_queued_seconds", "Longest wait in the queue.", labels=["pool"])
-        for state, pool, num_jobs, seconds in rows:
-            jobs.add_metric([state, pool], num_jobs)
-            if state == JobState.QUEUED:
-                waits.add_metric([pool], max(0.0, seconds))
-        yield from (jobs, waits)
+def storage_check(storage: Storage) -> str:
+    """Whether it answers a question that costs nothing."""
+    try:
+        storage.check()
+    except StorageError:
+        return NO_ANSWER
+    return "ok"
 
 
-def _count_jobs(database: Database) -> list[tuple[str, str, int, float]]:
-    oldest_seconds = db_now() - func.min(Job.created_at)
-    query = select(Job.state, Job.pool, func.count(), oldest_seconds).group_by(Job.state, Job.pool)
-    with database.reading() as session:
-        return [(state, pool, num_jobs, seconds) for state, pool, num_jobs, seconds in session.execute(query)]
+def disk_check(settings: Settings, folder: Path | None = None) -> str:
+    """Whether there is room in a folder; in the home, where uploads and scratch go."""
+    free_bytes = shutil.disk_usage(folder or settings.home).free
+    if free_bytes >= settings.min_free_disk_bytes:
+        return "ok"
+    return f"{free_bytes >> 20} MiB are free, {settings.min_free_disk_bytes >> 20} MiB are wanted"

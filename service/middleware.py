@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import InvalidRequest, PayloadTooLarge, ServiceError, TooSlow
 from service.handlers import error_response
 from service.ids import new_id
+from service.logs import REQUEST
+from service.traffic import Traffic, route_of
 
 log = structlog.get_logger()
 
@@ -27,10 +29,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestContext:
-    """Gives each HTTP request an id, answers unknown exceptions neutrally and logs one line."""
+    """Gives each HTTP request an id, answers unknown exceptions neutrally, counts it and logs one line."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
         self.app = app
+        self.traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,20 +43,25 @@ class RequestContext:
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req", "_")
         scope.setdefault("state", {})["request_id"] = request_id
         exchange = _Exchange(scope, send, request_id)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        token = REQUEST.set(lambda: _facts(scope))
+        try:
             await self._run(exchange, scope, receive)
+        finally:
+            REQUEST.reset(token)
 
     async def _run(self, exchange: _Exchange, scope: Scope, receive: Receive) -> None:
         started = time.monotonic()
         try:
             await self.app(scope, receive, exchange.send)
         except Exception:
-            log.exception("unexpected error", method=scope["method"], path=scope["path"])
+            log.exception("unexpected error")
             if exchange.status:
                 raise
             await exchange.answer(_unexpected(exchange.request_id))
         finally:
-            _log_access(scope, exchange.status, time.monotonic() - started)
+            ended = time.monotonic()
+            self.traffic.count(scope, exchange.status, (exchange.answered_at or ended) - started)
+            log.info("request", status=exchange.status, seconds=round(ended - started, 4))
 
 
 class SteadyBodies:
@@ -121,10 +129,14 @@ class HeadLikeGet:
                 await send({"type": "http.response.body", "body": b""})
                 raise _HeadSent
 
+        as_get = {**scope, "method": "GET"}
         try:
-            await self.app({**scope, "method": "GET"}, receive, send_head)
+            await self.app(as_get, receive, send_head)
         except _HeadSent:
             return
+        finally:
+            # the router has told only the copy which route it is
+            scope.update({name: as_get[name] for name in ("route", "path_params") if name in as_get})
 
 
 class _HeadSent(Exception):
@@ -137,6 +149,8 @@ class _Exchange:
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self.request_id = request_id
         self.status = 0
+        self.answered_at = 0.0
+        """Monotonic seconds; 0: not yet."""
         self._send = send
         self._is_replaced = False
 
@@ -147,7 +161,7 @@ class _Exchange:
                 self._is_replaced = True
                 await self.answer(PayloadTooLarge("The request body is too large."))
                 return
-            self.status = message["status"]
+            self._note(message["status"])
             headers["x-request-id"] = self.request_id
             headers["x-content-type-options"] = "nosniff"
         if not self._is_replaced:
@@ -163,23 +177,27 @@ class _Exchange:
             "x-content-type-options": "nosniff",
         }
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self.status = error.status
+        self._note(error.status)
         await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
         await self._send({"type": "http.response.body", "body": body})
+
+    def _note(self, status: int) -> None:
+        self.status = status
+        self.answered_at = time.monotonic()
 
 
 def _unexpected(request_id: str) -> ServiceError:
     return ServiceError(f"Something went wrong on our side. Tell the operator this request id: {request_id}.")
 
 
-def _log_access(scope: Scope, status: int, seconds: float) -> None:
+def _facts(scope: Scope) -> dict[str, Any]:
+    """What each line that is written during a request tells of it. Never the query: it may hold anything."""
     principal: Any = scope["state"].get("principal")
-    log.info(
-        "request",
-        method=scope["method"],
-        path=scope["path"],
-        status=status,
-        seconds=round(seconds, 4),
-        tenant=getattr(principal, "tenant", None),
-        key_id=getattr(principal, "key_id", None),
-    )
+    return {
+        "request_id": scope["state"]["request_id"],
+        "method": scope["method"],
+        "path": scope["path"],
+        "route": route_of(scope),
+        "tenant": getattr(principal, "tenant", None),
+        "key_id": getattr(principal, "key_id", None),
+    }

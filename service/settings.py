@@ -10,8 +10,9 @@ import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from grpo_engine.config import Runtime
@@ -19,7 +20,10 @@ from grpo_engine.devices import visible_gpus
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="GRPO_", frozen=True, extra="ignore")
+    # An error shows no input: URLs hold passwords.
+    model_config = SettingsConfigDict(
+        env_prefix="GRPO_", frozen=True, extra="ignore", hide_input_in_errors=True
+    )
 
     home: Path = Field(default_factory=lambda: Path.home() / ".grpo")
     """Embedded mode's one folder: database, artifacts, models, runs, the first key."""
@@ -87,10 +91,26 @@ class Settings(BaseSettings):
     unsafe_graders: Literal["refused", "single-tenant", "single-tenant-production"] = "refused"
     """Whether workers without a sandbox run untrusted code in plain processes, for the only tenant there is
     (docs/sandbox.md). The API never does. Production wants the long word."""
-    log_level: str = "INFO"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"
+    min_free_disk_bytes: int = Field(256 * 2**20, ge=0)
+    """With less than so much free in `home` the service is not ready; `grpo doctor` says it too."""
     warm_engine: bool = True
     """Each worker keeps one engine started ahead, so that a job begins without the seconds of its imports.
     It holds about 370 MB of memory, and no device, while it waits."""
+
+    @field_validator("database_url", "broker_url")
+    @classmethod
+    def _is_whole(cls, url: SecretStr | None) -> SecretStr | None:
+        """Else whoever takes it apart later shows a piece of the password."""
+        try:
+            # of several brokers, parted by semicolons, the first
+            parts = urlsplit(url.get_secret_value().split(";")[0] if url else "")
+            is_whole = parts.port is None or bool(parts.hostname)
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            raise ValueError("not a URL: in a password write %2F, %23, %3F and %40 for / # ? and @")
+        return url
 
     @model_validator(mode="after")
     def _production_is_real(self) -> Self:
@@ -135,3 +155,8 @@ class Settings(BaseSettings):
     @property
     def key_file(self) -> Path:
         return self.home / "api_key"
+
+    @property
+    def alive_file(self) -> Path:
+        """Touched by the main loop of a worker that runs here."""
+        return self.home / "worker.alive"

@@ -138,6 +138,12 @@ class Storage:
             return False
         return True
 
+    def check(self) -> None:
+        """Raises StorageError where it does not answer; asks for nothing that is there."""
+        if self._root is not None and not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
+            raise StorageError(f"{self._root} is no folder that this process may write to")
+        self.exists("probe/none")
+
     def delete(self, key: str) -> None:
         """Remove the object; where there is none, nothing happens."""
         try:
@@ -174,13 +180,16 @@ def open_storage(location: str) -> Storage:
     """Storage at `file:///folder` (made where it does not exist), `memory:///` or `s3://bucket/prefix`.
 
     An S3 store takes its credentials, region and endpoint from the usual `AWS_…` variables.
+    Raises ValueError or StorageError where there can be none.
     """
     if location.startswith("file://"):
         folder = Path(location.removeprefix("file://"))
         if not folder.is_absolute():
             raise ValueError(f"{location}: a storage folder has an absolute path, as in file:///srv/grpo")
-        return Storage(LocalStore(folder, mkdir=True))
-    return Storage(from_url(location, retry_config=RETRIES))
+        with _translated(location):
+            return Storage(LocalStore(folder, mkdir=True))
+    with _translated(location):
+        return Storage(from_url(location, retry_config=RETRIES))
 
 
 def open_usable_storage(location: str) -> Storage:

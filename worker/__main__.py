@@ -19,7 +19,7 @@ def main() -> None:
     settings = Settings()
     if given.pool is not None:
         settings = settings.model_copy(update={"pool": given.pool})
-    logs.configure(settings.log_level)
+    logs.own_process(settings.log_level)
     worker = Worker.open(settings, worker_name())
     drain_on_signals(worker)
     work(worker, once=given.once)

@@ -61,6 +61,7 @@ def make_app(settings: Settings) -> Celery:
         worker_disable_prefetch=True,
         worker_concurrency=1,
         worker_send_task_events=False,
+        worker_redirect_stdouts=False,
     )
     return celery
 
@@ -75,7 +76,6 @@ sweepers: list[subprocess.Popen[bytes]] = []
 @cache
 def opened_worker(pid: int) -> Worker:
     """This process's worker: a forked child must not share connections with its parent."""
-    logs.configure(settings.log_level)
     return Worker.open(settings, worker_name(), draining)
 
 
@@ -95,6 +95,19 @@ def wake(pool: str) -> None:
         pass
     if not draining.is_set():
         engines.prepare()
+
+
+@signals.setup_logging.connect
+def log_our_way(**_signal: Any) -> None:
+    """Celery then leaves the logging of this process and its children to us."""
+    logs.own_process(settings.log_level)
+
+
+@signals.celeryd_init.connect
+def print_no_banner(instance: Any, **_signal: Any) -> None:
+    """All that it prints is a line of JSON, warnings before its own setup too."""
+    instance.quiet = True
+    log_our_way()
 
 
 @signals.worker_process_init.connect
@@ -134,7 +147,7 @@ def drain(**_signal: Any) -> None:
 def touch(**_signal: Any) -> None:
     """Liveness of the main process."""
     settings.home.mkdir(parents=True, exist_ok=True)
-    (settings.home / "worker.alive").touch()
+    settings.alive_file.touch()
 
 
 @signals.worker_ready.connect
@@ -142,7 +155,9 @@ def start_sweeper(**_signal: Any) -> None:
     """A sweeper beside this worker; it dies with it. Celery says "ready" again after each reconnect."""
     if not any(process.poll() is None for process in sweepers):
         launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
-        sweepers[:] = [subprocess.Popen([*launcher, sys.executable, "-m", "worker.sweeper"])]
+        sweepers[:] = [
+            subprocess.Popen([*launcher, sys.executable, "-m", "worker.sweeper", "--beside-worker"])
+        ]
 
 
 @signals.worker_shutdown.connect

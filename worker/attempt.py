@@ -105,7 +105,7 @@ class Worker:
 
     def touch(self) -> None:
         """Liveness: a file that the main loop touches."""
-        (self.settings.home / "worker.alive").touch()
+        self.settings.alive_file.touch()
 
 
 class Refused(Exception):
@@ -160,7 +160,7 @@ class Attempt:
                 with self.worker.database.transaction() as session:
                     return query(session)
             except OUTAGES as error:
-                logger.warning("database away", job=self.job.id, error=type(error).__name__)
+                logger.warning("database away", error=type(error).__name__)
             self.lease.wait(pause)
         raise AssertionError("unreachable: the pauses never end")
 
@@ -180,10 +180,10 @@ class Attempt:
                 self.worker.denied.set()
                 raise
             except StorageFull as error:
-                logger.warning("storage full", job=self.job.id, error=str(error))
+                logger.warning("storage full", error=str(error))
                 raise Refused("disk_full", "The artifact storage is full.", "Free space in it.") from error
             except StorageError as error:
-                logger.warning("storage failed", job=self.job.id, error=str(error))
+                logger.warning("storage failed", error=str(error))
                 if num_tries >= STORAGE_TRIES and not (is_patient and self._is_undisturbed()):
                     raise
             self.worker.touch()

@@ -9,6 +9,7 @@ then could not be published, so it gets no time for one.
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 from time import monotonic
 from typing import Self
 
@@ -47,7 +48,10 @@ class Lease:
         self._fuse: threading.Timer | None = None
         self.state = JobState.RUNNING
         """As of the last renewal."""
-        self._thread = threading.Thread(target=self._renew_until_done, name="lease", daemon=True)
+        # what the lines of this attempt tell of it, the thread's tell too
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._renew_until_done,), name="lease", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._set_fuse(self._claimed_at)
@@ -98,7 +102,7 @@ class Lease:
                     session, self._job_id, self._fence, lease_seconds=self._settings.lease_seconds
                 )
         except SQLAlchemyError as error:
-            logger.warning("lease not renewed", job=self._job_id, error=type(error).__name__)
+            logger.warning("lease not renewed", error=type(error).__name__)
             return
         if state is None:
             if not self._done.is_set():
@@ -113,12 +117,12 @@ class Lease:
         if self._fuse is not None:
             self._fuse.cancel()
         seconds_left = max(0.0, sent_at + self._settings.self_fence_seconds - monotonic())
-        self._fuse = threading.Timer(seconds_left, self._self_fence)
+        self._fuse = threading.Timer(seconds_left, copy_context().run, (self._self_fence,))
         self._fuse.daemon = True
         self._fuse.start()
 
     def _self_fence(self) -> None:
         if self._done.is_set():
             return
-        logger.error("no renewal for too long: the engine is stopped", job=self._job_id)
+        logger.error("no renewal for too long: the engine is stopped")
         self.lose()

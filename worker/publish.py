@@ -72,7 +72,7 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
         state = _store(attempt, folder, f"{prefix}/state.tar")
         weights = _store(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz")
     except (DamagedCheckpoint, FileNotFoundError) as error:
-        logger.warning("checkpoint not published", job=attempt.job.id, step=event.step, error=str(error))
+        logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
     fault_point("checkpoint.uploaded")
     archives = publishing.Archives(state.key, state.sha256, weights.key, weights.sha256, weights.num_bytes)

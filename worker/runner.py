@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from grpo_engine.faults import fault_point
 from service.ids import new_id
@@ -46,12 +48,21 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
     if job is None:
         return False
     fault_point("job.claimed")
-    with Lease(worker.database, worker.settings, job, claimed_at) as lease:
+    with (
+        bound_contextvars(**about(worker, job)),
+        Lease(worker.database, worker.settings, job, claimed_at) as lease,
+    ):
         try:
             run(Attempt(worker, job, lease), engines or Engines(worker.settings, keep_warm=False))
         except Lost:
-            logger.warning("job lost", job=job.id, fence=job.fence)
+            logger.warning("job lost")
     return True
+
+
+def about(worker: Worker, job: Job) -> dict[str, Any]:
+    """What each line about an attempt tells of it."""
+    claimed = {"tenant": job.tenant, "job": job.id, "attempt": job.attempt, "fence": job.fence}
+    return {**claimed, "worker": worker.name}
 
 
 def claim(worker: Worker) -> Job | None:
@@ -86,7 +97,7 @@ def run(attempt: Attempt, engines: Engines) -> None:
         give_back_unstored(attempt, "The job's files were not fetched", error)
     except Exception as error:
         error_id = new_id("err")
-        logger.exception("attempt broke off", job=attempt.job.id, error_id=error_id)
+        logger.exception("attempt broke off", error_id=error_id)
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             fail(attempt, DISK_FULL)
         else:

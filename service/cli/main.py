@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import audit, download, files, jobs, keys, models, server, up, watch, webhooks
+from service.cli import audit, doctor, download, files, jobs, keys, models, server, up, watch, webhooks
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -41,7 +41,13 @@ def connection(
 
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    SERVICE: {"up": up.up, "serve": server.serve, "worker": server.worker, "migrate": server.migrate},
+    SERVICE: {
+        "up": up.up,
+        "serve": server.serve,
+        "worker": server.worker,
+        "migrate": server.migrate,
+        "doctor": doctor.doctor,
+    },
     WORK: {
         "submit": jobs.submit,
         "list": jobs.list_jobs,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import signal
 import threading
 import time
@@ -152,7 +153,8 @@ class Feed:
         watcher = Watcher(job_id, key_id)
         self._watchers.setdefault(job_id, set()).add(watcher)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._poll())
+            # for all streams: its lines are not about the request that opened the first one
+            self._task = asyncio.create_task(self._poll(), context=contextvars.Context())
         try:
             yield watcher
         finally:

@@ -23,19 +23,29 @@ class Swept:
 
     job_id: str
     state: JobState
+    tenant: str
+    attempt: int
+    fence: int
+    """From now on; that of the lost worker is older."""
+    worker: str
+    """Who held it."""
 
 
 def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[Swept]:
     """Expired leases → queued with backoff, or cancelled, paused, failed; each under a new fence."""
-    expired = locked(is_in("jobs", *HELD), Job.lease_expires_at < db_now())
+    expired = locked(is_in("jobs", *HELD), Job.lease_expires_at < db_now()).add_columns(
+        Job.tenant, Job.attempt, Job.lease_owner
+    )
     rows = session.execute(
         expired.order_by(Job.lease_expires_at).limit(BATCH).with_for_update(skip_locked=True)
     ).all()
     reason = "The worker was lost: its lease expired."
-    return [
-        Swept(row.id, end_attempt(session, Held(*row), reason, max_failures, backoff_seconds, row.fence + 1))
-        for row in rows
-    ]
+    swept = []
+    for *columns, tenant, attempt, worker in rows:
+        held = Held(*columns)
+        state = end_attempt(session, held, reason, max_failures, backoff_seconds, held.fence + 1)
+        swept.append(Swept(held.id, state, tenant, attempt, held.fence + 1, worker))
+    return swept
 
 
 def due_pools(session: Session) -> list[str]:

@@ -109,14 +109,14 @@ def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more:
     home.mkdir(parents=True)
     catalogue = home / "catalogue.json"
     catalogue.write_text(json.dumps({"tiny": {"path": str(model)}}))
-    here = {
+    usual = {
         "GRPO_MODE": "production",
         "GRPO_DATABASE_URL": postgres_url,
         "GRPO_BROKER_URL": redis.new_url(),
         "GRPO_STORAGE_URL": f"file://{home / 'store'}",
         "GRPO_MODELS": str(catalogue),
     }
-    env = environment(home, **here | more)
+    env = environment(home, **(usual | more))
     migrated = run_grpo(*SERVICES["migrate"]["command"][1:], environment=env)
     assert migrated.returncode == 0, migrated.stderr
     deployment = Production(home, free_port(), env)

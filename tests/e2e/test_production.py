@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from examples.arithmetic import make_rows, write_jsonl
@@ -17,7 +20,7 @@ from service.cli.watch import watch_job
 from tests.e2e.production import SERVICES, Production, empty_database, production
 from tests.e2e.rollouts import evaluations
 from tests.servers import Postgres, Redis, wait_until
-from tests.service.embedded import grpo_job, processes_of, write_rows
+from tests.service.embedded import ROOT, grpo_job, processes_of, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +52,31 @@ def submit(client: Client, rows: Path, **more: Any) -> str:
 
 
 def test_the_deployment_is_ready_with_database_and_broker(deployment: Production) -> None:
-    assert deployment.ready() == {"status": "ready", "checks": {"database": "ok", "broker": "ok"}}
+    checks = {"database": "ok", "broker": "ok", "storage": "ok", "disk": "ok"}
+    assert deployment.ready() == {"status": "ready", "checks": checks}
 
 
-def test_the_worker_touches_the_file_that_its_health_check_reads(deployment: Production) -> None:
-    alive = deployment.home / "worker.alive"
-    wait_until(alive.exists, 30)
-    assert "worker.alive" in SERVICES["worker"]["healthcheck"]["test"][-1]
+def test_the_workers_health_check_finds_it_alive(deployment: Production) -> None:
+    _, *arguments = SERVICES["worker"]["healthcheck"]["test"][1:]
+    wait_until(lambda: run_python(deployment, *arguments).returncode == 0, 60)
+    assert run_python(deployment, *arguments, "--seconds", "0").returncode == 1
+
+
+def test_its_machine_is_seen_and_nothing_warns(deployment: Production) -> None:
+    def told() -> str:
+        return httpx.get(f"{deployment.url}/metrics").text
+
+    wait_until(lambda: 'grpo_worker_hosts{pool="default"} 1.0' in told(), 60)
+    assert not [
+        line for line in told().splitlines() if line.startswith("grpo_warning") and line[-3:] != "0.0"
+    ]
+
+
+def run_python(deployment: Production, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, env=deployment.environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_job_goes_through_celery_and_its_adapter_comes_back_whole(client: Client, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,9 +11,10 @@ from pydantic import SecretStr
 
 from service.app import create_app
 from service.db import Database
-from service.models import Job
 from service.settings import Settings
 from tests.servers import Postgres, Redis
+
+WELL = {"database": "ok", "broker": "none", "storage": "ok", "disk": "ok"}
 
 
 def ready(client: TestClient) -> tuple[int, str, dict[str, str]]:
@@ -29,22 +30,16 @@ def brokered(settings: Settings, redis_server: Redis) -> Iterator[TestClient]:
         yield client
 
 
-def add_job(database: Database, job_id: str, state: str, pool: str = "default", **more: Any) -> None:
-    columns = {"tenant": "t", "model": "m", "training_file": "f", "seed": 1, "method": {}, **more}
-    with database.transaction() as session:
-        session.add(Job(id=job_id, state=state, pool=pool, **columns))
-
-
 def test_alive_needs_no_key(anonymous: TestClient) -> None:
     assert anonymous.get("/livez").json() == {"status": "alive"}
 
 
 def test_embedded_mode_is_ready_without_broker(anonymous: TestClient) -> None:
-    assert ready(anonymous) == (200, "ready", {"database": "ok", "broker": "none"})
+    assert ready(anonymous) == (200, "ready", WELL)
 
 
 def test_it_is_ready_with_a_broker_that_answers(brokered: TestClient) -> None:
-    assert ready(brokered) == (200, "ready", {"database": "ok", "broker": "ok"})
+    assert ready(brokered) == (200, "ready", WELL | {"broker": "ok"})
 
 
 def test_without_its_broker_it_is_degraded_and_still_serves(
@@ -52,7 +47,7 @@ def test_without_its_broker_it_is_degraded_and_still_serves(
 ) -> None:
     redis_server.stop()
     try:
-        assert ready(brokered) == (200, "degraded", {"database": "ok", "broker": "no answer"})
+        assert ready(brokered) == (200, "degraded", WELL | {"broker": "no answer"})
     finally:
         redis_server.start()
 
@@ -113,19 +108,16 @@ def test_without_its_database_it_is_alive_but_not_ready(
     assert ready(anonymous)[0] == 200
 
 
-def test_metrics_count_jobs_by_state_and_pool(anonymous: TestClient, database: Database) -> None:
-    add_job(database, "ftjob-1", "queued", created_at=1000.0)
-    add_job(database, "ftjob-2", "queued")
-    add_job(database, "ftjob-3", "running", pool="large")
-    lines = anonymous.get("/metrics").text.splitlines()
-    assert 'grpo_jobs{pool="default",state="queued"} 2.0' in lines
-    assert 'grpo_jobs{pool="large",state="running"} 1.0' in lines
-    (wait,) = [line for line in lines if line.startswith('grpo_oldest_queued_seconds{pool="default"}')]
-    assert float(wait.split()[-1]) > 1_700_000_000
-    assert not any("ftjob" in line for line in lines)
+def test_without_its_storage_it_is_degraded_and_still_serves(
+    anonymous: TestClient, settings: Settings
+) -> None:
+    shutil.rmtree(settings.home / "artifacts")
+    assert ready(anonymous) == (200, "degraded", WELL | {"storage": "no answer"})
 
 
-def test_metrics_are_prometheus_text(anonymous: TestClient) -> None:
-    answer = anonymous.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain; version=")
-    assert 'grpo_build{version="0.1.0"} 1.0' in answer.text.splitlines()
+def test_on_a_full_disk_it_is_not_ready(settings: Settings) -> None:
+    greedy = settings.model_copy(update={"min_free_disk_bytes": 1 << 60})
+    with TestClient(create_app(greedy)) as client:
+        status, state, checks = ready(client)
+    assert (status, state, checks["database"]) == (503, "unready", "ok")
+    assert checks["disk"].endswith(f"{1 << 40} MiB are wanted")

@@ -128,7 +128,8 @@ def test_an_expired_lease_is_queued_again_with_a_doubling_backoff(database: Data
     pauses = []
     for _ in range(2):
         expire_lease(database, job.id)
-        assert sweep(database, backoff_seconds=10) == [sweeping.Swept(job.id, JobState.QUEUED)]
+        (swept,) = sweep(database, backoff_seconds=10)
+        assert (swept.job_id, swept.state, swept.worker) == (job.id, JobState.QUEUED, job.lease_owner)
         with database.transaction() as session:
             pauses.append(session.execute(select(Job.not_before - db_now())).scalar_one())
             session.execute(update(Job).values(not_before=0))

@@ -1,0 +1,33 @@
+"""What an examination finds: a line for people, with what to do about it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, but not everything or not for long."""
+    FAILURE = "failure"
+
+
+class Finding(NamedTuple):
+    level: Level
+    check: str
+    found: str
+    advice: str = ""
+    """What to do; empty where all is well."""
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(Level.OK, check, found)
+
+
+def warning(check: str, found: str, advice: str) -> Finding:
+    return Finding(Level.WARNING, check, found, advice)
+
+
+def failure(check: str, found: str, advice: str) -> Finding:
+    return Finding(Level.FAILURE, check, found, advice)

@@ -1,0 +1,49 @@
+"""What this process has answered, for Prometheus: how fast, on which route, with which kind of status.
+
+Boundary: counts of one process since its start. No path, tenant or key becomes a label: how many of them
+there are is not ours to say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER = "other"
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Traffic:
+    """The process's requests; `registry` is what `/metrics` shows of them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._seconds = Histogram(
+            "grpo_http_request_duration_seconds",
+            "From a request to the start of its answer, in this process.",
+            labelnames=["method", "route", "status"],
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+
+    def count(self, scope: Any, status: int, seconds: float) -> None:
+        """One request; status 0: the client was gone before the answer."""
+        method = scope["method"] if scope["method"] in METHODS else OTHER
+        kind = f"{status // 100}xx" if status else "none"
+        self._seconds.labels(method, route_of(scope) or OTHER, kind).observe(seconds)
+
+
+def route_of(scope: Any) -> str | None:
+    """The route's template, `/v1/files/{file_id}`; None where the path is none of ours.
+
+    A route in a router in another one knows only the end of its template; the rest is as it was asked for.
+    """
+    route = scope.get("route")
+    template = getattr(route, "path_format", None)
+    if template is None:
+        return None
+    asked = template.format(**scope.get("path_params", {}))
+    path: str = scope["path"]
+    return path.removesuffix(asked) + template if path.endswith(asked) else str(template)

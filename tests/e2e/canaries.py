@@ -1,0 +1,222 @@
+"""A deployment full of planted secrets, led through successes and failures, and all that it said."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import obstore
+import psycopg
+from moto.server import ThreadedMotoServer
+from obstore.store import S3Store
+
+from service.cli.client import JOBS, Client
+from service.cli.watch import watch_job
+from service.models import Base
+from tests.e2e.production import Production, production
+from tests.servers import Postgres, Redis, free_port, wait_until
+from tests.service.embedded import grpo_job, run_grpo
+
+DATABASE, BROKER, STORE = "canaryDatabase7h", "canaryBroker2k", "canaryStore9w"
+ENDPOINT_KEY, QUERY, OTHER_SCHEME = "canaryEndpointKey4d", "canaryQuery8s", "canaryScheme6v"
+SIGNATURE = base64.b64encode(b"canary signature of this deployment").decode()
+WRONG_KEY = f"grpo_{'a' * 16}_canaryWrongKey{'x' * 29}"
+BUCKET = "canaries"
+
+
+class LockedRedis(Redis):
+    """With a password."""
+
+    def command(self) -> list[str]:
+        return [*super().command(), "--requirepass", BROKER]
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{BROKER}@127.0.0.1:{self.port}/0"
+
+    def new_url(self) -> str:
+        return self.url
+
+
+@dataclass
+class Told:
+    """What the deployment said, by who said it; `secrets` must be in none of it."""
+
+    secrets: dict[str, str]
+    texts: dict[str, str] = field(default_factory=dict)
+    engine_environment: str = ""
+
+    def leaks(self) -> list[tuple[str, str]]:
+        """(who, which secret)"""
+        return [
+            (who, name)
+            for who, text in self.texts.items()
+            for name, secret in self.secrets.items()
+            if secret in text
+        ]
+
+    def add(self, who: str, *texts: str) -> None:
+        self.texts[who] = "\n".join((self.texts.get(who, ""), *texts))
+
+
+@contextmanager
+def store() -> Iterator[str]:
+    """An S3-compatible store without any bucket; its URL."""
+    port = free_port()
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@contextmanager
+def deployment(
+    home: Path, model: Path, postgres: Postgres, redis: Redis, store_url: str
+) -> Iterator[Production]:
+    endpoints = home.parent / "endpoints.json"
+    checker = {"url": "http://127.0.0.1:1/grade", "api_key": ENDPOINT_KEY, "secret": f"whsec_{SIGNATURE}"}
+    endpoints.write_text(json.dumps({"checker": checker}))
+    planted = {
+        "GRPO_STORAGE_URL": f"s3://{BUCKET}/grpo",
+        "AWS_ENDPOINT_URL": store_url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "planted",
+        "AWS_SECRET_ACCESS_KEY": STORE,
+        "GRPO_ENDPOINTS": str(endpoints),
+        "GRPO_ENDPOINT_SECRET": f"whsec_{SIGNATURE}",
+    }
+    url = postgres.url.replace("grpo@", f"grpo:{DATABASE}@")
+    with production(home, model, url, redis, **planted) as running:
+        yield running
+
+
+def story(running: Production, postgres: Postgres, redis: Redis, store_url: str, rows: Path) -> Told:
+    """Everything in order: refusals, a store without its bucket, a job, a bug, servers that are away."""
+    created = run_grpo("keys", "create", "--tenant", "acme", environment=running.environment)
+    key = created.stdout.strip()
+    names = {"database": DATABASE, "broker": BROKER, "store": STORE, "endpoint": ENDPOINT_KEY, "query": QUERY}
+    names |= {"scheme": OTHER_SCHEME, "signature": SIGNATURE, "key": key.rsplit("_", 1)[1]}
+    told = Told(names | {"wrong key": WRONG_KEY.rsplit("_", 1)[1]})
+    told.add("cli", created.stderr)
+    with httpx.Client(base_url=running.url, timeout=30) as http, Client(running.url, key) as client:
+        _refused(http, key, told)
+        _without_bucket(http, key, rows, told)
+        obstore_bucket(store_url)
+        _job(running, client, rows, told)
+        _bug(http, key, postgres, told)
+        _fails(running, told, "--api-key", WRONG_KEY, "list", GRPO_URL=running.url)
+        _settings_that_cannot_be(running, told)
+        _away(http, key, running, postgres, redis, told)
+    running.stop_all()
+    for name in ("api", "worker", "maintenance"):
+        told.add(name, running.log(name).read_text())
+    told.add("rows", _all_rows(postgres))
+    return told
+
+
+def _refused(http: httpx.Client, key: str, told: Told) -> None:
+    """Wrong keys in every place, and an endpoint that does not answer."""
+    for header in (f"Bearer {WRONG_KEY}", f"Basic {OTHER_SCHEME}", WRONG_KEY, f"Bearer {key}x"):
+        told.add("answers", http.get("/v1/files", headers={"authorization": header}).text)
+    told.add("answers", http.get(f"/v1/files?api_key={QUERY}&purpose={QUERY}").text)
+    told.add("answers", http.get(f"/v1/files/{key}", headers={"authorization": f"Bearer {WRONG_KEY}"}).text)
+    grader = {"type": "endpoint", "endpoint": "checker", "timeout_seconds": 1}
+    asked = {"grader": grader, "model_sample": "4", "item": {"answer": "4"}}
+    path, headers = "/v1/fine_tuning/alpha/graders/run", {"authorization": f"Bearer {key}"}
+    answer = http.post(path, json=asked, headers=headers)
+    assert answer.json()["scorable"] is False, answer.text
+    told.add("answers", answer.text)
+
+
+def _without_bucket(http: httpx.Client, key: str, rows: Path, told: Told) -> None:
+    headers, files = {"authorization": f"Bearer {key}"}, {"file": ("rows.jsonl", rows.read_bytes())}
+    answer = http.post("/v1/files", headers=headers, data={"purpose": "fine-tune"}, files=files)
+    assert answer.status_code == 503
+    told.add("answers", answer.text, http.get("/readyz").text)
+
+
+def obstore_bucket(store_url: str) -> None:
+    httpx.put(f"{store_url}/{BUCKET}").raise_for_status()
+    store = S3Store(
+        BUCKET, endpoint=store_url, allow_http=True, access_key_id="planted", secret_access_key="x"
+    )
+    obstore.put(store, "there", b"")
+
+
+def _job(running: Production, client: Client, rows: Path, told: Told) -> None:
+    """It trains, and its engine is looked at meanwhile."""
+    job_id = client.create(JOBS, grpo_job(client.upload(rows)["id"], steps=40))["id"]
+    wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 1, 60)
+    for pid in processes_of_engines(running.home):
+        told.engine_environment += Path(f"/proc/{pid}/environ").read_text()
+    told.add("engine logs", *(path.read_text() for path in running.home.glob("runs/**/engine.log")))
+    job = watch_job(client, job_id)
+    assert job["status"] == "succeeded"
+    told.add("answers", json.dumps(job), json.dumps(client.get(f"{JOBS}/{job_id}/events")))
+
+
+def processes_of_engines(home: Path) -> list[int]:
+    """Pids whose working folder is a run of this home."""
+    return [
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if _works_below(path, (home / "runs").resolve())
+    ]
+
+
+def _works_below(process: Path, folder: Path) -> bool:
+    try:
+        return (process / "cwd").readlink().is_relative_to(folder)
+    except OSError:
+        return False
+
+
+def _bug(http: httpx.Client, key: str, postgres: Postgres, told: Told) -> None:
+    """A table is not what the code thinks: an exception that nobody expects."""
+    postgres.execute("ALTER TABLE files RENAME COLUMN filename TO renamed")
+    answer = http.get("/v1/files", headers={"authorization": f"Bearer {key}"})
+    postgres.execute("ALTER TABLE files RENAME COLUMN renamed TO filename")
+    assert answer.status_code == 500
+    told.add("answers", answer.text, http.get("/metrics").text)
+
+
+def _away(
+    http: httpx.Client, key: str, running: Production, postgres: Postgres, redis: Redis, told: Told
+) -> None:
+    """Without broker, then without database too, and what commands say then."""
+    headers = {"authorization": f"Bearer {key}"}
+    redis.stop()
+    told.add("answers", http.get("/readyz").text)
+    postgres.stop()
+    answer = http.get("/v1/files", headers=headers)
+    assert answer.status_code == 503
+    told.add("answers", answer.text, http.get("/readyz").text, http.get("/metrics").text)
+    _fails(running, told, "doctor", "--json", GRPO_ENGINE_PYTHON="/nowhere/python")
+    _fails(running, told, "migrate")
+    redis.start()
+    postgres.start()
+    wait_until(running.ready, 60, "the API is ready again")
+
+
+def _settings_that_cannot_be(running: Production, told: Told) -> None:
+    _fails(running, told, "serve", GRPO_BROKER_URL=f"redis://:{BROKER}/x@127.0.0.1:1/0")
+    _fails(running, told, "worker", GRPO_SELF_FENCE_SECONDS="500")
+    _fails(running, told, "migrate", GRPO_DATABASE_URL=f"postgresql://grpo:{DATABASE}@host:port/x")
+
+
+def _fails(running: Production, told: Told, *arguments: str, **changed: str) -> None:
+    done = run_grpo(*arguments, environment={**running.environment, **changed})
+    assert done.returncode == 1, (arguments, done.stdout, done.stderr)
+    told.add("cli", done.stdout, done.stderr)
+
+
+def _all_rows(postgres: Postgres) -> str:
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        tables = [connection.execute(f"SELECT * FROM {name}").fetchall() for name in Base.metadata.tables]
+    return repr(tables)

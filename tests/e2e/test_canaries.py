@@ -1,0 +1,80 @@
+"""Secrets stay where they were put: real processes, one story, and a search through all that was said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from examples.tiny_model import make_model
+from grpo_engine.sandbox import run_python
+from tests.e2e.canaries import LockedRedis, Told, deployment, store, story
+from tests.servers import Postgres
+from tests.service.embedded import write_rows
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    home = tmp_path_factory.mktemp("canaries") / "home"
+    model = make_model(home.parent / "tiny", hidden=32, layers=1)
+    rows = write_rows(home.parent / "rows.jsonl", faults={"step_seconds": 0.05})
+    with (
+        Postgres() as postgres,
+        LockedRedis() as redis,
+        store() as store_url,
+        deployment(home, model, postgres, redis, store_url) as running,
+    ):
+        yield story(running, postgres, redis, store_url, rows)
+
+
+def lines_of(told: Told, who: str) -> list[dict[str, Any]]:
+    """Celery writes one line of its own, without any logger, when it is stopped."""
+    lines = (line for line in told.texts[who].splitlines() if line)
+    return [json.loads(line) for line in lines if line != "worker: Warm shutdown (MainProcess)"]
+
+
+def test_no_log_answer_row_or_command_shows_a_secret(told: Told) -> None:
+    assert set(told.texts) == {"answers", "api", "cli", "engine logs", "maintenance", "rows", "worker"}
+    assert [who for who, text in told.texts.items() if len(text) < 10] == []
+    assert told.leaks() == []
+
+
+def test_the_engine_is_given_no_secret_but_the_key_of_its_signatures(told: Told) -> None:
+    found = [name for name, secret in told.secrets.items() if secret in told.engine_environment]
+    assert found == ["signature"]
+
+
+@pytest.mark.parametrize("who", ["api", "worker", "maintenance"])
+def test_every_line_of_a_process_is_one_json_object(told: Told, who: str) -> None:
+    lines = lines_of(told, who)
+    assert lines
+    assert [line for line in lines if not {"event", "level", "timestamp"} <= set(line)] == []
+
+
+def test_a_workers_lines_about_a_job_say_which_attempt_it_is(told: Told) -> None:
+    lines = lines_of(told, "worker")
+    (started,) = [line for line in lines if line["event"] == "engine started"]
+    assert (started["tenant"], started["attempt"], started["fence"]) == ("acme", 1, 1)
+    assert started["job"].startswith("ftjob-")
+    assert ":" in started["worker"]
+
+
+def test_a_bug_is_one_line_with_its_trace_and_without_the_data(told: Told) -> None:
+    lines = lines_of(told, "api")
+    (line,) = [line for line in lines if line["event"] == "unexpected error"]
+    assert (line["route"], line["tenant"]) == ("/v1/files", "acme")
+    assert "UndefinedColumn" in line["exception"]
+    assert "[parameters:" not in line["exception"]
+
+
+def test_the_sandbox_is_given_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRPO_ENDPOINT_SECRET", "canarySandbox")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canarySandbox")
+    result = run_python("import os; print(sorted(os.environ.items()))", timeout=10)
+    assert result.stdout.startswith("[")
+    assert "GRPO" not in result.stdout
+    assert "canary" not in result.stdout

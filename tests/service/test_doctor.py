@@ -1,0 +1,221 @@
+"""`grpo doctor`: a deployment that is well, and one broken thing of each kind."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from grpo_engine.sandbox import Capability
+from service.db import Database
+from service.doctor import machine, software, stores
+from service.doctor.examination import examine
+from service.doctor.findings import Finding, Level, ok
+from service.settings import Settings
+from tests.conftest import settings_for
+from tests.servers import Redis
+from tests.service.embedded import environment, run_grpo
+from tests.worker.jobs import insert_job
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+NO_SERVER = "postgresql://grpo:hidden@127.0.0.1:1/none"
+
+
+def bad(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level is not Level.OK]
+
+
+def only(findings: Iterable[Finding]) -> Finding:
+    """The one that is not well; it says what to do."""
+    (finding,) = bad(findings)
+    assert finding.advice.endswith((".", "too."))
+    return finding
+
+
+@pytest.fixture
+def model(settings: Settings) -> Path:
+    folder = settings.models_dir / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@on_sqlite
+def test_of_a_deployment_that_is_well_it_finds_nothing_bad(settings: Settings, model: Path) -> None:
+    env = environment(settings.home)
+    done = run_grpo("doctor", "--json", environment=env)
+    findings = [Finding(Level(found.pop("level")), **found) for found in json.loads(done.stdout)]
+    assert (done.returncode, bad(findings)) == (0, [])
+    checks = [finding.check for finding in findings]
+    assert checks[:5] == ["packages", "settings", "database", "clock", "schema"]
+    assert checks[5:] == ["broker", "storage", "disk", "models", "sandbox", "engine", "gpu"]
+
+
+@on_sqlite
+def test_one_failure_is_a_line_with_its_advice_and_exit_code_1(
+    settings: Settings, database: Database
+) -> None:
+    insert_job(database)
+    env = environment(settings.home, GRPO_ENGINE_PYTHON="/nowhere/python")
+    done = run_grpo("doctor", environment=env)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    (place,) = [number for number, line in enumerate(lines) if line.startswith("failure ")]
+    assert lines[place].split()[1:3] == ["engine", "/nowhere/python"]
+    assert "GRPO_ENGINE_PYTHON" in lines[place + 1]
+    assert [line.split()[1] for line in lines if line.startswith("warning")] == ["pool", "models"]
+
+
+def test_settings_that_cannot_be_are_its_one_failure(tmp_path: Path) -> None:
+    done = run_grpo("doctor", "--json", environment=environment(tmp_path, GRPO_LEASE_SECONDS="1"))
+    found = [each for each in json.loads(done.stdout) if each["level"] != "ok"]
+    assert done.returncode == 1
+    assert [each["check"] for each in found] == ["settings"]
+    assert "GRPO_SELF_FENCE_SECONDS" in found[0]["found"]
+
+
+def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["nowhere-to-be-found>=1", "fastapi<0.1; extra == 'service'", "torch>=99; extra == 'engine'"]
+    monkeypatch.setattr(software, "requires", lambda _name: wanted)
+    found = only(software.packages()).found
+    assert found.startswith("nowhere-to-be-found is missing; fastapi is 0.")
+    assert "torch" not in found
+
+
+def test_a_database_that_is_away_is_a_failure(tmp_path: Path) -> None:
+    found = only(stores.database(settings_for(tmp_path, NO_SERVER)))
+    assert (found.level, found.check) == (Level.FAILURE, "database")
+    assert "hidden" not in found.found
+
+
+def test_another_schema_is_a_failure(settings: Settings, database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'older'")
+    found = bad(stores.database(settings))[-1]
+    assert (found.level, found.check) == (Level.FAILURE, "schema")
+    assert "grpo migrate" in found.advice
+
+
+@on_postgresql
+def test_a_postgresql_that_may_forget_commits_is_a_failure(settings: Settings, database: Database) -> None:
+    """The tests' own server is one: it does without fsync."""
+    assert only(stores.database(settings)).found == "synchronous_commit is on, fsync is off"
+    with database.engine.connect() as connection:
+        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
+        connection.exec_driver_sql("COMMIT")
+    assert only(stores.database(settings)).advice.startswith("ALTER SYSTEM SET synchronous_commit = on")
+
+
+@on_sqlite
+def test_waiting_jobs_without_a_worker_are_a_warning(settings: Settings, database: Database) -> None:
+    insert_job(database, pool="large")
+    found = only(stores.database(settings))
+    assert (found.level, found.check) == (Level.WARNING, "pool large")
+    assert "grpo worker" in found.advice
+
+
+def test_a_broker_that_is_away_or_evicts_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:
+    away = settings_for(tmp_path, broker_url="redis://:hidden@127.0.0.1:1/0")
+    assert only(stores.broker(away)).found == "no answer"
+    connection = redis_server.client()
+    connection.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = only(stores.broker(settings_for(tmp_path, broker_url=redis_server.url)))
+    finally:
+        connection.config_set("maxmemory-policy", "noeviction")
+        connection.close()
+    assert (found.level, found.found) == (
+        Level.FAILURE,
+        "evicts messages: maxmemory-policy is allkeys-lru",
+    )
+    assert bad(stores.broker(settings_for(tmp_path, broker_url=redis_server.url))) == []
+
+
+@pytest.mark.parametrize("url", ["file:///proc/nowhere", "file://relative", "nonsense://x"])
+def test_a_storage_that_cannot_be_written_to_is_a_failure(tmp_path: Path, url: str) -> None:
+    assert only(stores.storage(settings_for(tmp_path, storage_url=url))).level is Level.FAILURE
+
+
+def test_the_probe_of_the_storage_leaves_nothing(tmp_path: Path) -> None:
+    assert bad(stores.storage(settings_for(tmp_path))) == []
+    assert [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()] == []
+
+
+def test_a_full_disk_is_a_failure(tmp_path: Path) -> None:
+    found = only(stores.disk(settings_for(tmp_path, min_free_disk_bytes=1 << 60)))
+    assert (found.level, found.check) == (Level.FAILURE, "disk")
+
+
+def test_a_sandbox_that_does_not_hold_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "self_test", lambda: Capability(None, reason="not contained: network"))
+    found = only(machine.sandbox())
+    assert found.level is Level.WARNING
+    assert found.found.startswith("not contained: network; ")
+    assert "bubblewrap" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("configured", "visible", "usable", "level"),
+    [
+        (0, 0, 0, Level.OK),
+        (2, 2, 2, Level.OK),
+        (2, 2, 0, Level.FAILURE),
+        (2, 0, 0, Level.WARNING),
+    ],
+)
+def test_gpus_that_torch_does_not_see_are_told(
+    configured: int, visible: int, usable: int, level: Level
+) -> None:
+    assert software.gpus(configured, visible, usable, None).level is level
+
+
+def test_an_engine_that_lacks_a_module_is_a_failure(tmp_path: Path) -> None:
+    found = only(software.engine(settings_for(tmp_path, engine_module="nowhere.engine")))
+    assert found.found.endswith("has no nowhere")
+
+
+def test_an_engine_whose_interpreter_breaks_shows_why(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'libpython is lost' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    found = only(software.engine(settings_for(tmp_path, engine_python=broken)))
+    assert "libpython is lost" in found.found
+
+
+def test_each_broken_entry_of_the_catalogue_is_named(settings: Settings, model: Path, tmp_path: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (settings.home / "models.json").write_text(
+        json.dumps({"gone": {"path": "/nowhere/model"}, "hub": {"path": "org/model"}})
+    )
+    levels = {finding.found.split(":")[0]: finding.level for finding in machine.models(settings)}
+    assert levels == {"gone": Level.FAILURE, "hub": Level.WARNING, "tiny": Level.FAILURE}
+    (settings.home / "models.json").write_text("{")
+    assert only(machine.models(settings)).level is Level.FAILURE
+
+
+def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forever = threading.Event()
+
+    def hang(_settings: Settings) -> Iterable[Finding]:
+        yield ok("broker", "so far")
+        forever.wait()
+
+    def break_off(_settings: Settings) -> Iterable[Finding]:
+        raise RuntimeError("redis://:hidden@host broke")
+
+    monkeypatch.setattr(stores, "broker", hang)
+    monkeypatch.setattr(stores, "disk", break_off)
+    settings = settings_for(tmp_path, engine_python="/nowhere/python")
+    found = [finding for finding in examine(settings, 0.5) if finding.check in ("broker", "disk")]
+    forever.set()
+    assert [finding.level for finding in found] == [Level.OK, Level.FAILURE, Level.FAILURE]
+    assert found[1].found == "no answer within 0.5 s"
+    assert found[2].found == "the check broke off: RuntimeError: redis://:***@host broke"

@@ -1,0 +1,103 @@
+"""A database that is stopped in the middle: it accepts connections and says nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.auth import create_key
+from service.db import connect
+from service.migrate import upgrade
+from tests.conftest import settings_for
+from tests.servers import Postgres, free_port, wait_until
+from tests.service.embedded import ROOT, environment
+
+THREADS = 40
+"""Of the server's pool, which runs endpoints that are no coroutines."""
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    with Postgres() as server:
+        yield server
+
+
+@contextmanager
+def stopped(server: Postgres) -> Iterator[None]:
+    """SIGSTOP to the server and all its processes."""
+    assert server.process is not None
+    main = server.process.pid
+    children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+    pids = [main, *map(int, children)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def url(own_postgres: Postgres, tmp_path: Path) -> Iterator[str]:
+    """The API as a process, before this database."""
+    upgrade(settings_for(tmp_path, own_postgres.url))
+    port = free_port()
+    uvicorn = ("-m", "uvicorn", "service.app:create_app", "--factory", "--port", str(port))
+    with (tmp_path / "api.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, *uvicorn],
+            env=environment(tmp_path, GRPO_DATABASE_URL=own_postgres.url),
+            cwd=ROOT,
+            stderr=log,
+        )
+    url = f"http://127.0.0.1:{port}"
+    wait_until(lambda: status(f"{url}/readyz") == 200, 60)
+    yield url
+    process.kill()
+    process.wait()
+
+
+def status(url: str) -> int:
+    try:
+        return httpx.get(url, timeout=30).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def test_with_all_threads_waiting_for_the_database_it_is_alive_not_ready_and_ready_again(
+    own_postgres: Postgres, url: str, tmp_path: Path
+) -> None:
+    database = connect(settings_for(tmp_path, own_postgres.url))
+    with database.transaction() as session:
+        key = create_key(session, "tenant-a")
+    database.engine.dispose()
+    answers: list[int] = []
+
+    def ask() -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        answers.append(httpx.get(f"{url}/v1/files", headers=headers, timeout=60).status_code)
+
+    asking = [threading.Thread(target=ask) for _ in range(2 * THREADS)]
+    with stopped(own_postgres):
+        for thread in asking:
+            thread.start()
+        for _ in range(3):
+            assert status(f"{url}/livez") == 200
+            assert httpx.get(f"{url}/readyz", timeout=30).json()["checks"]["database"] == "no answer"
+        assert "grpo_database_up 0.0" in httpx.get(f"{url}/metrics", timeout=30).text
+        assert answers.count(200) == 0
+    for thread in asking:
+        thread.join()
+    wait_until(lambda: status(f"{url}/readyz") == 200, 30)
+    assert set(answers) <= {200, 503}

@@ -1,0 +1,131 @@
+"""What docs/operations.md says is done here: its commands are run, its alerts name metrics that there are."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from service.app import create_app
+from service.db import Database, connect
+from service.models import Job
+from service.settings import Settings
+from service.storage import open_storage
+from tests.conftest import settings_for
+from tests.servers import Postgres, find_program
+from tests.worker.jobs import insert_dataset, insert_job
+
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "docs" / "operations.md").read_text()
+BLOCKS = {block.splitlines()[0]: block for block in re.findall(r"```sh\n# (.*?)```", GUIDE, re.DOTALL)}
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+def run_block(title: str, settings: Settings, backup: Path) -> None:
+    """The guide's commands with this deployment's settings; PostgreSQL's programs are those of its server."""
+    (block,) = (block for name, block in BLOCKS.items() if name.startswith(title))
+    path = [str(Path(sys.executable).parent), str(Path(find_program("pg_dump")).parent), os.environ["PATH"]]
+    given = {
+        "PATH": ":".join(path),
+        "PYTHONPATH": str(ROOT),
+        "BACKUP": str(backup),
+        "GRPO_HOME": str(settings.home),
+        "GRPO_STORAGE_URL": settings.storage_location,
+    }
+    if settings.database_url:
+        given["GRPO_DATABASE_URL"] = settings.database_url.get_secret_value()
+    script = "set -eu\n# " + block
+    done = subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def fill(database: Database, settings: Settings) -> str:
+    """A job with its file and an event; its id."""
+    file_id = insert_dataset(database, open_storage(settings.storage_location))
+    return insert_job(database, file_id, state="running", fence=3, attempt=2, lease_expires_at=1.0)
+
+
+def check(database: Database, settings: Settings, job_id: str) -> None:
+    """All of it is there, and the service is ready with it."""
+    with database.reading() as session:
+        job = session.get_one(Job, job_id)
+        (key,) = session.scalars(text("SELECT storage_key FROM files"))
+    assert (job.state, job.fence, job.attempt) == ("running", 3, 2)
+    assert open_storage(settings.storage_location).get_bytes(key).startswith(b'{"messages"')
+    with TestClient(create_app(settings)) as client:
+        assert client.get("/readyz").json()["status"] == "ready"
+
+
+@on_postgresql
+def test_a_production_backup_made_while_it_runs_can_be_restored_elsewhere(
+    settings: Settings, database: Database, tmp_path: Path, postgres_server: Postgres
+) -> None:
+    job_id = fill(database, settings)
+    run_block("backup, production", settings, tmp_path / "backup")
+    postgres_server.execute("CREATE DATABASE restored")
+    try:
+        elsewhere = settings_for(tmp_path / "elsewhere", postgres_server.url_of("restored"))
+        run_block("restore, production", elsewhere, tmp_path / "backup")
+        restored = connect(elsewhere)
+        check(restored, elsewhere, job_id)
+        restored.engine.dispose()
+    finally:
+        postgres_server.execute("DROP DATABASE restored WITH (FORCE)")
+
+
+@on_sqlite
+def test_an_embedded_backup_made_while_it_is_written_to_can_be_restored_elsewhere(
+    database: Database, tmp_path: Path
+) -> None:
+    here = settings_for(tmp_path / "home")
+    job_id = fill(database, here)
+    with database.transaction() as session:
+        session.execute(text("UPDATE jobs SET state = 'failed'"))  # not committed yet
+        run_block("backup, embedded", here, tmp_path / "backup")
+        session.rollback()
+    elsewhere = settings_for(tmp_path / "elsewhere")
+    run_block("restore, embedded", elsewhere, tmp_path / "backup")
+    restored = connect(elsewhere)
+    check(restored, elsewhere, job_id)
+    restored.engine.dispose()
+
+
+def test_all_commands_of_the_guide_are_run_here() -> None:
+    assert [title.partition(":")[0] for title in BLOCKS] == [
+        *("backup, production", "restore, production"),
+        *("backup, embedded", "restore, embedded"),
+    ]
+    assert GUIDE.count("```sh") == len(BLOCKS)
+
+
+@pytest.fixture
+def exposed(database: Database, settings: Settings) -> set[str]:
+    """Names of all metrics that the service exposes."""
+    with TestClient(create_app(settings)) as client:
+        client.get("/livez")
+        return set(re.findall(r"^# TYPE (\w+) ", client.get("/metrics").text, re.MULTILINE))
+
+
+def alerts() -> list[dict[str, Any]]:
+    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    (group,) = yaml.safe_load(block)["groups"]
+    return list(group["rules"])
+
+
+@on_sqlite
+def test_alerts_and_table_name_metrics_that_there_are(exposed: set[str]) -> None:
+    used = set(re.findall(r"\bgrpo_\w+", " ".join(rule["expr"] for rule in alerts())))
+    bases = {re.sub(r"_(count|bucket|sum)$", "", name) for name in used}
+    assert bases <= exposed
+    assert len(alerts()) == 8
+    tabled = set(re.findall(r"`(grpo_[a-z_]+)", GUIDE)) - {"grpo_http_"}
+    assert tabled == {name for name in exposed if not name.endswith("_created")}

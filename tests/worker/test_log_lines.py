@@ -1,0 +1,89 @@
+"""Each line about an attempt says which one it is, from whichever thread it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from time import monotonic
+
+import pytest
+import structlog
+from sqlalchemy import update
+from structlog.contextvars import bound_contextvars
+
+from service import logs
+from service.clock import db_now
+from service.db import Database
+from service.models import Job
+from service.settings import Settings
+from tests.servers import wait_until
+from worker.attempt import Worker
+from worker.lease import Lease
+from worker.runner import about, claim, run_job
+from worker.sweeper import sweep_once
+
+Submit = Callable[..., str]
+ABOUT = ("tenant", "job", "attempt", "fence", "worker")
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+class Lines:
+    """What the log has said so far."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._text = ""
+
+    def of(self, event: str) -> list[dict[str, object]]:
+        self._text += self._capsys.readouterr().err
+        told = [json.loads(line) for line in self._text.splitlines()]
+        return [line for line in told if line["event"] == event]
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
+    logs.configure()
+    return Lines(capsys)
+
+
+@on_sqlite
+def test_the_lines_of_an_attempt_name_it_and_those_after_it_do_not(
+    worker: Worker, submit: Submit, lines: Lines
+) -> None:
+    job_id = submit()
+    run_job(worker)
+    (line,) = lines.of("engine started")
+    assert [line[name] for name in ABOUT] == ["acme", job_id, 1, 1, "test-worker"]
+    structlog.get_logger().info("afterwards")
+    (line,) = lines.of("afterwards")
+    assert not set(ABOUT) & set(line)
+
+
+@on_sqlite
+def test_the_leases_threads_name_the_attempt_too(
+    settings: Settings, worker: Worker, submit: Submit, lines: Lines
+) -> None:
+    job_id = submit()
+    job = claim(worker)
+    assert job is not None
+    quick = settings.model_copy(update={"self_fence_seconds": 0.1})
+    with (
+        bound_contextvars(**about(worker, job)),
+        Lease(worker.database, quick, job, claimed_at=monotonic() - 10) as lease,
+    ):
+        wait_until(lambda: lease.lost, 10)
+    (line,) = lines.of("no renewal for too long: the engine is stopped")
+    assert [line[name] for name in ABOUT] == ["acme", job_id, 1, 1, "test-worker"]
+
+
+@on_sqlite
+def test_a_swept_job_is_told_with_the_worker_that_was_lost(
+    database: Database, settings: Settings, worker: Worker, submit: Submit, lines: Lines
+) -> None:
+    job_id = submit()
+    assert claim(worker) is not None
+    with database.transaction() as session:
+        session.execute(update(Job).values(lease_expires_at=db_now() - 1))
+    sweep_once(database, worker.wakeups, settings)
+    (line,) = lines.of("lease expired")
+    assert [line[name] for name in ABOUT] == ["acme", job_id, 1, 2, "test-worker"]
