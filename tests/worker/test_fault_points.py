@@ -197,6 +197,11 @@ def test_every_point_stands_at_one_place_of_the_code() -> None:
     assert {point: code.count(f'fault_point("{point}")') for point in POINTS} == dict.fromkeys(POINTS, 1)
 
 
+def test_every_point_is_documented() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    assert [point for point in POINTS if f"`{point}`" not in page] == []
+
+
 def test_without_faults_a_point_does_nothing() -> None:
     program = (
         "from grpo_engine.faults import fault_point; fault_point('job.claimed'); print(fault_point.__name__)"
