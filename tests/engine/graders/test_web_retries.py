@@ -61,7 +61,9 @@ def test_the_last_trouble_is_told_where_it_does_not_pass() -> None:
     assert (answer.status, len(server.requests)) == (503, 3)
 
 
-@pytest.mark.parametrize("asked", ["3600", formatdate(time.time() + 3600, usegmt=True)])
+@pytest.mark.parametrize(
+    "asked", ["3600", formatdate(time.time() + 3600, usegmt=True)], ids=["seconds", "date"]
+)
 def test_a_pause_beyond_the_time_limit_is_not_waited_for(asked: str) -> None:
     with replies(Reply(status=429, headers={"Retry-After": asked})) as server:
         start = time.monotonic()
