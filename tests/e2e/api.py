@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 
 from service.auth import create_key
+from service.cli.server import api_command
 from service.db import connect
 from service.settings import Settings
 from tests.servers import free_port, wait_until
@@ -52,10 +52,9 @@ class Api:
     def start(self, fault: str = "") -> None:
         """Ready when this returns; it fails as `fault` (`GRPO_FAULT`) says, once."""
         faults = {"GRPO_FAULT": fault, "GRPO_FAULT_MARKS": str(self.marks)} if fault else {}
-        server = ["uvicorn", "service.app:create_app", "--factory", "--port", str(self.port)]
         with (self.settings.home / "api.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *server, "--timeout-graceful-shutdown", "2"],
+                api_command("127.0.0.1", self.port),
                 env=environment_of(self.settings) | faults,
                 cwd=ROOT,
                 stdout=log,
