@@ -214,7 +214,7 @@ def is_usable(storage: Storage) -> bool:
 def _ask(storage: Storage) -> None:
     """Raises StorageDenied."""
     try:
-        storage.exists("usable")
+        storage.check()
     except StorageDenied:
         raise
     except StorageError as error:

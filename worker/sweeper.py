@@ -86,6 +86,7 @@ def main() -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_signal: stopping.set())
+    logger.info("sweeping", every_seconds=settings.sweep_seconds, beside_worker=given.beside_worker)
     database = connect(settings)
     sweep_until(stopping, database, Wakeups(settings), settings, has_worker=given.beside_worker)
     database.engine.dispose()

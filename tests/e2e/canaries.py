@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import obstore
 import psycopg
-from moto.server import ThreadedMotoServer
-from obstore.store import S3Store
 
 from service.cli.client import JOBS, Client
 from service.cli.watch import watch_job
 from service.models import Base
 from tests.e2e.production import Production, production
-from tests.servers import Postgres, Redis, free_port, wait_until
+from tests.moto import Moto
+from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, run_grpo
 
 DATABASE, BROKER, STORE = "canaryDatabase7h", "canaryBroker2k", "canaryStore9w"
@@ -66,12 +64,10 @@ class Told:
 
 @contextmanager
 def store() -> Iterator[str]:
-    """An S3-compatible store without any bucket; its URL."""
-    port = free_port()
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
+    """An S3-compatible store with the bucket; its URL."""
+    with Moto() as server:
+        httpx.put(f"{server.url}/{BUCKET}").raise_for_status()
+        yield server.url
 
 
 @contextmanager
@@ -97,7 +93,7 @@ def deployment(
 
 
 def story(running: Production, postgres: Postgres, redis: Redis, store_url: str, rows: Path) -> Told:
-    """Everything in order: refusals, a store without its bucket, a job, a bug, servers that are away."""
+    """Everything in order: refusals, a store that lost its bucket, a job, a bug, servers that are away."""
     created = run_grpo("keys", "create", "--tenant", "acme", environment=running.environment)
     key = created.stdout.strip()
     names = {"database": DATABASE, "broker": BROKER, "store": STORE, "endpoint": ENDPOINT_KEY, "query": QUERY}
@@ -106,8 +102,9 @@ def story(running: Production, postgres: Postgres, redis: Redis, store_url: str,
     told.add("cli", created.stderr)
     with httpx.Client(base_url=running.url, timeout=30) as http, Client(running.url, key) as client:
         _refused(http, key, told)
+        httpx.delete(f"{store_url}/{BUCKET}").raise_for_status()
         _without_bucket(http, key, rows, told)
-        obstore_bucket(store_url)
+        httpx.put(f"{store_url}/{BUCKET}").raise_for_status()
         _job(running, client, rows, told)
         _bug(http, key, postgres, told)
         _fails(running, told, "--api-key", WRONG_KEY, "list", GRPO_URL=running.url)
@@ -139,14 +136,6 @@ def _without_bucket(http: httpx.Client, key: str, rows: Path, told: Told) -> Non
     answer = http.post("/v1/files", headers=headers, data={"purpose": "fine-tune"}, files=files)
     assert answer.status_code == 503
     told.add("answers", answer.text, http.get("/readyz").text)
-
-
-def obstore_bucket(store_url: str) -> None:
-    httpx.put(f"{store_url}/{BUCKET}").raise_for_status()
-    store = S3Store(
-        BUCKET, endpoint=store_url, allow_http=True, access_key_id="planted", secret_access_key="x"
-    )
-    obstore.put(store, "there", b"")
 
 
 def _job(running: Production, client: Client, rows: Path, told: Told) -> None:
