@@ -64,6 +64,7 @@ def configure(level: str = "INFO") -> None:
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
+        logging.getLogger(name).setLevel(number)
     # its lines hold query strings; the middleware writes its own
     logging.getLogger("uvicorn.access").disabled = True
 

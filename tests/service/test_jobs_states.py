@@ -156,7 +156,7 @@ def test_the_list_goes_back_in_time_page_by_page(client: TestClient, database: D
 
 def test_an_unknown_cursor_is_refused(client: TestClient) -> None:
     answer = client.get(JOBS, params={"after": "ftjob-absent"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
 
 
 @pytest.mark.parametrize("name", ["team", "a b", "a.b", "a'b", 'a"b', "a[0]", "é", "1"])
@@ -224,7 +224,7 @@ def test_a_malformed_metadata_filter_is_refused(client: TestClient, query: str) 
 
 def test_an_empty_cursor_is_refused(client: TestClient) -> None:
     answer = client.get(JOBS, params={"after": ""})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
 
 
 def test_an_absent_job_is_told_by_its_parameter(client: TestClient) -> None:

@@ -212,7 +212,7 @@ def check_audit(found: World, call: Call, answer: httpx.Response) -> None:
     """Who, what, which and in which request."""
     rows = audit_rows(found, answer)
     assert len(rows) == 1, f"{call}: {len(rows)} audit rows"
-    named = {*call.place.real.values(), answer.json()["id"]}
+    named = {*call.place.real.values(), answer.json().get("id", "")}
     named |= {names.job_of(one) for one in named}
     noun = call.template.removeprefix("/v1/").removeprefix("fine_tuning/").split("/")[0]
     noun = noun.removesuffix("s").removesuffix("_endpoint")

@@ -128,7 +128,7 @@ def test_another_tenant_s_endpoint_does_not_exist(
     ]
     answers = [other_client.request(verb, f"{WEBHOOKS}/{path}", **more) for verb, path, more in calls]
     assert [answer.status_code for answer in answers] == [404] * len(calls)
-    assert other_client.get(WEBHOOKS, params={"after": webhook_id}).status_code == 400
+    assert other_client.get(WEBHOOKS, params={"after": webhook_id}).status_code == 404
     assert [each["id"] for each in other_client.get(WEBHOOKS).json()["data"]] == [mine]
     assert client.get(f"{WEBHOOKS}/{webhook_id}").json()["enabled"] is True
     assert len(receiver.requests) == 1

@@ -60,7 +60,7 @@ def test_deliveries_are_listed_newest_first_over_pages(client: TestClient, datab
     rest = client.get(path, params={"limit": 2, "after": first["last_id"]}).json()
     assert [each["event"]["data"]["id"] for each in first["data"] + rest["data"]] == jobs[::-1]
     assert (first["has_more"], rest["has_more"]) == (True, False)
-    assert error_of(client.get(path, params={"after": "evt_none"}))["param"] == "after"
+    assert error_of(client.get(path, params={"after": "evt_none"}), 404)["param"] == "after"
 
 
 @on_sqlite

@@ -156,6 +156,7 @@ def test_a_sweeper_killed_in_its_round_loses_no_job(
         session.execute(update(Job).values(lease_expires_at=1))
     assert processes.start("-m", "worker.sweeper", fault=fault(point, "kill")).wait(30) == -signal.SIGKILL
     wait_for(job_id, state="queued")
+    forget_lease(database, worker)
     run_until_idle(worker, database)
     assert is_like_an_undisturbed_one(database, storage, job_id)
 
