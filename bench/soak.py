@@ -94,10 +94,10 @@ class Load:
         while True:
             try:
                 answer = httpx.request(method, self.url + path, headers=headers, timeout=20, **options)
-                if answer.status_code < 500:
-                    return dict(answer.raise_for_status().json())
             except httpx.TransportError:
-                pass
+                answer = None  # killed meanwhile, or not up again: asked once more below
+            if answer is not None and answer.status_code < 500:
+                return dict(answer.raise_for_status().json())
             self.num_retries += 1
             time.sleep(PAUSE_SECONDS)
 
