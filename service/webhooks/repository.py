@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, func, select, tuple_, update
+from typing import TypeVar
+
+from sqlalchemy import ColumnElement, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint
+
+Row = TypeVar("Row", WebhookEndpoint, WebhookDelivery)
 
 
 def find(session: Session, tenant: str, endpoint_id: str, *, lock: bool = False) -> WebhookEndpoint | None:
@@ -23,11 +27,7 @@ def page(
     session: Session, tenant: str, *, after: WebhookEndpoint | None, limit: int
 ) -> list[WebhookEndpoint]:
     """Newest first, one more than `limit` where there is more."""
-    table = WebhookEndpoint
-    query = select(table).where(table.tenant == tenant)
-    if after is not None:
-        query = query.where(tuple_(table.created_at, table.id) < tuple_(after.created_at, after.id))  # type: ignore[arg-type]
-    return list(session.scalars(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)))
+    return _newest(session, WebhookEndpoint, WebhookEndpoint.tenant == tenant, after, limit)
 
 
 def delete_endpoint(session: Session, endpoint: WebhookEndpoint) -> None:
@@ -51,11 +51,7 @@ def page_of_deliveries(
     session: Session, endpoint_id: str, *, after: WebhookDelivery | None, limit: int
 ) -> list[WebhookDelivery]:
     """Newest first, one more than `limit` where there is more."""
-    table = WebhookDelivery
-    query = select(table).where(table.endpoint_id == endpoint_id)
-    if after is not None:
-        query = query.where(tuple_(table.created_at, table.id) < tuple_(after.created_at, after.id))  # type: ignore[arg-type]
-    return list(session.scalars(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)))
+    return _newest(session, WebhookDelivery, WebhookDelivery.endpoint_id == endpoint_id, after, limit)
 
 
 def end_pending(session: Session, endpoint_id: str) -> None:
@@ -66,3 +62,12 @@ def end_pending(session: Session, endpoint_id: str) -> None:
         .values(state="failed", due_at=None)
         .execution_options(synchronize_session=False)
     )
+
+
+def _newest(
+    session: Session, table: type[Row], wanted: ColumnElement[bool], after: Row | None, limit: int
+) -> list[Row]:
+    query = select(table).where(wanted)
+    if after is not None:
+        query = query.where(tuple_(table.created_at, table.id) < tuple_(after.created_at, after.id))  # type: ignore[arg-type]
+    return list(session.scalars(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)))
