@@ -20,12 +20,12 @@ from sqlalchemy import Connection, select, text
 
 from examples.arithmetic import make_rows, write_jsonl
 from service.auth import create_key
-from service.cli.server import api_command
 from service.db import Database, connect
 from service.migrate import upgrade
 from service.models import Job
 from service.settings import Settings
-from tests.servers import Postgres, free_port, wait_until
+from tests.api_process import running_api
+from tests.servers import Postgres, free_port
 
 TENANT = "bench"
 MODEL = "tiny"
@@ -103,24 +103,8 @@ def serving(deployment: Deployment) -> Iterator[Api]:
     given["MAX_QUEUED_JOBS"] = str(settings.max_queued_jobs)
     variables = {f"GRPO_{name}": value for name, value in given.items()}
     port = free_port()
-    with (settings.home / "api.log").open("ab") as log:
-        process = subprocess.Popen(
-            api_command("127.0.0.1", port), env=os.environ | variables, stdout=log, stderr=log
-        )
-    api = Api(port, process.pid)
-    try:
-        wait_until(lambda: _answers(api), seconds=60, what="the API answers")
-        yield api
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
-def _answers(api: Api) -> bool:
-    try:
-        return httpx.get(f"{api.url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
+    with running_api(port, os.environ | variables, settings.home / "api.log") as process:
+        yield Api(port, process.pid)
 
 
 def upload_dataset(deployment: Deployment, api: Api) -> str:
