@@ -43,7 +43,7 @@ class Task:
     rows: list[Row]
     held_out: list[Row]
     method: dict[str, Any]
-    supervised_steps: int = 400
+    supervised_steps: int = 250
     points: float = 10.0
     """What the held-out reward must gain, in hundredths."""
     needs: dict[str, Any] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def tool_task(seed: int = 0) -> Task:
             },
             tools=[{"type": "python"}],
         ),
-        supervised_steps=700,
+        supervised_steps=450,
     )
 
 
@@ -141,7 +141,7 @@ def code_task(seed: int = 0) -> Task:
                 imitated.append(answered(user(question), ("assistant", code)))
     grader = {"type": "code_tests", "tests": "{{item.tests}}", "timeout_seconds": 2}
     hyperparameters = {"n_steps": 5, "prompts_per_step": 6, "max_completion_tokens": 32}
-    return Task(imitated, rows, rows, method(grader, hyperparameters))
+    return Task(imitated, rows, rows, method(grader, hyperparameters), supervised_steps=400)
 
 
 def sums(seed: int, wrong: float) -> tuple[list[Row], list[Row], list[Row]]:
@@ -189,7 +189,7 @@ def distillation_task(seed: int = 0) -> Task:
         "self_distillation": distillation,
     }
     grader = {"type": "numeric", "reference": "{{item.answer}}"}
-    return Task(imitated, train, held_out, method(grader, hyperparameters), supervised_steps=500)
+    return Task(imitated, train, held_out, method(grader, hyperparameters), supervised_steps=300)
 
 
 TASKS: dict[str, Callable[[], Task]] = {
