@@ -136,9 +136,9 @@ def _insert(session: Session, request: Request, report: Report, pool: str) -> Cr
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     created = history.Entry("message", f"Created fine-tuning job: {job.id}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
+    audit.record(session, request.principal, "job.create", job.id, request.request_id)
     repository.add(session, job, record)
     history.store(session, job.id, job.event_sequence, created, queued)
-    audit.record(session, request.principal, "job.create", job.id, request.request_id)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
 
