@@ -40,7 +40,7 @@ GRADER = {
 
 @dataclass
 class Deployment:
-    """The running service: `client` and `key` are tenant acme's, `jobs` its jobs by the name of their story."""
+    """The running service: `client` and `key` are tenant acme's; `jobs`: name of a story → job id."""
 
     api: Api
     jobs: dict[str, str] = field(default_factory=dict)
