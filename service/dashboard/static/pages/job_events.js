@@ -81,7 +81,7 @@ export class Events {
     this.more.hidden = !this.hasMore;
     if (!shown.length) return empty(this.box, "Nothing has happened yet");
     this.list.replaceChildren(...shown.map(eventLine));
-    this.box.replaceChildren(this.list);
+    this.box.replaceChildren(el("div", { class: "panel flush" }, this.list));
   }
 }
 

@@ -2,7 +2,7 @@
 // asked to do.
 
 import { download, get, jobPath } from "../api.js";
-import { ago, announce, button, bytes, el, empty, number, percent, section } from "../dom.js";
+import { ago, announce, button, bytes, el, empty, number, percent, section, table } from "../dom.js";
 import { downloads } from "./job_downloads.js";
 
 export class Checkpoints {
@@ -37,10 +37,7 @@ export class Checkpoints {
     this.shown = ids;
     if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "One is kept at every checkpoint_interval steps.");
     const rows = checkpoints.map((one) => this.row(one));
-    this.box.replaceChildren(el("div", { class: "panel flush scroll" }, el("table", { class: "list" },
-      el("caption", { class: "unseen" }, "Checkpoints, newest first"),
-      el("thead", {}, el("tr", {}, ["Step", "Reward", "Size", "Saved", ""].map((name) => el("th", { scope: "col" }, name)))),
-      el("tbody", {}, rows))));
+    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", "Reward", "Size", "Saved", ""], rows, "tight"));
   }
 
   row(checkpoint) {

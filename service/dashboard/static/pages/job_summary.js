@@ -2,7 +2,7 @@
 
 import { jobPath, post } from "../api.js";
 import { ago, announce, button, confirmed, duration, el, failed, heading, number, section } from "../dom.js";
-import { doing, isOver, jobName, jobPages, kindOf, labels, progressBar, statusBadge } from "../job_parts.js";
+import { isOver, jobName, jobPages, kindOf, labels, progressBar, statusBadge } from "../job_parts.js";
 import { evaluation } from "./job_evaluation.js";
 
 const ACTIONS = {
@@ -83,11 +83,12 @@ export class Summary {
 
 function progressOf(job) {
   const { step, total_steps: total } = job.progress;
-  const happening = doing({ ...job, failure: null });
   const started = job.started_at && (job.finished_at ?? Date.now() / 1000) - job.started_at;
   const facts = [
     ["Step", el("span", {}, number(step), el("small", {}, `of ${number(total)}`))],
-    job.queue.position && ["Place in the queue", number(job.queue.position)],
+    job.status === "running" && ["Doing", job.phase],
+    job.queue.reason && ["Queue", el("span", {}, job.queue.position ? `place ${number(job.queue.position)}` : "–",
+      el("small", {}, job.queue.reason))],
     started && [isOver(job) ? "Took" : "Since its start", duration(started)],
     job.progress.seconds_remaining && ["Remaining", `about ${duration(job.progress.seconds_remaining)}`],
     job.attempt > 1 && ["Attempt", number(job.attempt)],
@@ -97,8 +98,7 @@ function progressOf(job) {
   return [
     progressBar(job),
     el("dl", { class: "figures" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-    happening ? el("p", { class: "hint" }, happening) : "",
-  ].filter(Boolean);
+  ];
 }
 
 function failureOf(job) {
