@@ -33,12 +33,12 @@ def method_of(job: Job) -> Any:
 
 
 def parts_of(job: Job) -> list[str]:
-    """Names of all parts that a completion of this job may have been given rewards for."""
+    """Names of all parts that a completion of this job may have been given rewards for, sorted."""
     method = method_of(job)
     found = [name for _, grader in graders_of(method) for name in part_names(grader)]
     if getattr(settings_of(method).hyperparameters, "overlong_buffer_tokens", 0):
         found.append(OVERLONG)
-    return list(dict.fromkeys(found))
+    return sorted(set(found))
 
 
 def checked_job(database: Database, tenant: str, job_id: str, selection: Selection) -> Job:
