@@ -51,10 +51,15 @@ def add_group(
 
 
 def add_graded_job(
-    settings: Settings, database: Database, *, content: bytes | None = None, **hyperparameters: Any
+    settings: Settings,
+    database: Database,
+    *,
+    content: bytes | None = None,
+    grader: dict[str, Any] = MULTI,
+    **hyperparameters: Any,
 ) -> str:
-    """A job under MULTI without rollouts yet, whose training file is there."""
+    """A job without rollouts yet, whose training file is there."""
     file_id = store_file(settings, database, jsonl(*ROWS) if content is None else content)
-    method = METHOD.validate_python(reinforcement(MULTI, **hyperparameters))
+    method = METHOD.validate_python(reinforcement(grader, **hyperparameters))
     stored = dict(METHOD.dump_python(method, mode="json"))
     return add_job(database, JobState.SUCCEEDED, training_file=file_id, method=stored)
