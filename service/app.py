@@ -28,6 +28,7 @@ from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.probes import Probe
 from service.quotas import RequestRate
+from service.rollouts import endpoints as rollouts
 from service.settings import Settings
 from service.storage import open_usable_storage
 from service.traffic import Traffic
@@ -78,8 +79,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs.router, models.router, graders.router, webhooks.router, health.router, metrics.router)
-    for router in others:
+    others = (jobs, rollouts, models, graders, webhooks, health, metrics)
+    for router in (module.router for module in others):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
 
