@@ -25,6 +25,7 @@ from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.probes import Probe
+from service.probing import endpoints as probing
 from service.quotas import RequestRate
 from service.settings import Settings
 from service.storage import open_usable_storage
@@ -75,7 +76,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs.router, models.router, graders.router, webhooks.router, health.router, metrics.router)
+    others = (
+        jobs.router,
+        probing.router,
+        models.router,
+        graders.router,
+        webhooks.router,
+        health.router,
+        metrics.router,
+    )
     for router in others:
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 

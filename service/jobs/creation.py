@@ -19,12 +19,12 @@ from service import audit, quotas
 from service.auth import require_good_key
 from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
-from service.jobs import history, repository
+from service.jobs import history, names, repository
 from service.jobs.capabilities import as_text, required_by
 from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
 from service.jobs.reading import read_jobs
-from service.jobs.schemas import JobCreate, JobRead
+from service.jobs.schemas import JobCreate, JobRead, ProbeCreate
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
@@ -113,7 +113,8 @@ def _earlier(session: Session, request: Request) -> Created | None:
         sha256 = request.sha256
         record = repository.find_recent_request(session, tenant, sha256)
         header = "x-deduplicated"
-    job = repository.find_job(session, tenant, record.job_id) if record else None
+    find = repository.find_probe if isinstance(request.body, ProbeCreate) else repository.find_job
+    job = find(session, tenant, record.job_id) if record else None
     return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
 
 
@@ -138,7 +139,8 @@ def _insert(session: Session, request: Request, report: Report, pool: str) -> Cr
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
     repository.add(session, job, record)
     history.store(session, job.id, job.event_sequence, created, queued)
-    audit.record(session, request.principal, "job.create", job.id, request.request_id)
+    noun = "job" if job.probe is None else "probe"
+    audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
 
@@ -164,4 +166,6 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
     )
     if body.metadata is not None:
         job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null
+    if isinstance(body, ProbeCreate):
+        job.id, job.probe, job.total_steps = new_id(names.PROBE), body.probe.model_dump(), 0
     return job

@@ -134,6 +134,9 @@ class _Batch:
                 self._evaluated(event)
             case engine.Warned():
                 self._warned(event)
+            case engine.Probed():
+                result = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
+                self.values["probe"] = {**(self.job.probe or {}), "result": clean(result)}
             case engine.RolloutsRecorded():
                 pass  # `rollout_rows` has made their rows
             case engine.CheckpointSaved() | engine.Stopped() | engine.Finished() | engine.Failed():

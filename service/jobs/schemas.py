@@ -5,7 +5,7 @@ Boundary: shapes only. The method is the engine's own configuration class, so wh
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from grpo_engine.config import Method
+from grpo_engine.config import Method, ProbeSize, Reinforcement
+from grpo_engine.expand import problem_at
 from grpo_engine.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
 
@@ -72,6 +73,19 @@ class JobCreate(Request):
         given = {"hyperparameters": data.get("hyperparameters") or {}}
         rest = {name: value for name, value in data.items() if name != "hyperparameters"}
         return {**rest, "method": {"type": "supervised", "supervised": given}}
+
+
+class ProbeCreate(JobCreate):
+    """Body of `POST /v1/fine_tuning/probes`: a reinforcement job, and how much of it to try."""
+
+    probe: ProbeSize = ProbeSize()
+
+    @model_validator(mode="after")
+    def _samples(self) -> Self:
+        if not isinstance(self.method, Reinforcement):
+            message = "only a reinforcement job can be probed: the others do not sample groups from the model"
+            raise problem_at(message, "method", "type")
+        return self
 
 
 class ErrorRead(BaseModel):
