@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import audit, doctor, download, files, jobs, keys, models, server, up, watch, webhooks
+from service.cli import audit, doctor, download, files, jobs, keys, models, probe, server, up, watch, webhooks
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -49,6 +49,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "doctor": doctor.doctor,
     },
     WORK: {
+        "probe": probe.probe,
         "submit": jobs.submit,
         "list": jobs.list_jobs,
         "status": jobs.status,
