@@ -34,6 +34,8 @@ class Started(BaseEvent):
     total_steps: int
     resumed_from_step: int = 0
     device: str
+    machine: str = ""
+    """What the device is: jobs on the same one are comparable in speed."""
     dtype: str
     sampler: str
     num_parameters: int

@@ -244,6 +244,15 @@ class TrainingLoop:
         return f"{self.checkpoints.name}/{checkpoint.step_name(step)}/{kind}"
 
 
+def machine_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's with the threads that compute."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"
+
+
 def started(policy: Policy, total_steps: int, step: int, sampler_name: str, num_rows: int) -> Started:
     """A run's first event: what it runs with, from `step` on."""
     parameters = list(policy.model.parameters())
@@ -251,6 +260,7 @@ def started(policy: Policy, total_steps: int, step: int, sampler_name: str, num_
         total_steps=total_steps,
         resumed_from_step=step,
         device=str(policy.device),
+        machine=machine_name(policy.device),
         dtype=str(policy.model.dtype).removeprefix("torch."),
         sampler=sampler_name,
         num_parameters=sum(p.numel() for p in parameters),

@@ -22,6 +22,7 @@ from service.files import endpoints as files
 from service.graders import endpoints as graders
 from service.jobs import endpoints as jobs
 from service.jobs.checked_files import CheckedFiles
+from service.jobs.costs import PastJobs
 from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
@@ -101,6 +102,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.storage = open_usable_storage(settings.storage_location)
     app.state.catalog = Catalog(settings)
     app.state.checked_files = CheckedFiles()
+    app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)

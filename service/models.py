@@ -130,6 +130,11 @@ class Job(Base):
     probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """Of a probe, which trains nothing and is nobody's fine-tuning job: `prompts`, at its end `result`."""
 
+    estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What it was expected to cost when it was made (`jobs/estimate.py`)."""
+    actual: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What its steps have cost so far (`jobs/costs.py`)."""
+
     __table_args__ = (
         Index(
             "ix_jobs_claim",

@@ -1,4 +1,4 @@
-"""Probes: rows of the queue that are no fine-tuning jobs, and are not counted as such."""
+"""Probes, which are rows of the queue and no fine-tuning jobs; what jobs should cost and what they do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ down_revision: str = "2026_11_30_counts"
 branch_labels: None = None
 depends_on: None = None
 
+COLUMNS = ("probe", "estimate", "actual")
 COUNTS = "ix_jobs_counts"
 COUNTED = ["state", "pool", "attempt", "fence"]
 DOCUMENT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
@@ -18,7 +19,8 @@ IS_JOB = sa.text("probe IS NULL")
 
 
 def upgrade() -> None:
-    op.add_column("jobs", sa.Column("probe", DOCUMENT, nullable=True))
+    for name in COLUMNS:
+        op.add_column("jobs", sa.Column(name, DOCUMENT, nullable=True))
     op.drop_index(COUNTS, table_name="jobs")
     op.create_index(COUNTS, "jobs", COUNTED, postgresql_where=IS_JOB, sqlite_where=IS_JOB)
 
@@ -26,4 +28,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index(COUNTS, table_name="jobs")
     op.create_index(COUNTS, "jobs", COUNTED)
-    op.drop_column("jobs", "probe")
+    for name in COLUMNS:
+        op.drop_column("jobs", name)

@@ -21,6 +21,7 @@ from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
 from service.jobs import history, names, repository
 from service.jobs.capabilities import as_text, required_by
+from service.jobs.estimate import Estimate
 from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
 from service.jobs.reading import read_jobs
@@ -79,6 +80,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     report = preflight.check(tenant, request.body)
     if report.problems.found:
         raise InvalidJob(report.problems.found)
+    expected = preflight.estimate(tenant, request.body, report)
     fault_point("job.checked")
     with preflight.database.transaction() as session:
         repository.lock_tenant(session, tenant)
@@ -89,7 +91,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
         quotas.check_jobs(session, tenant, settings)
         quotas.check_storage(session, tenant, settings, 0)
         _check_still_there(session, request)
-        created = _insert(session, request, report, settings.pool)
+        created = _insert(session, request, report, settings.pool, expected)
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
@@ -131,8 +133,9 @@ def _check_still_there(session: Session, request: Request) -> None:
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(session: Session, request: Request, report: Report, pool: str) -> Created:
+def _insert(session: Session, request: Request, report: Report, pool: str, expected: Estimate) -> Created:
     job = _job_of(request, report, pool)
+    job.estimate = expected.model_dump()
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     created = history.Entry("message", f"Created fine-tuning job: {job.id}")

@@ -179,6 +179,11 @@ class JobRead(BaseModel):
     failure: FailureRead | None
     resources: dict[str, Any]
     started_at: int | None
+    estimate: dict[str, Any] | None
+    """What it was expected to cost when it was made, as `…/jobs/validate` says it."""
+    actual: dict[str, Any] | None
+    """What its steps have cost so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, and
+    at its end the seconds since it was first started."""
 
 
 class EventRead(BaseModel):
@@ -210,6 +215,30 @@ class ProblemRead(BaseModel):
     message: str
 
 
+class Range(BaseModel):
+    low: float
+    high: float
+
+
+class TokenRange(BaseModel):
+    low: int
+    high: int
+
+
+class Estimate(BaseModel):
+    """Null: nothing is known; `notes` say why, and what the rest rests on."""
+
+    steps: int
+    completions: int
+    """Sampled in all: prompts × group_size × steps."""
+    sampled_tokens: TokenRange
+    trained_tokens: TokenRange | None
+    peak_memory_bytes: TokenRange | None
+    """Of the engine: the GPU's memory, or on a CPU its process's."""
+    seconds: Range | None
+    notes: list[str]
+
+
 class RowCounts(BaseModel):
     training: int
     validation: int
@@ -225,3 +254,4 @@ class ValidationRead(BaseModel):
     rows: RowCounts
     total_steps: int
     method: dict[str, Any]
+    estimate: Estimate
