@@ -137,7 +137,7 @@ def tell_stories(deployed: Deployment) -> None:
     jobs["guarded"] = deployed.create(upload_file(deployed.client, questions(guard_at=14)), suffix="guarded")
     slow = upload_file(deployed.client, questions(step_seconds=0.2))
     jobs["running"] = deployed.create(
-        slow, suffix="long", metadata={"team": "maths"}, method=reinforcement(n_steps=900)
+        slow, suffix="long", metadata={"team": "maths"}, method=reinforcement(n_steps=20_000)
     )
     jobs["queued"] = deployed.create(quick, metadata={"team": "language"})
     ends = {"first": "succeeded", "failed": "failed", "guarded": "paused", "supervised": "succeeded"}
@@ -153,13 +153,14 @@ def main() -> None:
 
     from service.migrate import upgrade
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     home = Path(sys.argv[1])
     home.mkdir(parents=True)
     settings = Settings.model_validate({"home": home})
     upgrade(settings)
     with deployment(home, f"sqlite:///{home / 'grpo.db'}") as deployed:
         print(json.dumps({"url": deployed.url, "key": deployed.key, "jobs": deployed.jobs}), flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.pause()
 
 
 if __name__ == "__main__":
