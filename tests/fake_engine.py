@@ -42,7 +42,6 @@ from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
 from grpo_engine.warm import await_job
 
 PROBED = {
-    "groups_with_signal": 1,
     "groups_solved": 0,
     "truncated": 0,
     "grader_errors": 0,
@@ -144,11 +143,12 @@ class FakeEngine:
         """One step a prompt, each a group of one right and one wrong answer."""
         while self.step < num_prompts and not self.stopping:
             self._train_step()
-        done = {"completions": 2 * self.step, "completion_tokens": 4 * self.step}
+        done = {"prompts": self.step, "groups_with_signal": self.step, "passed": self.step}
+        done |= {"completions": 2 * self.step, "completion_tokens": 4 * self.step}
         if self.stopping:
             self._emit(Stopped(step=self.step))
             return 0
-        self._emit(Probed.model_validate(PROBED | done | {"prompts": self.step, "passed": self.step}))
+        self._emit(Probed.model_validate(PROBED | done))
         return 0
 
     def _report(self) -> None:
