@@ -71,7 +71,9 @@ def test_a_job_can_be_taken_out(page: Page, deployment: Deployment) -> None:
     assert list(drawn(page, "Reward")) == ["higher-rate"]
 
 
-def test_the_comparison_looks_right(page: Page, deployment: Deployment, shots: Callable[[str], None]) -> None:
+def test_the_comparison_looks_right(
+    page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
+) -> None:
     open_comparison(page, deployment, "first", "faster", "guarded")
     drawn(page, "Reward")
-    shots("compare")
+    shots(page, "compare")

@@ -44,12 +44,13 @@ def test_a_refused_key_is_forgotten_and_asked_for_again_with_the_reason(
     heading(blank, "first-try")
 
 
-def test_a_forgotten_key_is_gone_from_the_browser(page: Page) -> None:
-    page.goto("/")
-    heading(page, "Jobs")
-    page.get_by_role("button", name="Forget key").click()
-    heading(page, "Your key")
-    assert page.evaluate("localStorage.getItem('grpo.key')") is None
+def test_a_forgotten_key_is_gone_from_the_browser(blank: Page, deployment: Deployment) -> None:
+    log_in(blank, deployment.key)
+    blank.goto("/")
+    heading(blank, "Jobs")
+    blank.get_by_role("button", name="Forget key").click()
+    heading(blank, "Your key")
+    assert blank.evaluate("localStorage.getItem('grpo.key')") is None
 
 
 def test_a_service_that_does_not_answer_is_told_and_asked_again(
@@ -89,16 +90,16 @@ def test_the_first_tab_stop_skips_to_the_content(page: Page) -> None:
     heading(page, "Jobs")
 
 
-def test_the_theme_follows_the_system_until_one_is_chosen_and_then_stays(page: Page) -> None:
+def test_the_theme_follows_the_system_until_one_is_chosen_and_then_stays(blank: Page) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
-    page.emulate_media(color_scheme="dark")
-    page.goto("/")
-    dark = page.evaluate(background)
-    page.get_by_role("button", name="Use the light theme").click()
-    light = page.evaluate(background)
+    blank.emulate_media(color_scheme="dark")
+    blank.goto("/")
+    dark = blank.evaluate(background)
+    blank.get_by_role("button", name="Use the light theme").click()
+    light = blank.evaluate(background)
     assert light != dark
-    page.reload()
-    assert page.evaluate(background) == light
+    blank.reload()
+    assert blank.evaluate(background) == light
 
 
 @pytest.mark.parametrize("path", ["/", "/dashboard/app.js", "/dashboard/style.css", PLOTLY])
@@ -132,8 +133,7 @@ def test_the_static_files_are_no_part_of_the_api_document(deployment: Deployment
     assert not [path for path in paths if path == "/" or path.startswith("/dashboard")]
 
 
-def test_the_key_form_looks_right(page: Page, shots: Callable[[str], None]) -> None:
-    page.goto("/")
-    page.get_by_role("button", name="Forget key").click()
-    heading(page, "Your key")
-    shots("key")
+def test_the_key_form_looks_right(blank: Page, shots: Callable[[Page, str], None]) -> None:
+    blank.goto("/")
+    heading(blank, "Your key")
+    shots(blank, "key")

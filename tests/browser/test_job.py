@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.charts import drawn, figure, points, table
+from tests.browser.conftest import watched
 from tests.browser.deployment import JOBS, Deployment
 from tests.service.job_samples import upload
 
@@ -18,16 +20,25 @@ def open_job(page: Page, deployment: Deployment, name: str) -> dict[str, Any]:
     return deployment.job(name)
 
 
+@pytest.fixture(scope="module")
+def finished(context: BrowserContext, deployment: Deployment) -> Iterator[Page]:
+    """The page of the job `first`, opened once for all tests that only read it."""
+    with watched(context, []) as page:
+        open_job(page, deployment, "first")
+        drawn(page, "Time by phase")
+        yield page
+
+
 def measured(deployment: Deployment, name: str, metric: str) -> list[tuple[int, float]]:
     rows = deployment.get(f"{JOBS}/{deployment.jobs[name]}/metrics")["data"]
     return [(row["step"], row[metric]) for row in rows if metric in row]
 
 
 def test_the_reward_curve_is_the_apis_with_its_spread_and_the_held_out_rewards(
-    page: Page, deployment: Deployment
+    finished: Page, deployment: Deployment
 ) -> None:
-    job = open_job(page, deployment, "first")
-    traces = drawn(page, "Reward")
+    job = deployment.job("first")
+    traces = drawn(finished, "Reward")
     rewards = measured(deployment, "first", "reward")
     spread = dict(measured(deployment, "first", "reward_std"))
     assert points(traces["Training"]) == rewards
@@ -36,23 +47,20 @@ def test_the_reward_curve_is_the_apis_with_its_spread_and_the_held_out_rewards(
     assert points(traces["Held-out"]) == before + measured(deployment, "first", "eval/reward")
 
 
-def test_each_graders_part_is_a_line(page: Page, deployment: Deployment) -> None:
-    open_job(page, deployment, "first")
-    traces = drawn(page, "Reward by grader")
+def test_each_graders_part_is_a_line(finished: Page, deployment: Deployment) -> None:
+    traces = drawn(finished, "Reward by grader")
     for part in ("correct", "format"):
         assert points(traces[part]) == measured(deployment, "first", f"rewards/{part}/mean")
 
 
-def test_the_time_by_phase_is_stacked_bars(page: Page, deployment: Deployment) -> None:
-    open_job(page, deployment, "first")
-    traces = drawn(page, "Time by phase")
+def test_the_time_by_phase_is_stacked_bars(finished: Page, deployment: Deployment) -> None:
+    traces = drawn(finished, "Time by phase")
     assert {trace["type"] for trace in traces.values()} == {"bar"}
     for phase in ("sample", "score", "train"):
         assert points(traces[phase]) == measured(deployment, "first", f"timing/{phase}_seconds")
 
 
-def test_single_metrics_have_the_apis_values(page: Page, deployment: Deployment) -> None:
-    open_job(page, deployment, "first")
+def test_single_metrics_have_the_apis_values(finished: Page, deployment: Deployment) -> None:
     charts = {
         "KL to the reference": "kl",
         "Entropy": "entropy",
@@ -61,26 +69,24 @@ def test_single_metrics_have_the_apis_values(page: Page, deployment: Deployment)
         "Completion length": "completions/mean_length",
     }
     for title, metric in charts.items():
-        traces = drawn(page, title)
+        traces = drawn(finished, title)
         (line,) = (trace for name, trace in traces.items() if not name.endswith("±"))
         assert points(line) == measured(deployment, "first", metric), title
 
 
-def test_a_charts_table_has_its_values_and_its_sentence_too(page: Page, deployment: Deployment) -> None:
-    open_job(page, deployment, "first")
-    drawn(page, "Entropy")
+def test_a_charts_table_has_its_values_and_its_sentence_too(finished: Page, deployment: Deployment) -> None:
+    drawn(finished, "Entropy")
     entropies = measured(deployment, "first", "entropy")
-    rows = table(page, "Entropy")
+    rows = table(finished, "Entropy")
     assert [int(step) for step, _ in rows] == [step for step, _ in entropies]
     assert [text for _, text in rows] == [f"{value:.4g}" for _, value in entropies]
-    sentence = figure(page, "Entropy").get_by_role("img").get_attribute("aria-label")
+    sentence = figure(finished, "Entropy").locator(".plot").get_attribute("aria-label")
     assert sentence.startswith(f"Entropy. Entropy: {len(entropies)} values, first {entropies[0][1]:.4g}")
 
 
-def test_any_other_metric_can_be_drawn(page: Page, deployment: Deployment) -> None:
-    open_job(page, deployment, "first")
-    page.get_by_label("Another metric").select_option("completions/max_length")
-    line = drawn(page, "completions/max_length")["completions/max_length"]
+def test_any_other_metric_can_be_drawn(finished: Page, deployment: Deployment) -> None:
+    finished.get_by_label("Another metric").select_option("completions/max_length")
+    line = drawn(finished, "completions/max_length")["completions/max_length"]
     assert points(line) == measured(deployment, "first", "completions/max_length")
 
 
@@ -91,9 +97,9 @@ def test_a_supervised_job_has_a_loss_and_no_empty_charts(page: Page, deployment:
     assert titles == ["Loss", "Gradient norm"]
 
 
-def test_the_evaluation_tells_before_after_and_the_interval(page: Page, deployment: Deployment) -> None:
-    evaluation = open_job(page, deployment, "first")["eval"]
-    panel = page.get_by_role("region", name="Evaluation on held-out rows")
+def test_the_evaluation_tells_before_after_and_the_interval(finished: Page, deployment: Deployment) -> None:
+    evaluation = deployment.job("first")["eval"]
+    panel = finished.get_by_role("region", name="Evaluation on held-out rows")
     expect(panel).to_contain_text(evaluation["verdict"]["text"])
     figures = panel.locator("dd").all_inner_texts()
     told = [evaluation[which]["reward"] for which in ("baseline", "best", "last")]
@@ -118,20 +124,19 @@ def test_warnings_are_shown_with_their_advice(page: Page, deployment: Deployment
         expect(page.get_by_role("region", name="2 warnings")).to_contain_text(warning["message"])
 
 
-def test_a_downloaded_checkpoint_is_the_one_of_the_list(page: Page, deployment: Deployment) -> None:
-    open_job(page, deployment, "first")
+def test_a_downloaded_checkpoint_is_the_one_of_the_list(finished: Page, deployment: Deployment) -> None:
     newest = deployment.get(f"{JOBS}/{deployment.jobs['first']}/checkpoints")["data"][0]
     label = f"Download the checkpoint of step {newest['step_number']}"
-    with page.expect_download() as found:
-        page.get_by_role("button", name=label).click()
+    with finished.expect_download() as found:
+        finished.get_by_role("button", name=label).click()
     assert hashlib.sha256(found.value.path().read_bytes()).hexdigest() == newest["sha256"]
     assert found.value.suggested_filename == f"{deployment.jobs['first']}-step-{newest['step_number']}.tar.gz"
 
 
-def test_metrics_are_downloaded_as_the_api_has_them(page: Page, deployment: Deployment) -> None:
-    job = open_job(page, deployment, "first")
-    with page.expect_download() as found:
-        page.get_by_role("button", name="Metrics (CSV)").click()
+def test_metrics_are_downloaded_as_the_api_has_them(finished: Page, deployment: Deployment) -> None:
+    job = deployment.job("first")
+    with finished.expect_download() as found:
+        finished.get_by_role("button", name="Metrics (CSV)").click()
     told = deployment.client.get(f"{JOBS}/{job['id']}/metrics.csv").content
     assert found.value.path().read_bytes() == told
 
@@ -149,14 +154,14 @@ def test_the_configuration_is_the_jobs(page: Page, deployment: Deployment) -> No
 
 
 def test_events_are_newest_first_without_every_step_unless_asked_for(
-    page: Page, deployment: Deployment
+    finished: Page, deployment: Deployment
 ) -> None:
-    job = open_job(page, deployment, "first")
+    job = deployment.job("first")
     told = deployment.get(f"{JOBS}/{job['id']}/events", limit=50)["data"]
-    messages = page.locator(".events .text")
+    messages = finished.locator(".events .text")
     expect(messages.first).to_have_text(told[0]["message"])
     assert messages.count() == len([event for event in told if event["type"] == "message"])
-    page.get_by_label("Show every step").check()
+    finished.get_by_label("Show every step").check()
     expect(messages).to_have_count(len(told))
 
 
@@ -206,8 +211,10 @@ def test_a_job_that_is_not_there_says_so(page: Page, expected_errors: list[str])
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
 
 
-def test_the_jobs_page_looks_right(page: Page, deployment: Deployment, shots: Callable[[str], None]) -> None:
+def test_the_jobs_page_looks_right(
+    page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
+) -> None:
     for name, last in {"faster": "Time by phase", "failed": "Time by phase", "supervised": "Loss"}.items():
         open_job(page, deployment, name)
         drawn(page, last)
-        shots(f"job-{name}")
+        shots(page, f"job-{name}")
