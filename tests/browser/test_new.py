@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from service.migrate import upgrade
+from tests.browser.conftest import log_in, profile
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
@@ -39,6 +40,13 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, clean_environment: None
             workers.close()
 
 
+@pytest.fixture(scope="module")
+def context(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext]:
+    with profile(browser, deployment) as context:
+        log_in(context, deployment.key)
+        yield context
+
+
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     path = tmp_path / "sums.jsonl"
@@ -59,7 +67,7 @@ def request_shown(page: Page) -> Any:
 
 
 def test_from_an_upload_to_a_succeeded_job(
-    page: Page, deployment: Deployment, rows: Path, shots: Callable[[str], None]
+    page: Page, deployment: Deployment, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
     open_with(page, rows)
     page.get_by_label("Steps", exact=True).fill("12")
@@ -67,18 +75,21 @@ def test_from_an_upload_to_a_succeeded_job(
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("heading", name="Ready to start")).to_be_visible()
     expect(page.get_by_text("8 rows, 12 steps. Nothing is wrong.")).to_be_visible()
-    shots("new-checked")
+    shots(page, "new-checked")
     page.get_by_role("button", name="Start").click()
     page.wait_for_url("**/#/jobs/ftjob-*")
     job_id = page.url.rpartition("/")[2]
     expect(page.get_by_text("succeeded").first).to_be_visible(timeout=RUN_MS)
+    steps = page.get_by_role("row", name="Steps")
+    expect(steps).to_have_text("Steps1212")
     job = deployment.get(f"{JOBS}/{job_id}")
     assert (job["status"], job["progress"]["step"]) == ("succeeded", 12)
+    shots(page, "new-started")
     assert job["estimate"]["steps"] == job["actual"]["steps"] == 12
 
 
 def test_a_wrong_template_is_told_at_the_field_that_holds_it(
-    page: Page, rows: Path, shots: Callable[[str], None]
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
     open_with(page, rows)
     page.get_by_label("The right number").fill("{{item.answr}}")
@@ -90,7 +101,7 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
         "{{item.NAME}} stands for that field of the row. training_file[1].answr: the grader's {{item.answr}} "
         "does not resolve in this row. And 7 more."
     )
-    shots("new-problem")
+    shots(page, "new-problem")
     page.get_by_role("link", name="training_file[1].answr").click()
     expect(field).to_be_focused()
     field.fill("{{item.answer}}")
@@ -109,7 +120,7 @@ def test_a_number_out_of_range_is_told_at_its_field(
 
 
 def test_a_probe_says_its_sentence_and_shows_what_was_written(
-    page: Page, rows: Path, shots: Callable[[str], None]
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
     open_with(page, rows)
     page.get_by_label("Longest completion, in tokens").fill("16")
@@ -118,7 +129,7 @@ def test_a_probe_says_its_sentence_and_shows_what_was_written(
     expect(page.get_by_text("16 of 32 completions are right")).to_be_visible()
     page.get_by_text("What it wrote").click()
     expect(page.get_by_text("What is 12 + 7?").first).to_be_visible()
-    shots("new-probed")
+    shots(page, "new-probed")
 
 
 def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:

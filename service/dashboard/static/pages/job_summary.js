@@ -3,6 +3,7 @@
 import { jobPath, post } from "../api.js";
 import { ago, announce, button, confirmed, duration, el, failed, heading, number, section } from "../dom.js";
 import { isOver, jobName, jobPages, kindOf, labels, progressBar, statusBadge } from "../job_parts.js";
+import { cost } from "./job_cost.js";
 import { evaluation } from "./job_evaluation.js";
 
 const ACTIONS = {
@@ -33,11 +34,12 @@ export class Summary {
     this.failure = el("div");
     this.warnings = el("div");
     this.evaluation = el("div");
+    this.cost = el("div");
     this.parts = [
       heading(jobName(job), {
         above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status, actions: this.buttons,
       }),
-      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation,
+      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation, this.cost,
     ].filter(Boolean);
     this.update(job);
   }
@@ -51,7 +53,8 @@ export class Summary {
     this.failure.replaceChildren(...failureOf(job));
     this.warnings.replaceChildren(...warningsOf(job));
     this.evaluation.replaceChildren(...evaluation(job));
-    for (const box of [this.failure, this.warnings, this.evaluation]) box.hidden = !box.hasChildNodes();
+    this.cost.replaceChildren(...cost(job));
+    for (const box of [this.failure, this.warnings, this.evaluation, this.cost]) box.hidden = !box.hasChildNodes();
     this.offer(job);
   }
 

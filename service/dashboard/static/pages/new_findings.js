@@ -1,6 +1,7 @@
 // What a check, an estimate and a probe have found, for people.
 
 import { bytes, duration, el, number, percent } from "../dom.js";
+import { between } from "./job_cost.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
 
@@ -35,7 +36,6 @@ export function showCheck(report) {
 }
 
 export function showEstimate(found) {
-  const between = (range, unit) => (!range ? "not known" : range.low === range.high ? unit(range.low) : `${unit(range.low)} to ${unit(range.high)}`);
   const facts = [
     ["Time", between(found.seconds, duration)],
     ["Memory", between(found.peak_memory_bytes, bytes)],
