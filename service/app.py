@@ -23,10 +23,12 @@ from service.files import endpoints as files
 from service.graders import endpoints as graders
 from service.jobs import endpoints as jobs
 from service.jobs.checked_files import CheckedFiles
+from service.jobs.costs import PastJobs
 from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.probes import Probe
+from service.probing import endpoints as probing
 from service.quotas import RequestRate
 from service.rollouts import endpoints as rollouts
 from service.settings import Settings
@@ -79,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs, rollouts, models, graders, webhooks, health, metrics)
+    others = (jobs, probing, rollouts, models, graders, webhooks, health, metrics)
     for router in (module.router for module in others):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
@@ -94,6 +96,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.storage = open_usable_storage(settings.storage_location)
     app.state.catalog = Catalog(settings)
     app.state.checked_files = CheckedFiles()
+    app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)

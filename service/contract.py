@@ -26,6 +26,7 @@ Document = dict[str, Any]
 
 JOBS = "/v1/fine_tuning/jobs"
 JOB = f"{JOBS}/{{job_id}}"
+PROBES = "/v1/fine_tuning/probes"
 GRADERS = "/v1/fine_tuning/alpha/graders"
 WEBHOOKS = "/v1/webhook_endpoints"
 WEBHOOK = f"{WEBHOOKS}/{{endpoint_id}}"
@@ -58,6 +59,9 @@ SUMMARIES = {
     f"get {JOB}/adapter": "Download a job's adapter",
     f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
     "get /v1/fine_tuning/checkpoints/{checkpoint_id}/content": "Download a checkpoint",
+    f"post {PROBES}": "Probe a job before it trains",
+    f"get {PROBES}/{{probe_id}}": "Retrieve a probe",
+    f"post {PROBES}/{{probe_id}}/cancel": "Cancel a probe",
     "get /v1/models": "List models",
     "get /v1/models/{model}": "Retrieve a model",
     "delete /v1/models/{model}": "Delete a fine-tuned model",
@@ -199,7 +203,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name == f"post {JOBS}":
+    if name in (f"post {JOBS}", f"post {PROBES}"):
         found.append(Unprocessable)
     if name == "post /v1/files":
         found.append(InsufficientStorage)

@@ -15,7 +15,7 @@ from typing import cast
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import Method, ModelSource, RunConfig, Runtime
+from grpo_engine.config import Method, ModelSource, ProbeSize, RunConfig, Runtime
 from grpo_engine.manifest import DamagedCheckpoint, verify
 from service.files.parquet import BadParquet, make_jsonl
 from service.jobs import history, publishing, repository
@@ -50,6 +50,7 @@ def prepare(attempt: Attempt) -> Path:
         validation_file=validation_file,
         retention_files=_fetch_retention(attempt),
         method=_placed(attempt),
+        probe=ProbeSize(prompts=job.probe["prompts"]) if job.probe is not None else None,
         runtime=_runtime(attempt),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,

@@ -18,6 +18,7 @@ from service.cli import (
     jobs,
     keys,
     models,
+    probe,
     rollouts,
     server,
     up,
@@ -62,6 +63,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "doctor": doctor.doctor,
     },
     WORK: {
+        "probe": probe.probe,
         "submit": jobs.submit,
         "list": jobs.list_jobs,
         "status": jobs.status,

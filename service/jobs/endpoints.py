@@ -13,6 +13,7 @@ from service.dependencies import (
     CatalogDep,
     CheckedFilesDep,
     DatabaseDep,
+    PastJobsDep,
     RequestId,
     SettingsDep,
     StorageDep,
@@ -50,8 +51,9 @@ async def _preflight(
     catalog: CatalogDep,
     settings: SettingsDep,
     checked_files: CheckedFilesDep,
+    past_jobs: PastJobsDep,
 ) -> Preflight:
-    return Preflight(database, storage, catalog, settings, checked_files)
+    return Preflight(database, storage, catalog, settings, checked_files, past_jobs)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]
@@ -80,7 +82,7 @@ def create_job(
 
 @router.post("/jobs/validate")
 def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) -> ValidationRead:
-    """All that creating this job would refuse, without creating it."""
+    """All that creating this job would refuse, and what it will probably cost, without creating it."""
     report = preflight.check(principal.tenant, body)
     problems = [ProblemRead(param=one.param, message=one.message) for one in report.problems.found]
     return ValidationRead(
@@ -90,6 +92,7 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
         rows=RowCounts(training=report.num_training_rows, validation=report.num_validation_rows),
         total_steps=report.total_steps,
         method=report.method.model_dump(mode="json"),
+        estimate=preflight.estimate(principal.tenant, body, report, fresh=True),
     )
 
 

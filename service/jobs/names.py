@@ -10,6 +10,8 @@ import re
 from service.models import Job
 
 MODEL_PREFIX = "ft:"
+PROBE = "ftprobe"
+"""Begins the ids of probes."""
 
 
 def base_of(model: str) -> str:
@@ -46,6 +48,11 @@ def checkpoint_of(model: str) -> tuple[str, int] | None:
 def job_of(fine_tuned: str) -> str:
     """Id of the job that a fine-tuned name was derived from; the name may still be another's, or nobody's."""
     return f"ftjob-{fine_tuned.rpartition(':')[2]}"
+
+
+def is_probe(row_id: str) -> bool:
+    """Whether a row of the queue is a probe."""
+    return row_id.startswith(f"{PROBE}-")
 
 
 def event_id(job_id: str, sequence: int) -> str:

@@ -27,7 +27,8 @@ _ENDED = [state.value for state in TERMINAL]
 
 
 # What nearly every request asks is built once: that takes longer than the database takes to answer.
-_JOB = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
+_ROW = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
+_JOB, _PROBE = _ROW.where(Job.probe.is_(None)), _ROW.where(Job.probe.is_not(None))
 _RESULTS = (
     select(Artifact, File)
     .join(File, File.id == Artifact.id)
@@ -70,6 +71,10 @@ def lock_tenant(session: Session, tenant: str) -> None:
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
     return session.scalar(_JOB, {"job_id": job_id, "of_tenant": tenant})
+
+
+def find_probe(session: Session, tenant: str, probe_id: str) -> Job | None:
+    return session.scalar(_PROBE, {"job_id": probe_id, "of_tenant": tenant})
 
 
 def find_by_model(session: Session, tenant: str, fine_tuned_model: str) -> Job | None:
@@ -143,7 +148,7 @@ def page_of_jobs(
     session: Session, tenant: str, *, after: Job | None, limit: int, labels: Mapping[str, str] | None
 ) -> list[Job]:
     """Newest first, `limit` + 1 of them. `labels` empty: those without metadata; None: all."""
-    query = select(Job).where(Job.tenant == tenant)
+    query = select(Job).where(Job.tenant == tenant, Job.probe.is_(None))
     if after is not None:
         query = query.where(tuple_(Job.created_at, Job.id) < (after.created_at, after.id))
     if labels is not None and not labels:
