@@ -16,6 +16,7 @@ from fastapi import Depends, FastAPI
 from service import contract, docs, handlers, health, logs, metrics
 from service.bodies import refuse_odd_text
 from service.catalog import Catalog
+from service.chat import endpoints as chat
 from service.db import connect
 from service.files import endpoints as files
 from service.graders import endpoints as graders
@@ -75,8 +76,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs.router, models.router, graders.router, webhooks.router, health.router, metrics.router)
-    for router in others:
+    others = (jobs, models, graders, webhooks, chat, health, metrics)
+    for router in (room.router for room in others):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
 
