@@ -17,6 +17,7 @@ from service import contract, docs, handlers, health, logs, metrics
 from service.bodies import refuse_odd_text
 from service.catalog import Catalog
 from service.chat import endpoints as chat
+from service.dashboard import routes as dashboard
 from service.db import connect
 from service.files import endpoints as files
 from service.graders import endpoints as graders
@@ -69,6 +70,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestContext, traffic=app.state.traffic)
     handlers.install(app)
     docs.install(app)
+    dashboard.install(app)
     _include_routers(app, settings)
     return app
 

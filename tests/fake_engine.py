@@ -195,14 +195,14 @@ class FakeEngine:
         return 0
 
 
-def main() -> int:
+def main(engine: type[FakeEngine] = FakeEngine) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     arguments = sys.argv[1:]
     given = parser.parse_args(await_job() if arguments == ["--warm"] else arguments)
     config = RunConfig.model_validate_json(given.config.read_text())
-    return FakeEngine(config, given.run_dir).run()
+    return engine(config, given.run_dir).run()
 
 
 if __name__ == "__main__":
