@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ SCREENSHOTS = Path(os.environ.get("GRPO_SCREENSHOTS", ROOT / "build" / "screensh
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
 WAIT_MS = 15_000
+SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
+"""Charts follow a change of the window's size a moment later."""
 
 
 @pytest.fixture(scope="package")
@@ -48,15 +51,12 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def context(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext]:
-    """A fresh browser profile; errors of any of its pages fail the test, but for `expected_errors`."""
-    context = browser.new_context(
-        base_url=deployment.url, viewport=DESKTOP, reduced_motion="reduce", accept_downloads=True
-    )
-    context.set_default_timeout(WAIT_MS)
-    yield context
-    context.close()
+    """The profile of a visitor with the key of tenant acme; it keeps the charts' library between tests."""
+    with profile(browser, deployment) as context:
+        log_in(context, deployment.key)
+        yield context
 
 
 @pytest.fixture
@@ -66,8 +66,31 @@ def expected_errors() -> list[str]:
 
 
 @pytest.fixture
-def blank(context: BrowserContext, expected_errors: list[str]) -> Iterator[Page]:
-    """A page without a key, at no address yet."""
+def page(context: BrowserContext, expected_errors: list[str]) -> Iterator[Page]:
+    """A page with the key: `page.goto("/#/jobs")`. For tests that touch neither the key nor the theme."""
+    with watched(context, expected_errors) as page:
+        yield page
+
+
+@pytest.fixture
+def blank(browser: Browser, deployment: Deployment, expected_errors: list[str]) -> Iterator[Page]:
+    """A page of a new profile, without a key."""
+    with profile(browser, deployment) as context, watched(context, expected_errors) as page:
+        yield page
+
+
+@contextmanager
+def profile(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext]:
+    """A browser profile of its own."""
+    context = browser.new_context(base_url=deployment.url, viewport=DESKTOP, reduced_motion="reduce")
+    context.set_default_timeout(WAIT_MS)
+    yield context
+    context.close()
+
+
+@contextmanager
+def watched(context: BrowserContext, expected_errors: list[str]) -> Iterator[Page]:
+    """A page whose errors and warnings on the console fail the test, but for the expected ones."""
     found: list[str] = []
     page = context.new_page()
     page.on("console", lambda said: found.append(said.text) if said.type in ("error", "warning") else None)
@@ -78,29 +101,22 @@ def blank(context: BrowserContext, expected_errors: list[str]) -> Iterator[Page]
     assert not unexpected, unexpected
 
 
-@pytest.fixture
-def page(blank: Page, deployment: Deployment) -> Page:
-    """A page at the dashboard, with the key of tenant acme: `page.goto("/#/jobs")`."""
-    log_in(blank, deployment.key)
-    return blank
-
-
-def log_in(page: Page, key: str) -> None:
+def log_in(place: Page | BrowserContext, key: str) -> None:
     """What the form does, without filling it in."""
-    page.add_init_script(f"localStorage.setItem('grpo.key', localStorage.getItem('grpo.key') ?? '{key}')")
+    place.add_init_script(f"localStorage.setItem('grpo.key', localStorage.getItem('grpo.key') ?? '{key}')")
 
 
 @pytest.fixture
-def shots(page: Page) -> Callable[[str], None]:
-    """Keeps what the page shows: `shots("jobs")` → jobs-light.png, jobs-dark.png, jobs-phone.png."""
+def shots() -> Callable[[Page, str], None]:
+    """Keeps what a page shows: `shots(page, "jobs")` → jobs-light.png, jobs-dark.png, jobs-phone.png."""
 
-    def take(name: str) -> None:
+    def take(page: Page, name: str) -> None:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         views = (("light", "light", DESKTOP), ("dark", "dark", DESKTOP), ("phone", "light", PHONE))
         for view, scheme, size in views:
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size(size)
-            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))")
+            page.evaluate(SETTLED)
             page.screenshot(path=SCREENSHOTS / f"{name}-{view}.png", full_page=True)
             wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, f"{name} is {wide} px wider than the {view} window"

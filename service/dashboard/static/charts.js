@@ -3,10 +3,11 @@
 // the same numbers. Boundary: series in, drawing out; which metrics are worth a chart is the page's.
 // A series: {name, x: [], y: [], low: [], high: [], color: 1…8, dash: "dot", text: [], markers: true}.
 
-import { el, number, svg } from "./dom.js";
+import { el, number, svg, table } from "./dom.js";
 
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const coarse = window.matchMedia("(pointer: coarse)");
+const MARKED = 60; // more dots than that hide the line
 let library = null;
 
 // The global Plotly, loaded once.
@@ -36,13 +37,13 @@ export function barChart(options) {
 function figure(options, traces, layout) {
   const value = el("span", { class: "newest" });
   const plot = el("div", { class: "plot", role: "img" });
-  const table = el("div", { class: "scroll" });
-  const details = el("details", {}, el("summary", {}, "Show as table"), table);
+  const numbers = el("div");
+  const details = el("details", {}, el("summary", {}, "Show as table"), numbers);
   const root = el("figure", { class: "chart" },
     el("figcaption", {}, el("span", {}, options.title), value), plot, details);
   if (options.height) plot.style.height = `${options.height}px`;
   let series = [];
-  const tell = () => details.open && table.replaceChildren(tableOf(series, options));
+  const tell = () => details.open && numbers.replaceChildren(tableOf(series, options));
   details.addEventListener("toggle", tell);
   const draw = async () => {
     const library = await plotly();
@@ -66,7 +67,7 @@ function lineTraces(series, at) {
   const color = seriesColor(series.color ?? at + 1);
   const x = series.x;
   const line = {
-    type: "scatter", mode: series.markers || x.length < 2 ? "lines+markers" : "lines", name: series.name,
+    type: "scatter", mode: (series.markers && x.length <= MARKED) || x.length < 2 ? "lines+markers" : "lines", name: series.name,
     x, y: series.y, text: series.text, connectgaps: true, hovertemplate: series.hover,
     line: { color, width: 1.75, dash: series.dash }, marker: { size: 5, color },
   };
@@ -96,8 +97,8 @@ function layoutOf(options, series) {
     margin: { l: 8, r: 10, t: 6, b: 8 }, autosize: true, hovermode: "x unified",
     hoverlabel: { bgcolor: token("--panel"), bordercolor: token("--line-2"), font: { color: token("--ink"), size: 12 } },
     showlegend: series.length > 1,
-    legend: { orientation: "h", x: 0, y: -0.12, yanchor: "top", font: { size: 11 }, itemwidth: 30 },
-    xaxis: { ...axis, showgrid: false, title: titleOf(options.xTitle), ...options.xaxis },
+    legend: { orientation: "h", traceorder: "normal", x: 0, y: -0.12, yanchor: "top", font: { size: 11 }, itemwidth: 30 },
+    xaxis: { ...axis, showgrid: false, zeroline: false, title: titleOf(options.xTitle), ...options.xaxis },
     yaxis: { ...axis, range: options.range, rangemode: options.fromZero ? "tozero" : "normal", ...options.yaxis },
     transition: calm.matches ? undefined : { duration: 0 },
     dragmode: coarse.matches ? false : "zoom",
@@ -130,11 +131,8 @@ function tableOf(series, options) {
     rows.get(x)[at] = one.y[index];
   }));
   const head = [options.xTitle ?? "step", ...series.map((one) => one.name)];
-  return el("table", { class: "list numbers" },
-    el("caption", { class: "unseen" }, options.title),
-    el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))),
-    el("tbody", {}, [...rows].map(([x, values]) => el("tr", {}, el("th", { scope: "row" }, String(x)),
-      series.map((_, at) => el("td", {}, values[at] === undefined ? "–" : format(values[at])))))));
+  return table(options.title, head, [...rows].map(([x, values]) => el("tr", {}, el("th", { scope: "row" }, String(x)),
+    series.map((_, at) => el("td", {}, values[at] === undefined ? "–" : format(values[at]))))), "numbers");
 }
 
 // ---- colours, which are the style sheet's

@@ -41,6 +41,14 @@ export function button(text, onclick, { kind = "", ...props } = {}) {
   return el("button", { type: "button", class: kind, onclick, ...props }, text);
 }
 
+// A list as a table that scrolls sideways by itself; `rows` are <tr>.
+export function table(caption, columns, rows, kind = "") {
+  const head = columns.map((name) => el("th", { scope: "col" }, name));
+  return el("div", { class: "panel flush scroll", role: "region", "aria-label": caption, tabindex: 0 },
+    el("table", { class: `list ${kind}` },
+      el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}
+
 // ---- states: each replaces what is in `root`
 
 export function loading(root, what = "Loading") {
@@ -121,7 +129,8 @@ export function bytes(count) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 60) return `${number(seconds, seconds < 10 ? 2 : 3)} s`;
+  if (seconds < 10) return `${number(seconds, 2)} s`;
+  if (seconds < 59.5) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
   if (minutes < 60) return `${minutes} min`;
   const hours = Math.floor(minutes / 60);

@@ -45,20 +45,28 @@ const lines = (pattern, label) => (rows, names) =>
 const one = (name, more) => (rows, names) => (names.has(name) ? [seriesOf(rows, name, more)] : []);
 const middle = (name) => name.split("/").slice(1, -1).join("/");
 
-function rewards(rows, names) {
+// The held-out rows' values, and before them the evaluation before training, which belongs to no step.
+function heldOut(rows, names, name, baseline) {
+  if (!names.has(`eval/${name}`)) return [];
+  const line = seriesOf(rows, `eval/${name}`, { name: "Held-out", markers: true, color: 2 });
+  if (baseline?.[name] === undefined || line.x[0] === 0) return [line];
+  return [{ ...line, x: [0, ...line.x], y: [baseline[name], ...line.y] }];
+}
+
+function rewards(rows, names, { baseline }) {
   if (!names.has("reward")) return [];
-  const line = seriesOf(rows, "reward");
+  const line = seriesOf(rows, "reward", { color: 1 });
   const spread = seriesOf(rows, "reward_std").y;
   if (spread.length === line.y.length) {
     line.low = line.y.map((value, at) => value - spread[at]);
     line.high = line.y.map((value, at) => value + spread[at]);
   }
-  const held = names.has("eval/reward") ? [seriesOf(rows, "eval/reward", { name: "Held-out", markers: true })] : [];
+  const held = heldOut(rows, names, "reward", baseline);
   return [{ ...line, name: held.length ? "Training" : "Reward" }, ...held];
 }
 
-function losses(rows, names) {
-  const held = names.has("eval/loss") ? [seriesOf(rows, "eval/loss", { name: "Held-out", markers: true })] : [];
+function losses(rows, names, { baseline }) {
+  const held = heldOut(rows, names, "loss", baseline);
   return [...one("loss", held.length ? { name: "Training" } : {})(rows, names), ...held];
 }
 
@@ -82,9 +90,9 @@ const phases = lines(/^timing\/.+_seconds$/, (name) => name.slice("timing/".leng
 const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).split("_")[0]);
 const share = { format: percent, fromZero: true, yaxis: { tickformat: ".0%" } };
 
-// In the order of the page. `hint`: what to read in it.
+// In the order of the page. `series(rows, names, job.eval)`; `hint`: what to read in it.
 export const CHARTS = [
-  { title: "Reward", series: rewards, hint: "Mean of a step; the band is one standard deviation of its rewards." },
+  { title: "Reward", series: rewards, isWide: true, hint: "Mean of a step; the band is one standard deviation of its rewards." },
   { title: "Reward by grader", series: lines(/^rewards\/.+\/mean$/, middle) },
   { title: "Loss", series: losses },
   { title: "KL to the reference", series: one("kl"), fromZero: true },

@@ -10,7 +10,7 @@ import { Events } from "./job_events.js";
 import { Checkpoints, configuration } from "./job_files.js";
 import { Summary } from "./job_summary.js";
 
-const POINTS = 1000;
+const POINTS = 500;
 const REST_SECONDS = 1;
 const QUIET_SECONDS = 5;
 
@@ -19,7 +19,7 @@ export async function show(root, params, signal) {
   loading(root, "Loading the job");
   await Promise.all([styled("job"), page.load()]);
   root.replaceChildren(...page.parts());
-  await Promise.all([page.charts.update(page.rows), page.checkpoints.load(page.job), page.events.load()]);
+  await Promise.all([page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.events.load()]);
   if (!isOver(page.job)) await page.stayFresh();
 }
 
@@ -34,7 +34,7 @@ class JobPage {
     this.job = await get(jobPath(this.id), { signal: this.signal });
     this.rows = await metricsOf(this.id, { points: POINTS, signal: this.signal });
     this.summary = new Summary(this.job, { changed: (job) => this.told(job), signal: this.signal });
-    this.charts = new Charts(this.job);
+    this.charts = new Charts();
     this.checkpoints = new Checkpoints(this.id, this.signal);
     this.events = new Events(this.id, this.signal);
   }
@@ -74,17 +74,24 @@ class JobPage {
   async refresh() {
     try {
       const job = await get(jobPath(this.id), { signal: this.signal });
-      // the last row is read again: an evaluation of its step comes after it
-      const last = this.rows.at(-1)?.step ?? 0;
-      const fresh = await metricsOf(this.id, { points: POINTS, afterStep: last - 1, signal: this.signal });
-      this.rows = [...this.rows.filter((row) => row.step < (fresh[0]?.step ?? Infinity)), ...fresh];
+      await this.readMetrics();
       this.told(job);
-      await Promise.all([this.charts.update(this.rows), this.checkpoints.load(job), this.events.refresh()]);
+      await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.events.refresh()]);
       this.trouble.replaceChildren();
     } catch (error) {
       if (this.signal.aborted) throw error;
       this.failed(error);
     }
+  }
+
+  // What is new; the last row again, because an evaluation of its step comes after it. All of them, thinned,
+  // once too many have come.
+  async readMetrics() {
+    const isShort = this.rows.length > 0 && this.rows.length < 2 * POINTS;
+    const afterStep = isShort ? this.rows.at(-1).step - 1 : undefined;
+    const fresh = await metricsOf(this.id, { points: POINTS, afterStep, signal: this.signal });
+    const first = fresh[0]?.step ?? Infinity;
+    this.rows = [...this.rows.filter((row) => row.step < first), ...fresh];
   }
 
   failed(error) {

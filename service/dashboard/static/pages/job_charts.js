@@ -6,8 +6,7 @@ import { isOver } from "../job_parts.js";
 import { CHARTS, formatOf, labelOf, seriesOf } from "../metric_names.js";
 
 export class Charts {
-  constructor(job) {
-    this.job = job;
+  constructor() {
     this.drawn = new Map();
     this.grid = el("div", { class: "grid charts" });
     this.choice = el("select", { id: "metric", onchange: (event) => this.choose(event.target.value) });
@@ -19,7 +18,8 @@ export class Charts {
   }
 
   // → a promise: everything is drawn.
-  update(rows) {
+  update(job, rows) {
+    this.job = job;
     this.rows = rows;
     const names = new Set(rows.flatMap(Object.keys));
     names.delete("step");
@@ -27,7 +27,7 @@ export class Charts {
     if (!names.size) return this.showNothing();
     this.nothing.replaceChildren();
     this.offer(names);
-    const drawings = CHARTS.map((spec) => this.draw(spec, spec.series(rows, names)));
+    const drawings = CHARTS.map((spec) => this.draw(spec, spec.series(rows, names, this.job.eval)));
     return Promise.all([...drawings, this.drawChosen()]);
   }
 
@@ -35,6 +35,7 @@ export class Charts {
     if (!series.length) return null;
     if (!this.drawn.has(spec.title)) {
       const chart = (spec.bars ? barChart : lineChart)(spec);
+      chart.root.classList.toggle("wide", Boolean(spec.isWide));
       if (spec.hint) chart.plot.after(el("p", { class: "hint" }, spec.hint));
       this.drawn.set(spec.title, chart);
       this.grid.replaceChildren(...CHARTS.flatMap((one) => this.drawn.get(one.title)?.root ?? []));

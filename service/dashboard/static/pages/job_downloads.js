@@ -1,7 +1,6 @@
 // Which files a job has to download, as buttons' labels and addresses. Boundary: no elements.
 
 import { jobPath } from "../api.js";
-import { isOver } from "../job_parts.js";
 
 // → [{label, path, query}]
 export function downloads(job) {
@@ -10,7 +9,7 @@ export function downloads(job) {
   const found = [];
   if (kinds.has("adapter")) found.push({ label: "Adapter", path: path("/adapter") });
   if (kinds.has("model")) found.push({ label: "Model", path: path("/adapter") });
-  if (job.eval.best?.checkpoint && isOver(job)) {
+  if (job.eval.best?.checkpoint) {
     found.push({ label: "Best adapter", path: path("/adapter"), query: { which: "best" } });
   }
   if (job.progress.step > 0) found.push({ label: "Metrics (CSV)", path: path("/metrics.csv") });

@@ -2,7 +2,7 @@
 
 import { jobPath, post } from "../api.js";
 import { ago, announce, button, confirmed, duration, el, failed, heading, number, section } from "../dom.js";
-import { doing, isOver, jobName, jobPages, kindOf, labels, progressBar, statusBadge } from "../job_parts.js";
+import { isOver, jobName, jobPages, kindOf, labels, progressBar, statusBadge } from "../job_parts.js";
 import { evaluation } from "./job_evaluation.js";
 
 const ACTIONS = {
@@ -33,6 +33,7 @@ export class Summary {
     this.failure = el("div");
     this.warnings = el("div");
     this.evaluation = el("div");
+    this.said = new Map();
     this.parts = [
       heading(jobName(job), {
         above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status, actions: this.buttons,
@@ -48,11 +49,19 @@ export class Summary {
       ...labels(job).map((label) => el("span", { class: "tag" }, label)),
       job.suffix ? el("code", { class: "faint" }, job.id) : "");
     this.progress.replaceChildren(...progressOf(job));
-    this.failure.replaceChildren(...failureOf(job));
-    this.warnings.replaceChildren(...warningsOf(job));
-    this.evaluation.replaceChildren(...evaluation(job));
-    for (const box of [this.failure, this.warnings, this.evaluation]) box.hidden = !box.hasChildNodes();
+    this.refill(this.failure, job.failure, () => failureOf(job));
+    this.refill(this.warnings, job.warnings, () => warningsOf(job));
+    this.refill(this.evaluation, job.eval, () => evaluation(job));
     this.offer(job);
+  }
+
+  // Written anew only where there is something new: somebody may be reading or copying it.
+  refill(box, data, make) {
+    const said = JSON.stringify(data);
+    if (this.said.get(box) === said) return;
+    this.said.set(box, said);
+    box.replaceChildren(...make());
+    box.hidden = !box.hasChildNodes();
   }
 
   // Only what the state allows; the same buttons stay, so that a focused one keeps its focus.
@@ -83,11 +92,12 @@ export class Summary {
 
 function progressOf(job) {
   const { step, total_steps: total } = job.progress;
-  const happening = doing({ ...job, failure: null });
   const started = job.started_at && (job.finished_at ?? Date.now() / 1000) - job.started_at;
   const facts = [
     ["Step", el("span", {}, number(step), el("small", {}, `of ${number(total)}`))],
-    job.queue.position && ["Place in the queue", number(job.queue.position)],
+    job.status === "running" && ["Doing", job.phase],
+    job.queue.reason && ["Queue", el("span", {}, job.queue.position ? `place ${number(job.queue.position)}` : "–",
+      el("small", {}, job.queue.reason))],
     started && [isOver(job) ? "Took" : "Since its start", duration(started)],
     job.progress.seconds_remaining && ["Remaining", `about ${duration(job.progress.seconds_remaining)}`],
     job.attempt > 1 && ["Attempt", number(job.attempt)],
@@ -97,8 +107,7 @@ function progressOf(job) {
   return [
     progressBar(job),
     el("dl", { class: "figures" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-    happening ? el("p", { class: "hint" }, happening) : "",
-  ].filter(Boolean);
+  ];
 }
 
 function failureOf(job) {

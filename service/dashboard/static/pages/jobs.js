@@ -30,6 +30,7 @@ class JobList {
     this.body = el("tbody", { role: "rowgroup" });
     this.more = button("Load more", () => this.loadMore());
     this.none = el("div");
+    this.panel = this.table();
     this.query = { limit: PAGE, ...Object.fromEntries(this.labels.map(asParameter)) };
     this.pages = paged(JOBS, this.query, { signal });
   }
@@ -65,7 +66,7 @@ class JobList {
     loading(this.box, "Loading jobs");
     this.take(await this.pages.next());
     if (!this.rows.size) return this.showEmpty();
-    this.box.replaceChildren(this.table(), this.none, el("div", { class: "row more" }, this.more));
+    this.box.replaceChildren(this.panel, this.none, el("div", { class: "row more" }, this.more));
     this.arrange();
   }
 
@@ -119,7 +120,7 @@ class JobList {
       this.body.replaceChildren(...wanted.map((row) => row.root));
     }
     this.more.hidden = !this.pages.hasMore;
-    this.body.closest(".panel").hidden = !wanted.length;
+    this.panel.hidden = !wanted.length;
     if (wanted.length) this.none.replaceChildren();
     else empty(this.none, `None of the ${this.rows.size} loaded jobs is ${this.status}`);
   }
