@@ -65,6 +65,8 @@ SUMMARIES = {
     "get /v1/models": "List models",
     "get /v1/models/{model}": "Retrieve a model",
     "delete /v1/models/{model}": "Delete a fine-tuned model",
+    "post /v1/chat/completions": "Chat with a model",
+    "post /v1/completions": "Complete a text",
     f"post {GRADERS}/validate": "Check a grader",
     f"post {GRADERS}/run": "Run a grader on a completion",
     f"post {WEBHOOKS}": "Register a webhook",
