@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import audit, doctor, download, files, jobs, keys, models, server, up, watch, webhooks
+from service.cli import (
+    audit,
+    doctor,
+    download,
+    files,
+    import_trl,
+    jobs,
+    keys,
+    models,
+    server,
+    up,
+    watch,
+    webhooks,
+)
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -50,6 +63,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     WORK: {
         "submit": jobs.submit,
+        "import-trl": import_trl.import_trl,
         "list": jobs.list_jobs,
         "status": jobs.status,
         "watch": watch.watch,
