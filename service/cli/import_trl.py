@@ -53,12 +53,19 @@ def import_trl(
 
     Every field is reported: what it maps to, what differs, what is refused and why.
     """
-    from service.importing.reading import Unreadable
+    from service.importing.reading import Unreadable, num_rows
     from service.importing.rules import Options
 
     try:
-        rows = _rows(data, out, "rows"), _rows(validation_data, out, "held_out")
-        options = Options(num_processes, model, *rows, rewards=tuple(reward or ()))
+        rows, held_out = _rows(data, out, "rows"), _rows(validation_data, out, "held_out")
+        options = Options(
+            num_processes,
+            model,
+            _from(out, rows),
+            _from(out, held_out),
+            None if rows is None else num_rows(rows),
+            tuple(reward or ()),
+        )
         found = _imported(config, source, options)
     except (Unreadable, OSError, UnicodeDecodeError) as error:
         raise CommandError(str(error)) from error
@@ -93,13 +100,15 @@ def _imported(config: Path, source: str | None, options: Options) -> Imported:
     return imported(fields, replace(options, sources=sources), kind)
 
 
-def _rows(path: Path | None, out: Path, name: str) -> str | None:
-    """The dataset as the job names it: a path from the job's own folder."""
+def _rows(path: Path | None, out: Path, name: str) -> Path | None:
     from service.importing.reading import as_rows
 
-    if path is None:
-        return None
-    return os.path.relpath(as_rows(path, out.with_name(f"{out.stem}.{name}.jsonl")), out.parent)
+    return None if path is None else as_rows(path, out.with_name(f"{out.stem}.{name}.jsonl"))
+
+
+def _from(out: Path, path: Path | None) -> str | None:
+    """As a job file names a dataset: from its own folder."""
+    return None if path is None else os.path.relpath(path, out.parent)
 
 
 def _print_report(found: Imported) -> None:
@@ -112,8 +121,12 @@ def _print_report(found: Imported) -> None:
 
 
 def _sentence(line: Line) -> str:
-    value = json.dumps(line.value, ensure_ascii=False, default=str)
-    value = value if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]}…"
+    pairs = [f"{name} = {_short(value)}" for name, value in zip(line.fields, line.values, strict=True)]
     given = "" if line.stated else " (its default)"
     parts = [part for part in (line.to, line.why) if part]
-    return f"{line.verdict:<10}  {', '.join(line.fields)} = {value}{given}  →  {'  ·  '.join(parts)}"
+    return f"{line.verdict:<10}  {', '.join(pairs)}{given}  →  {'  ·  '.join(parts)}"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

@@ -37,8 +37,7 @@ WARMUP = ("warmup_ratio", "warmup_steps")
 
 OWN: tuple[Rule, ...] = (
     unneeded("an adapter is trained where `adapter` says so", "adapter lora_target_linear"),
-    unneeded("this command is for GRPO", "rl"),
-    unneeded("GDPO is multi_objective_aggregation: normalize_then_sum", "rl_gdpo"),
+    unneeded("so it is here", "rl"),
     unneeded(
         "the model's own tokenizer and chat template are used",
         "model_type tokenizer_type tokenizer_config chat_template special_tokens is_llama_derived_model",

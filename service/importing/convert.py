@@ -97,7 +97,7 @@ def _what_the_service_refuses(job: dict[str, Any]) -> list[Line]:
         JobCreate.model_validate(job)
     except ValidationError as invalid:
         return [
-            Line((_place(error["loc"]),), error.get("input"), "refused", why=error["msg"])
+            Line((_place(error["loc"]),), (error.get("input"),), "refused", why=error["msg"])
             for error in invalid.errors(include_url=False)
         ]
     return []

@@ -17,7 +17,9 @@ import yaml
 from service.files.parquet import BadParquet, make_jsonl
 
 MAX_ROWS, MAX_BYTES = 50_000, 512 * 2**20
-_OVERRIDE = re.compile(r"^\s*(?:\S+\s+-m\s+verl\.\S+\s+)?\+{0,2}([A-Za-z_][\w.]*)=(.*?)\s*\\?\s*$")
+_OVERRIDE = re.compile(
+    r"^\s*(?:\S+\s+-m\s+verl\.\S+\s+)?\+{0,2}([A-Za-z_][\w.]*)=(.*?)(?:\s+[\"']?\$@[\"']?)?\s*\\?\s*$"
+)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
@@ -92,9 +94,17 @@ def as_rows(path: Path, target: Path) -> Path:
     return target
 
 
+def num_rows(path: Path) -> int:
+    """Of a JSONL file that `as_rows` has seen."""
+    with path.open("rb") as lines:
+        return sum(bool(line.strip()) for line in lines)
+
+
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
             except ValueError as error:

@@ -26,7 +26,7 @@ class Line:
     """What became of one field, or of several that say one thing together."""
 
     fields: tuple[str, ...]
-    value: Any
+    values: tuple[Any, ...]
     verdict: Verdict
     to: str = ""
     """Where it stands in the job."""
@@ -35,8 +35,8 @@ class Line:
     """False: the source's own default, which a job here would not have."""
 
     def document(self) -> dict[str, Any]:
-        shown = {"field": ", ".join(self.fields), "value": self.value, "verdict": self.verdict}
-        return shown | {"to": self.to, "why": self.why, "stated": self.stated}
+        given = dict(zip(self.fields, self.values, strict=True))
+        return {"fields": given, **{name: getattr(self, name) for name in ("verdict", "to", "why", "stated")}}
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Options:
     """A name of the catalogue, in the place of the configuration's."""
     data: str | None = None
     validation_data: str | None = None
+    num_rows: int | None = None
+    """Of the dataset, where it is known."""
     rewards: tuple[str, ...] = ()
     """Reward functions that the training script passes itself: `file.py:function`."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -95,9 +97,8 @@ class Translation:
         if not stated and not to and verdict != "refused":
             return
         shown = stated or fields
-        values = [shown_value(name, self[name]) for name in shown]
-        value = values[0] if len(values) == 1 else dict(zip(shown, values, strict=True))
-        self.lines.append(Line(shown, value, verdict, to, why, bool(stated)))
+        values = tuple(shown_value(name, self[name]) for name in shown)
+        self.lines.append(Line(shown, values, verdict, to, why, bool(stated)))
 
 
 @dataclass(frozen=True)
@@ -195,11 +196,20 @@ def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Optio
     numbers = {name: number(value) for name, value in given.items()}
     translation = Translation(numbers, options, defaults)
     for rule in rules:
-        rule.apply(translation)
+        try:
+            rule.apply(translation)
+        except (Refusal, TypeError, ValueError, ZeroDivisionError) as error:
+            # a value of another kind than the field's, which the source's own classes would refuse too
+            stated = tuple(name for name in rule.defaults if name in numbers) or tuple(rule.defaults)
+            translation.refuses(stated, str(error))
+    told = {name for line in translation.lines for name in line.fields}
+    for name in numbers.keys() & defaults.keys() - told:
+        # every rule names what it used, so this is a value with which the source does nothing either
+        translation.leaves(name, "so it is here")
     for name, value in numbers.items():
         if name not in defaults:
             line = Line(
-                (name,), shown_value(name, value), "unknown", why="no field of this system is called so"
+                (name,), (shown_value(name, value),), "unknown", why="no field of this system is called so"
             )
             translation.lines.append(line)
     return translation

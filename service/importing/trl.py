@@ -287,4 +287,13 @@ DATA: tuple[Rule, ...] = (
     unneeded("it works around a limit of distributed data parallel", "ignore_bias_buffers"),
 )
 
-RULES = (*MODEL, *DATA, *OBJECTIVE, *SAMPLING, *TRAINING, *RECORDING)
+OLDER: tuple[Rule, ...] = (
+    unlike("max_prompt_length", None, "prompts are never cut: a row that does not fit is refused"),
+    only("warmup_ratio", None, 0, 0.0, why="TRL 1 reads it as warmup_steps between 0 and 1: write that"),
+    unneeded(SAMPLER, "vllm_device vllm_max_model_len vllm_dtype vllm_enable_prefix_caching"),
+    unneeded(RECORDED, "wandb_log_unique_prompts"),
+    unneeded("the base model's dtype is the operator's choice (GRPO_RUNTIME)", "torch_dtype"),
+)
+"""Of earlier releases: TRL 1.16 itself knows them no more."""
+
+RULES = (*MODEL, *DATA, *OBJECTIVE, *SAMPLING, *TRAINING, *RECORDING, *OLDER)

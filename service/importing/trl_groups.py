@@ -19,6 +19,7 @@ BATCH = (
 )
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")
 OPENED = "a whole step is one batch here, and that is what its tokens are counted over"
+SHARE = "a share of the steps, whose number the dataset says: give --data, max_steps or whole steps"
 IS_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -75,14 +76,21 @@ def length(translation: Translation) -> None:
 
 
 def _warmup(translation: Translation, iterations: int, why: str) -> None:
-    warmup, steps = translation["warmup_steps"], translation.targets.get("n_steps")
+    warmup, steps = translation["warmup_steps"], total_steps(translation)
     if warmup >= 1 or warmup == 0:
         translation.maps("warmup_steps", "warmup_steps", math.ceil(int(warmup) / iterations), differs=why)
     elif steps is not None:
         translation.maps("warmup_steps", "warmup_steps", math.ceil(steps * warmup))
     else:
-        message = "a share of the steps, whose number only the dataset says: give max_steps, or whole steps"
-        translation.refuses("warmup_steps", message)
+        translation.refuses("warmup_steps", SHARE)
+
+
+def total_steps(translation: Translation) -> int | None:
+    """Of the job, as far as it is known by now."""
+    targets, num_rows = translation.targets, translation.options.num_rows
+    if "n_steps" in targets or num_rows is None or not {"n_epochs", "prompts_per_step"} <= targets.keys():
+        return targets.get("n_steps")
+    return math.ceil(targets["n_epochs"] * num_rows / targets["prompts_per_step"])
 
 
 def loss(translation: Translation) -> None:
@@ -240,7 +248,12 @@ def saving(translation: Translation) -> None:
     if translation.states("save_steps") and every >= 1:
         translation.maps("save_steps", "checkpoint_interval", int(every))
     else:
-        translation.leaves(("save_strategy", "save_steps"), "every 20 steps: a killed job goes on from there")
+        translation.leaves("save_steps", "every 20 steps: a killed job goes on from there")
     if limit:
         translation.maps("save_total_limit", "max_checkpoints", min(100, whole(limit)))
-    translation.leaves("save_strategy", "checkpoints are counted in steps")
+    if translation["save_strategy"] == "steps":
+        translation.leaves("save_strategy", "so it is here")
+    else:
+        translation.differs(
+            "save_strategy", "checkpoints are counted in steps: a killed job goes on from the last"
+        )

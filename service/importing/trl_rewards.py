@@ -85,6 +85,8 @@ def _combined(translation: Translation, found: _Rewards, weights: list[float]) -
         translation.maps(names, "advantage", "gdpo")
         by_key = dict(zip(found.graders, weights, strict=False))
         return {"type": "multi", "graders": found.graders, "aggregation": "gdpo", "weights": by_key}
+    if translation[names[0]] != "sum_then_normalize":
+        translation.refuses(names[0], "there are sum_then_normalize and normalize_then_sum")
     scale = translation["scale_rewards"]
     if scale not in ADVANTAGES:
         translation.refuses("scale_rewards", "there are group, batch and none")

@@ -13,7 +13,6 @@ from service.importing import trl, verl_rewards
 from service.importing import verl_groups as groups
 from service.importing.rules import (
     Options,
-    Refusal,
     Rule,
     Translation,
     maps,
@@ -31,14 +30,7 @@ MACHINE = re.compile(
     r"|.*\._target_|.*(?:micro_batch_size|max_token_len|dynamic_bsz).*|actor_rollout_ref\.ref\..*"
 )
 """How verl spreads the work over its machines, and the critic that GRPO has not."""
-SCHEDULES = {"constant": "constant", "cosine": "cosine"}
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*(.*))?\}")
-
-
-def _schedule(value: str) -> str:
-    if value not in SCHEDULES:
-        raise Refusal(f"there are linear, cosine and constant, not {value}")
-    return SCHEDULES[value]
 
 
 RULES: tuple[Rule, ...] = (
@@ -60,7 +52,7 @@ RULES: tuple[Rule, ...] = (
     maps(f"{ACTOR}.entropy_coeff", 0, "entropy_coef", float),
     maps(f"{OPTIM}.lr", 1e-6, "learning_rate", float),
     maps(f"{OPTIM}.weight_decay", 0.01, "weight_decay", float),
-    maps(f"{OPTIM}.lr_scheduler_type", "constant", "lr_schedule", _schedule),
+    groups.SCHEDULE,
     maps(f"{ACTOR}.grad_clip", 1.0, "max_grad_norm", float),
     maps(f"{ROLLOUT}.val_kwargs.temperature", 0, "eval_temperature", float),
     groups.EVALUATION,
@@ -151,7 +143,7 @@ RULES: tuple[Rule, ...] = (
 def reward_names(config: Mapping[str, Any]) -> list[str]:
     """Its own reward function, as `file.py:function`."""
     given = flattened(config)
-    path = given.get("custom_reward_function.path") or given.get("reward.custom_reward_function.path")
+    path = given.get("custom_reward_function.path")
     name = given.get("custom_reward_function.name") or "compute_score"
     return [f"{path}:{name}"] if path else []
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from service.importing.rules import Rule, Translation, whole
+from service.importing.trl_groups import SHARE, total_steps
 
 ACTOR, ALGORITHM = "actor_rollout_ref.actor", "algorithm"
 WEIGHTS, OPTIM = "actor_rollout_ref.model", "actor_rollout_ref.actor.optim"
@@ -58,13 +59,23 @@ def _length(translation: Translation) -> None:
         translation.maps(names, "warmup_steps", whole(warmup))
     elif not share:
         translation.maps(names, "warmup_steps", 0)
-    elif "n_steps" in translation.targets:
-        translation.maps(names, "warmup_steps", int(share * translation.targets["n_steps"]))
+    elif (total := total_steps(translation)) is not None:
+        translation.maps(names, "warmup_steps", int(share * total))
     else:
-        translation.refuses(
-            names, "a share of the steps, whose number only the dataset says: give lr_warmup_steps"
-        )
+        translation.refuses(names, SHARE)
     translation.leaves(f"{OPTIM}.total_training_steps", "verl sets it itself")
+
+
+def _schedule(translation: Translation) -> None:
+    older, name = f"{OPTIM}.warmup_style", f"{OPTIM}.lr_scheduler_type"
+    given = older if translation[older] is not None else name
+    if translation[given] in ("constant", "cosine"):
+        translation.maps(given, "lr_schedule", translation[given])
+    else:
+        translation.refuses(given, f"there are constant and cosine, not {translation[given]}")
+    least, cycles = f"{OPTIM}.min_lr_ratio", f"{OPTIM}.num_cycles"
+    if translation[least] or translation[cycles] not in (0.5, None):
+        translation.differs((least, cycles), "the cosine here is half a wave down to 0")
 
 
 def _loss(translation: Translation) -> None:
@@ -192,6 +203,15 @@ LENGTH = Rule(
         f"{OPTIM}.total_training_steps": -1,
     },
     _length,
+)
+SCHEDULE = Rule(
+    {
+        f"{OPTIM}.lr_scheduler_type": "constant",
+        f"{OPTIM}.warmup_style": None,
+        f"{OPTIM}.min_lr_ratio": 0.0,
+        f"{OPTIM}.num_cycles": 0.5,
+    },
+    _schedule,
 )
 LOSS = Rule(
     {
