@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,9 +18,7 @@ import yaml
 from service.files.parquet import BadParquet, make_jsonl
 
 MAX_ROWS, MAX_BYTES = 50_000, 512 * 2**20
-_OVERRIDE = re.compile(
-    r"^\s*(?:\S+\s+-m\s+verl\.\S+\s+)?\+{0,2}([A-Za-z_][\w.]*)=(.*?)(?:\s+[\"']?\$@[\"']?)?\s*\\?\s*$"
-)
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
@@ -43,13 +42,22 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _overrides(text: str) -> dict[str, Any]:
     """Dotted names with their values; the script's own plain variables are filled in."""
-    given = [match for line in text.splitlines() if (match := _OVERRIDE.match(line))]
-    variables = {match[1]: match[2].strip("'\"") for match in given if "." not in match[1]}
+    lines = text.replace("\\\n", " ").splitlines()
+    words = [word for line in lines for word in _words(line)]
+    pairs = [match.groups() for word in words if (match := _OVERRIDE.fullmatch(word))]
+    variables = {name: value for name, value in pairs if "." not in name}
 
     def filled(value: str) -> str:
-        return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), value.strip("'\""))
+        return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), value)
 
-    return {match[1]: yaml.safe_load(filled(match[2]) or "null") for match in given if "." in match[1]}
+    return {name: yaml.safe_load(filled(value) or "null") for name, value in pairs if "." in name}
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # a quotation over several lines: no override of ours
+        return []
 
 
 def read_sources(names: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:

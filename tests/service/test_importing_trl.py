@@ -149,15 +149,26 @@ def test_a_share_of_warm_up_needs_to_know_the_steps() -> None:
     assert verdicts(of(warmup_steps=0.1), "warmup_steps") == {"refused"}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("top_p", 0.9), ("top_k", 50), ("min_p", 0.1), ("repetition_penalty", 1.1), ("loss_type", "vespo"),
-        ("importance_sampling_level", "sequence"), ("sync_ref_model", True), ("use_dora", True),
-        ("scale_rewards", "batches"), ("optim", "adafactor"), ("num_train_epochs", 0.5), ("top_entropy_quantile", 0),
-        ("lr_scheduler_type", "polynomial"), ("model_name_or_path", "/models/mine"), ("learning_rate", "fast"),
-    ],
-)  # fmt: skip
+REFUSED = {
+    "top_p": 0.9,
+    "top_k": 50,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "loss_type": "vespo",
+    "importance_sampling_level": "sequence",
+    "sync_ref_model": True,
+    "use_dora": True,
+    "scale_rewards": "batches",
+    "optim": "adafactor",
+    "num_train_epochs": 0.5,
+    "top_entropy_quantile": 0,
+    "lr_scheduler_type": "polynomial",
+    "model_name_or_path": "/models/mine",
+    "learning_rate": "fast",
+}
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED.items())
 def test_what_cannot_be_carried_over_is_refused_with_its_field(field: str, value: object) -> None:
     found = of(**{field: value})
     refused = [line for line in found.lines if line.verdict == "refused"]
