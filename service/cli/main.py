@@ -20,6 +20,7 @@ from service.cli import (
     keys,
     manifests,
     models,
+    push,
     server,
     up,
     watch,
@@ -77,6 +78,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "manifest": manifests.manifest,
         "audit": audit.audit,
         "download": download.download,
+        "push": push.push,
     },
 }
 for panel, commands in COMMANDS.items():
