@@ -56,7 +56,7 @@ def _upload(folder: Path, repo: str, token: str, *, private: bool, message: str)
     disable_progress_bars()
     hub = HfApi(token=token, library_name="grpo-service")
     try:
-        made = hub.create_repo(repo, private=private, exist_ok=True)
+        made = hub.create_repo(repo, private=True if private else None, exist_ok=True)
         hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Upload {message}")
     except HfHubHTTPError as error:
         told = error.server_message or f"{error.response.status_code} {error.response.reason_phrase}"

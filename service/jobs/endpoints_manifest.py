@@ -30,15 +30,15 @@ class ManifestJob(BaseModel):
     metadata: dict[str, str] | None
     files: dict[str, str]
     """The field that names it → the file's id."""
+    serve: str
+    """The line that serves the adapter in vLLM, once it is unpacked into a folder of the job's name."""
 
 
 class ManifestRead(BaseModel):
-    """All that decided a job's result; `job` and `serve` are not in the archive's manifest.json."""
+    """All that decided a job's result; `job` is not in the archive's manifest.json."""
 
     object: Literal["fine_tuning.job.manifest"] = "fine_tuning.job.manifest"
     job: ManifestJob
-    serve: str
-    """The line that serves the adapter in vLLM, once it is unpacked into a folder of the job's name."""
     format: Literal[1]
     model: dict[str, Any]
     """`name` as the job has it; `base` and `revision` of what it comes from."""
@@ -72,5 +72,6 @@ def retrieve_manifest(
         suffix=job.suffix,
         metadata=job.labels,
         files={name: file.id for name, file in facts.files.items()},
+        serve=serve_line(manifest, name=job.id, path=f"./{job.id}"),
     )
-    return ManifestRead(job=who, serve=serve_line(manifest, name=job.id, path=f"./{job.id}"), **manifest)
+    return ManifestRead(job=who, **manifest)

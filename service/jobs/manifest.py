@@ -125,8 +125,8 @@ def request_of(manifest: Mapping[str, Any], file_ids: Mapping[str, str]) -> Docu
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Document]:
-    """Fields that are not equal, by their path; `job` says who they are and is not compared."""
-    one, other = (dict(_leaves({**each, "job": None})) for each in (left, right))
+    """Fields that are not equal, by their path; what says who they are is not compared."""
+    one, other = (dict(_leaves({**each, "job": None, "object": None})) for each in (left, right))
     paths = sorted(one.keys() | other.keys())
     return [
         {"field": path, "left": one.get(path), "right": other.get(path)}
