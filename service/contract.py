@@ -44,6 +44,7 @@ SUMMARIES = {
     f"post {JOB}/cancel": "Cancel a job",
     f"post {JOB}/pause": "Pause a job",
     f"post {JOB}/resume": "Resume a paused job",
+    f"get {JOB}/manifest": "Retrieve a job's manifest",
     f"get {JOB}/events": "List a job's events",
     f"get {JOB}/checkpoints": "List a job's checkpoints",
     f"get {JOB}/metrics": "List a job's metrics",

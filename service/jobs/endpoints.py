@@ -21,7 +21,7 @@ from service.dependencies import (
 )
 from service.downloads import file_response
 from service.errors import InvalidRequest
-from service.jobs import adapters, creation, endpoints_series
+from service.jobs import adapters, creation, endpoints_manifest, endpoints_series
 from service.jobs.preflight import Preflight
 from service.jobs.schemas import (
     CheckpointRead,
@@ -37,6 +37,7 @@ from service.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 router.include_router(endpoints_series.router)
+router.include_router(endpoints_manifest.router)
 
 _LABEL = re.compile(r"metadata\[(.+)\]")
 
