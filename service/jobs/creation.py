@@ -44,6 +44,8 @@ class Request:
     is_retry: bool = False
     """The client says that it has sent this before (`x-stainless-retry-count` above 0)."""
     request_id: str = ""
+    cloned_from: str | None = None
+    """Id of the job that this one repeats: creating it and cloning it are two requests."""
 
     @property
     def may_be_known(self) -> bool:
@@ -53,7 +55,8 @@ class Request:
     @cached_property
     def sha256(self) -> str:
         """Of the canonical body: the order of keys and omitted defaults make no other request."""
-        canonical = json.dumps(self.body.model_dump(mode="json"), sort_keys=True)
+        body = self.body.model_dump(mode="json")
+        canonical = json.dumps([self.cloned_from, body] if self.cloned_from else body, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -134,7 +137,8 @@ def _insert(session: Session, request: Request, report: Report, pool: str) -> Cr
     job = _job_of(request, report, pool)
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
-    created = history.Entry("message", f"Created fine-tuning job: {job.id}")
+    origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
+    created = history.Entry("message", f"Created fine-tuning job: {job.id}{origin}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
     repository.add(session, job, record)
     history.store(session, job.id, job.event_sequence, created, queued)
@@ -156,6 +160,7 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
         seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
         resources=body.resources.model_dump(),
         method=report.method.model_dump(mode="json"),
+        requested=body.given,
         total_steps=report.total_steps,
         event_sequence=NUM_FIRST_EVENTS,
         warnings=report.warnings,

@@ -5,12 +5,14 @@ Boundary: shapes only. The method is the engine's own configuration class, so wh
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     StringConstraints,
     model_serializer,
@@ -61,6 +63,22 @@ class JobCreate(Request):
     """Deprecated by OpenAI: where no method is given they are the supervised method's, else unused."""
     integrations: list[Any] | None = Field(None, max_length=0)
     """None yet."""
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was sent, before recipes and aliases were expanded: a clone asks for the same again."""
+        return self._given
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remembering(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        job = handler(data)
+        if isinstance(data, dict):
+            # beside a method they mean nothing, and nobody has looked at what is in them
+            unused = "hyperparameters" if data.get("method") is not None else None
+            job._given = {name: value for name, value in data.items() if name != unused}
+        return job
 
     @model_validator(mode="before")
     @classmethod
