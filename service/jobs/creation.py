@@ -29,6 +29,9 @@ from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
 from service.principal import Principal
+from service.settings import Settings
+from service.sinks.models import sinks_of
+from service.sinks.schemas import as_documents
 
 NUM_FIRST_EVENTS = 2
 """Created, and queued."""
@@ -92,7 +95,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
         quotas.check_jobs(session, tenant, settings)
         quotas.check_storage(session, tenant, settings, 0)
         _check_still_there(session, request)
-        created = _insert(session, request, report, settings.pool)
+        created = _insert(session, request, report, settings)
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
@@ -133,26 +136,26 @@ def _check_still_there(session: Session, request: Request) -> None:
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(session: Session, request: Request, report: Report, pool: str) -> Created:
-    job = _job_of(request, report, pool)
+def _insert(session: Session, request: Request, report: Report, settings: Settings) -> Created:
+    job = _job_of(request, report, settings)
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
     created = history.Entry("message", f"Created fine-tuning job: {job.id}{origin}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
-    repository.add(session, job, record)
+    repository.add(session, job, record, *sinks_of(job))
     history.store(session, job.id, job.event_sequence, created, queued)
     audit.record(session, request.principal, "job.create", job.id, request.request_id)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
 
-def _job_of(request: Request, report: Report, pool: str) -> Job:
+def _job_of(request: Request, report: Report, settings: Settings) -> Job:
     body = request.body
     job = Job(
         id=new_id("ftjob"),
         tenant=request.principal.tenant,
         state=JobState.QUEUED.value,
-        pool=pool,
+        pool=settings.pool,
         model=body.model,
         training_file=body.training_file,
         validation_file=body.validation_file,
@@ -161,6 +164,7 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
         resources=body.resources.model_dump(),
         method=report.method.model_dump(mode="json"),
         requested=body.given,
+        integrations=as_documents(body.integrations or (), settings.integrations) or None,
         total_steps=report.total_steps,
         event_sequence=NUM_FIRST_EVENTS,
         warnings=report.warnings,

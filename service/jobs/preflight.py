@@ -30,6 +30,7 @@ from service.jobs.method_parts import DatasetUse, datasets_of, graders_of, reads
 from service.jobs.schemas import JobCreate
 from service.models import File
 from service.settings import Settings
+from service.sinks.packages import warn_of_missing
 from service.storage import Storage
 from service.tokens import ModelText, ModelTextError, load_model_text
 
@@ -113,6 +114,7 @@ class Preflight:
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)
+        warn_of_missing([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
         counts = self._num_rows(self._file_check(report, entry, text), uses, files, report)
         report.num_training_rows = counts["training_file"]
         report.num_validation_rows = counts.get("validation_file", 0)

@@ -22,6 +22,7 @@ from pydantic import (
 from grpo_engine.config import Method
 from grpo_engine.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
+from service.sinks.schemas import Integration
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -61,8 +62,8 @@ class JobCreate(Request):
     method: Method
     hyperparameters: dict[str, Any] | None = None
     """Deprecated by OpenAI: where no method is given they are the supervised method's, else unused."""
-    integrations: list[Any] | None = Field(None, max_length=0)
-    """None yet."""
+    integrations: list[Integration] | None = Field(None, max_length=8)
+    """Where metrics go too: OpenAI's `wandb`, and ours."""
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
@@ -172,6 +173,7 @@ class JobRead(BaseModel):
     suffix: str | None
     metadata: dict[str, str] | None
     integrations: list[Any] = []
+    """Those that OpenAI's clients know; `sinks` has all."""
     method: dict[str, Any]
     queue: QueueRead
     progress: ProgressRead
@@ -182,6 +184,8 @@ class JobRead(BaseModel):
     artifacts: list[ArtifactRead]
     failure: FailureRead | None
     resources: dict[str, Any]
+    sinks: list[dict[str, Any]]
+    """Where metrics go beside this service, in the shape of `integrations`."""
     started_at: int | None
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.clock import db_now
-from service.models import Base, Document
+from service.models import Base, Document, Job
 
 
 class JobSink(Base):
@@ -43,3 +43,9 @@ class JobSink(Base):
             sqlite_where=text("due_at IS NOT NULL"),
         ),
     )
+
+
+def sinks_of(job: Job) -> list[JobSink]:
+    """A new job's rows."""
+    found = ((one["type"], one.get(one["type"], {})) for one in job.integrations or ())
+    return [JobSink(job_id=job.id, type=kind, settings=settings) for kind, settings in found]

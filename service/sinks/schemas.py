@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^/\\#?%:\x00-\x1f]+$")]
-"""What W&B and MLflow both take."""
+Project = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^/\\#?%:\x00-\x1f]+$")]
+"""W&B makes it a part of a URL."""
+Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 SinkType = Literal["wandb", "tensorboard", "mlflow"]
 
 
@@ -22,8 +23,8 @@ class _Given(BaseModel):
 class WandbSettings(_Given):
     """OpenAI's own fields."""
 
-    project: Name
-    entity: Name | None = None
+    project: Project
+    entity: Project | None = None
     name: Name | None = None
     """Of the run; the job's id where none is given."""
     tags: list[Annotated[str, StringConstraints(min_length=1, max_length=64)]] | None = Field(
