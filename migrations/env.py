@@ -14,6 +14,7 @@ from service.chat import models as _chat  # noqa: F401 - its tables are Base's t
 from service.db import make_engine
 from service.models import Base
 from service.settings import Settings
+from service.sinks import models as _sinks  # noqa: F401 - its tables are Base's too
 from service.webhooks import models as _webhooks  # noqa: F401 - its tables are Base's too
 
 SORTED_INDEXES = {

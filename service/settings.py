@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from grpo_engine.config import Runtime
 from grpo_engine.devices import visible_gpus
+from service.sinks.schemas import Integration
 
 
 class Settings(BaseSettings):
@@ -91,6 +92,10 @@ class Settings(BaseSettings):
     unsafe_graders: Literal["refused", "single-tenant", "single-tenant-production"] = "refused"
     """Whether workers without a sandbox run untrusted code in plain processes, for the only tenant there is
     (docs/sandbox.md). The API never does. Production wants the long word."""
+    integrations: list[Integration] = []
+    """JSON: sinks of every job, in the shape of a job's own `integrations`, which come first."""
+    tensorboard_dir: Path | None = None
+    """Where workers write TensorBoard's files; none: `home/tensorboard`."""
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"
     min_free_disk_bytes: int = Field(256 * 2**20, ge=0)
     """With less than so much free in `home` the service is not ready; `grpo doctor` says it too."""
@@ -159,6 +164,10 @@ class Settings(BaseSettings):
     def runs_dir(self) -> Path:
         """Scratch of the engines that run here: `runs/<job>/<fence>`."""
         return self.home / "runs"
+
+    @property
+    def tensorboard_root(self) -> Path:
+        return self.tensorboard_dir or self.home / "tensorboard"
 
     @property
     def key_file(self) -> Path:
