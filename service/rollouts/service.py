@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.config import Method
 from grpo_engine.graders import part_names
+from grpo_engine.records import OVERLONG
 from service.db import Database
 from service.jobs import names
 from service.jobs.method_parts import graders_of, settings_of
@@ -23,8 +24,6 @@ from service.rollouts.repository import Entry, Unit
 from service.rollouts.schemas import RolloutOverview
 from service.rollouts.selection import Selection, refuse_unknown_parts
 
-OVERLONG = "overlong"
-"""Part under which the engine shows the soft overlong punishment."""
 _method: TypeAdapter[Method] = TypeAdapter(Method)
 
 
