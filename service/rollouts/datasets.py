@@ -47,9 +47,7 @@ class Dataset:
             for line in self._lines(numbers):
                 copy.write(line.rstrip(b"\r\n") + b"\n")
                 if copy.tell() > max_bytes:
-                    message = (
-                        f"limit: their rows have more than {max_bytes:g} bytes: ask for fewer."
-                    )
+                    message = f"limit: their rows have more than {max_bytes:g} bytes: ask for fewer."
                     raise InvalidRequest(message, param="limit", code="rows_too_large")
             copy.seek(0)
             for number, line in zip(numbers, copy, strict=True):
