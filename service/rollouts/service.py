@@ -75,12 +75,10 @@ def overview(database: Database, job: Job) -> RolloutOverview:
 
 
 def _last(session: Session, job_id: str, after: str, unit: Unit) -> Entry:
-    if unit == "group":
-        place, index = names.rollout_place(after), None
-    else:
-        found = names.completion_place(after)
-        place, index = (found[:3], found[3]) if found else (None, None)
-    group = repository.find(session, job_id, place) if place else None
+    """The entry that a page ended with. Raises NotFound."""
+    place = names.rollout_place(after) if unit == "group" else names.completion_place(after)
+    group = repository.find(session, job_id, place[:3]) if place else None
+    index = place[3] if place is not None and len(place) == 4 else None
     if group is None or (index is not None and index >= len(group.data["completions"])):
         raise unknown_cursor(after)
     return Entry(group, index)
