@@ -7,8 +7,8 @@ How a page is made
     params  what the address says: `#/jobs/<id>?step=3` → {id, query: URLSearchParams}.
     signal  fires when the page is left: hand it to every request, stream, pause and listener.
 2.  Its address is in `routes.js` already; give it `nav: "…"` there if the bar should lead to it.
-3.  First `root.append(heading("Title"))`, before any await where the title is known; the frame focuses that h1.
-    Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
+3.  First `root.append(heading("Title"))`, before any await where the title is known; the frame focuses that
+    h1. Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
     `failed(box, error, retry)`. What `show` throws is shown as a failure of the whole page, with a button
     that shows the page again; a part that may fail alone catches and calls `failed` itself.
 4.  Data: `get`, `post`, `paged`, `metricsOf`, `upload`, `download`, `follow` of `api.js`. They throw ApiError
