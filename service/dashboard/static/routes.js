@@ -6,7 +6,7 @@ export const ROUTES = [
   { path: "/jobs/:id", page: "job" },
   { path: "/jobs/:id/rollouts", page: "rollouts" },
   { path: "/compare", page: "compare" },
-  { path: "/new", page: "new" },
+  { path: "/new", page: "new", nav: "New job" },
   { path: "/grader", page: "grader" },
   { path: "/try", page: "try" },
 ];

@@ -3,6 +3,7 @@
 import { jobPath, post } from "../api.js";
 import { ago, announce, button, confirmed, duration, el, failed, heading, number, section } from "../dom.js";
 import { isOver, jobName, jobPages, kindOf, labels, progressBar, statusBadge } from "../job_parts.js";
+import { cost } from "./job_cost.js";
 import { evaluation } from "./job_evaluation.js";
 
 const ACTIONS = {
@@ -34,11 +35,12 @@ export class Summary {
     this.warnings = el("div");
     this.evaluation = el("div");
     this.said = new Map();
+    this.cost = el("div");
     this.parts = [
       heading(jobName(job), {
         above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status, actions: this.buttons,
       }),
-      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation,
+      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation, this.cost,
     ].filter(Boolean);
     this.update(job);
   }
@@ -52,6 +54,7 @@ export class Summary {
     this.refill(this.failure, job.failure, () => failureOf(job));
     this.refill(this.warnings, job.warnings, () => warningsOf(job));
     this.refill(this.evaluation, job.eval, () => evaluation(job));
+    this.refill(this.cost, [job.estimate, job.actual], () => cost(job));
     this.offer(job);
   }
 
