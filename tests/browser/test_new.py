@@ -84,7 +84,6 @@ def test_from_an_upload_to_a_succeeded_job(
     expect(steps).to_have_text("Steps1212")
     job = deployment.get(f"{JOBS}/{job_id}")
     assert (job["status"], job["progress"]["step"]) == ("succeeded", 12)
-    shots(page, "new-started")
     assert job["estimate"]["steps"] == job["actual"]["steps"] == 12
 
 

@@ -39,7 +39,7 @@ export class Summary {
       heading(jobName(job), {
         above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status, actions: this.buttons,
       }),
-      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation, this.cost,
+      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation,
     ].filter(Boolean);
     this.update(job);
   }
