@@ -49,7 +49,12 @@ SUMMARIES = {
     f"get {JOB}/metrics": "List a job's metrics",
     f"get {JOB}/metrics.csv": "Download a job's metrics",
     f"get {JOB}/rollouts": "List a job's rollouts",
+    f"get {JOB}/rollouts/completions": "List a job's completions",
+    f"get {JOB}/rollouts/overview": "Describe a job's rollouts",
     f"get {JOB}/rollouts.jsonl": "Download a job's rollouts",
+    f"get {JOB}/rollouts/sft.jsonl": "Download the best completions",
+    f"get {JOB}/rollouts/dpo.jsonl": "Download preference pairs",
+    f"post {JOB}/rollouts/rescore": "Score a job's rollouts again",
     f"get {JOB}/stream": "Follow a job live",
     f"get {JOB}/adapter": "Download a job's adapter",
     f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
@@ -90,6 +95,8 @@ DOWNLOADS = {
 TEXTS = {
     f"{JOB}/metrics.csv": "text/csv",
     f"{JOB}/rollouts.jsonl": "application/jsonl",
+    f"{JOB}/rollouts/sft.jsonl": "application/jsonl",
+    f"{JOB}/rollouts/dpo.jsonl": "application/jsonl",
     "/metrics": "text/plain",
 }
 ERROR_SCHEMA: Document = {

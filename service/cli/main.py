@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import audit, doctor, download, files, jobs, keys, models, probe, server, up, watch, webhooks
+from service.cli import (
+    audit,
+    doctor,
+    download,
+    files,
+    jobs,
+    keys,
+    models,
+    probe,
+    rollouts,
+    server,
+    up,
+    watch,
+    webhooks,
+)
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -58,6 +72,8 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "cancel": jobs.cancel,
         "pause": jobs.pause,
         "resume": jobs.resume,
+        "rollouts": rollouts.rollouts,
+        "rescore": rollouts.rescore,
         "audit": audit.audit,
         "download": download.download,
     },

@@ -140,10 +140,10 @@ def _insert(session: Session, request: Request, report: Report, pool: str, expec
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     created = history.Entry("message", f"Created fine-tuning job: {job.id}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
-    repository.add(session, job, record)
-    history.store(session, job.id, job.event_sequence, created, queued)
     noun = "job" if job.probe is None else "probe"
     audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
+    repository.add(session, job, record)
+    history.store(session, job.id, job.event_sequence, created, queued)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
 

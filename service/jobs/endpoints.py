@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from service.answers import answer
 from service.auth import Reader, Writer
 from service.dependencies import (
     CatalogDep,
@@ -62,23 +63,21 @@ RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
 Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
 
 
-@router.post("/jobs")
+@router.post("/jobs", response_model=JobRead)
 def create_job(
     body: JobCreate,
     principal: Writer,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
     request_id: RequestId,
-    response: Response,
     idempotency_key: IdempotencyKey = None,
     retry_count: RetryCount = "0",
-) -> JobRead:
+) -> Response:
     """Check everything, queue the job, answer it; the same request twice makes one job."""
     is_retry = retry_count.isdecimal() and int(retry_count) > 0
     request = creation.Request(principal, body, idempotency_key, is_retry, request_id)
     created = creation.create_job(preflight, wakeups, request)
-    response.headers.update(created.headers)
-    return created.job
+    return answer(created.job, created.headers)
 
 
 @router.post("/jobs/validate")
@@ -97,13 +96,13 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
     )
 
 
-@router.get("/jobs")
+@router.get("/jobs", response_model=Page[JobRead])
 def list_jobs(
     request: Request, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
-) -> Page[JobRead]:
+) -> Response:
     """Newest first; `metadata[k]=v` narrows to jobs with that pair, `metadata=null` to those without any."""
     labels = _labels(request)
-    return page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit)
+    return answer(page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit))
 
 
 def _labels(request: Request) -> dict[str, str] | None:
@@ -121,9 +120,9 @@ def _labels(request: Request) -> dict[str, str] | None:
     return found or None
 
 
-@router.get("/jobs/{job_id}")
-def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> JobRead:
-    return jobs.read(principal.tenant, job_id)
+@router.get("/jobs/{job_id}", response_model=JobRead)
+def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> Response:
+    return answer(jobs.read(principal.tenant, job_id))
 
 
 @router.post("/jobs/{job_id}/cancel")

@@ -38,6 +38,11 @@ _RESULTS = (
 _FILES = select(File).where(
     File.id.in_(bindparam("file_ids", expanding=True)), File.tenant == bindparam("of_tenant"), exists_now()
 )
+_USABLE_KEYS = select(ApiKey.public_id).where(
+    ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
+    ApiKey.revoked_at.is_(None),
+    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
+)
 _NOW = select(db_now())
 
 WeightsKind = Literal["adapter", "model", "experiences"]
@@ -210,9 +215,7 @@ def events_before(
 
 def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
     """Those API keys that are neither revoked nor expired, for streams that were opened with them."""
-    is_unexpired = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now())
-    query = select(ApiKey.public_id).where(ApiKey.public_id.in_(public_ids), ApiKey.revoked_at.is_(None))
-    return set(session.scalars(query.where(is_unexpired)))
+    return set(session.scalars(_USABLE_KEYS, {"key_ids": list(public_ids)}))
 
 
 def checkpoints_of(

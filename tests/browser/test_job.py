@@ -179,6 +179,9 @@ def test_a_waiting_job_has_a_place_and_no_curves_yet(page: Page, deployment: Dep
     job = open_job(page, deployment, "queued")
     expect(page.get_by_text(job["queue"]["reason"])).to_be_visible()
     expect(page.get_by_role("heading", name="No measurements yet")).to_be_visible()
+    with page.expect_response("**/metrics?*") as asked_again:
+        pass
+    assert asked_again.value.ok
 
 
 def test_a_job_is_cancelled_only_after_a_yes(page: Page, deployment: Deployment) -> None:

@@ -35,6 +35,7 @@ import { installTheme } from "./theme_button.js";
 
 const root = document.getElementById("main");
 const forget = document.getElementById("forget");
+const nav = document.getElementById("nav");
 let current = new AbortController();
 let isFirst = true;
 
@@ -45,7 +46,7 @@ async function show() {
   mark(found);
   root.replaceChildren();
   if (!key.get()) return ask();
-  forget.hidden = false;
+  forget.hidden = nav.hidden = false;
   try {
     const page = await moduleOf(found);
     if (mine.signal.aborted) return;
@@ -82,12 +83,12 @@ function focusTitle() {
 function ask(error) {
   current.abort(new DOMException("the key is gone", "AbortError"));
   key.forget();
-  forget.hidden = true;
+  forget.hidden = nav.hidden = true;
   askForKey(root, error, show);
 }
 
 function mark(found) {
-  for (const link of document.querySelectorAll("#nav a")) {
+  for (const link of nav.children) {
     const isHere = found && link.getAttribute("href") === `#${found.path}`;
     const isAbove = found && location.hash.startsWith(`${link.getAttribute("href")}/`);
     if (isHere) link.setAttribute("aria-current", "page");
@@ -99,7 +100,7 @@ function mark(found) {
 function start() {
   const links = ROUTES.filter((route) => route.nav).map((route) =>
     Object.assign(document.createElement("a"), { href: `#${route.path}`, textContent: route.nav }));
-  document.getElementById("nav").append(...links);
+  nav.append(...links);
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // its address would be taken for a page's
     root.focus();

@@ -129,7 +129,8 @@ export function bytes(count) {
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 60) return `${number(seconds, seconds < 10 ? 2 : 3)} s`;
+  if (seconds < 10) return `${number(seconds, 2)} s`;
+  if (seconds < 59.5) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
   if (minutes < 60) return `${minutes} min`;
   const hours = Math.floor(minutes / 60);

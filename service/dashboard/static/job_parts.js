@@ -12,6 +12,7 @@ const KINDS = { reinforcement: "GRPO", supervised: "Supervised", training_free: 
 // The pages of one job, in order; a page that is built has its line here.
 const JOB_PAGES = [
   { page: "job", path: "", label: "Overview" },
+  { page: "rollouts", path: "/rollouts", label: "Rollouts" },
 ];
 
 export function jobPages(id, here) {

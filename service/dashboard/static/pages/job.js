@@ -87,7 +87,8 @@ class JobPage {
   // What is new; the last row again, because an evaluation of its step comes after it. All of them, thinned,
   // once too many have come.
   async readMetrics() {
-    const afterStep = this.rows.length < 2 * POINTS ? (this.rows.at(-1)?.step ?? 0) - 1 : undefined;
+    const isShort = this.rows.length > 0 && this.rows.length < 2 * POINTS;
+    const afterStep = isShort ? this.rows.at(-1).step - 1 : undefined;
     const fresh = await metricsOf(this.id, { points: POINTS, afterStep, signal: this.signal });
     const first = fresh[0]?.step ?? Infinity;
     this.rows = [...this.rows.filter((row) => row.step < first), ...fresh];

@@ -60,12 +60,19 @@ export class Events {
       const at = page.data.findIndex((event) => event.id === known);
       fresh.push(...(at < 0 ? page.data : page.data.slice(0, at)));
       if (at >= 0 || !page.has_more) {
-        this.all.unshift(...fresh);
-        return this.show();
+        return this.prepend(fresh);
       }
       after = page.last_id;
     }
     await this.load(); // so much has happened that the list begins anew
+  }
+
+  // Without writing the others anew: somebody may be reading them.
+  prepend(fresh) {
+    const wasEmpty = !this.shown().length;
+    this.all.unshift(...fresh);
+    if (wasEmpty) this.show();
+    else this.list.prepend(...fresh.filter((event) => this.isShown(event)).map(eventLine));
   }
 
   page(query = {}) {
@@ -73,7 +80,11 @@ export class Events {
   }
 
   shown() {
-    return this.all.filter((event) => this.withSteps.checked || event.type !== "metrics");
+    return this.all.filter((event) => this.isShown(event));
+  }
+
+  isShown(event) {
+    return this.withSteps.checked || event.type !== "metrics";
   }
 
   show() {

@@ -10,6 +10,7 @@ export class Checkpoints {
     this.id = id;
     this.signal = signal;
     this.box = el("div");
+    this.rows = new Map();
     this.files = el("div", { class: "row files" });
     this.root = section("Checkpoints and downloads", this.files, this.box);
   }
@@ -32,12 +33,16 @@ export class Checkpoints {
   }
 
   show(checkpoints) {
-    const ids = checkpoints.map((one) => one.id).join();
-    if (ids === this.shown) return;
-    this.shown = ids;
     if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "One is kept at every checkpoint_interval steps.");
-    const rows = checkpoints.map((one) => this.row(one));
-    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", "Reward", "Size", "Saved", ""], rows, "tight"));
+    const rows = checkpoints.map((one) => this.rowOf(one));
+    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", "Reward", "Saved", "Content"], rows, "tight"));
+  }
+
+  // The same row for the same checkpoint: a download goes on in it.
+  rowOf(checkpoint) {
+    const state = `${checkpoint.id} ${checkpoint.is_best}`;
+    if (!this.rows.has(state)) this.rows.set(state, this.row(checkpoint));
+    return this.rows.get(state);
   }
 
   row(checkpoint) {
@@ -45,8 +50,8 @@ export class Checkpoints {
     const reward = checkpoint.metrics["eval/reward"] ?? checkpoint.metrics.reward;
     return el("tr", {},
       el("th", { scope: "row" }, number(step), checkpoint.is_best && [" ", el("span", { class: "tag" }, "best")]),
-      el("td", {}, number(reward)), el("td", {}, bytes(checkpoint.bytes)), el("td", {}, ago(checkpoint.created_at)),
-      el("td", { class: "numeric" }, downloadButton("Download",
+      el("td", {}, number(reward)), el("td", {}, ago(checkpoint.created_at)),
+      el("td", {}, downloadButton(`Download ${bytes(checkpoint.bytes)}`,
         jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), {}, this.signal, `Download the checkpoint of step ${step}`)));
   }
 }

@@ -34,6 +34,7 @@ export class Summary {
     this.failure = el("div");
     this.warnings = el("div");
     this.evaluation = el("div");
+    this.said = new Map();
     this.cost = el("div");
     this.parts = [
       heading(jobName(job), {
@@ -50,12 +51,20 @@ export class Summary {
       ...labels(job).map((label) => el("span", { class: "tag" }, label)),
       job.suffix ? el("code", { class: "faint" }, job.id) : "");
     this.progress.replaceChildren(...progressOf(job));
-    this.failure.replaceChildren(...failureOf(job));
-    this.warnings.replaceChildren(...warningsOf(job));
-    this.evaluation.replaceChildren(...evaluation(job));
-    this.cost.replaceChildren(...cost(job));
-    for (const box of [this.failure, this.warnings, this.evaluation, this.cost]) box.hidden = !box.hasChildNodes();
+    this.refill(this.failure, job.failure, () => failureOf(job));
+    this.refill(this.warnings, job.warnings, () => warningsOf(job));
+    this.refill(this.evaluation, job.eval, () => evaluation(job));
+    this.refill(this.cost, [job.estimate, job.actual], () => cost(job));
     this.offer(job);
+  }
+
+  // Written anew only where there is something new: somebody may be reading or copying it.
+  refill(box, data, make) {
+    const said = JSON.stringify(data);
+    if (this.said.get(box) === said) return;
+    this.said.set(box, said);
+    box.replaceChildren(...make());
+    box.hidden = !box.hasChildNodes();
   }
 
   // Only what the state allows; the same buttons stay, so that a focused one keeps its focus.

@@ -11,7 +11,7 @@ const POINTS = 40;
 export function jobRow(job, { signal, chosen, narrow }) {
   const tick = el("input", { type: "checkbox", "aria-label": `Compare ${jobName(job)}`, onchange: chosen });
   const name = el("td", { role: "cell", class: "name" },
-    el("a", { href: `#/jobs/${job.id}` }, jobName(job)),
+    el("a", { href: `#/jobs/${job.id}`, class: job.suffix ? "" : "id" }, jobName(job)),
     el("div", { class: "row about small" }, el("span", { class: "faint" }, `${job.model} · ${kindOf(job)}`),
       labels(job).map((label) =>
         button(label, () => narrow(label), { kind: "chip", title: "Only jobs with this metadata" }))));
