@@ -48,29 +48,29 @@ function ownGrader({ rule, source, ...grader }) {
   return rule ? { ...grader, type: rule } : source === undefined ? grader : { ...grader, source };
 }
 
-// `listen(change)` hears of every change with what made it: "form", "json" or "load".
+// Who listens is called after every change, whoever made it.
 export function draftOf(body) {
   const listeners = [];
-  const told = (source) => {
+  const told = () => {
     sessionStorage.setItem(KEPT, JSON.stringify(draft.body));
-    for (const listener of listeners) listener(source);
+    for (const listener of listeners) listener();
   };
   const draft = {
     body,
     listen: (listener) => listeners.push(listener),
     get type() { return draft.body.method?.type; },
     get: (path) => path.split(".").reduce((value, name) => value?.[name], draft.body),
-    set(path, value, source = "form") {
+    set(path, value) {
       const names = path.split(".");
       const last = names.pop();
       const holder = names.reduce((value, name) => (value[name] = isObject(value[name]) ? value[name] : {}), draft.body);
       if (value === undefined) delete holder[last];
       else holder[last] = value;
-      told(source);
+      told();
     },
-    replace(other, source) {
+    replace(other) {
       draft.body = other;
-      told(source);
+      told();
     },
   };
   return draft;
