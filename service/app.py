@@ -17,6 +17,7 @@ from fastapi import Depends, FastAPI
 from service import contract, docs, handlers, health, logs, metrics
 from service.bodies import refuse_odd_text
 from service.catalog import Catalog
+from service.chat import endpoints as chat
 from service.dashboard import routes as dashboard
 from service.db import connect
 from service.files import endpoints as files
@@ -81,8 +82,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs, probing, rollouts, models, graders, webhooks, health, metrics)
-    for router in (module.router for module in others):
+    others = (jobs, probing, rollouts, models, graders, webhooks, chat, health, metrics)
+    for router in (room.router for room in others):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
 

@@ -44,6 +44,9 @@ SUMMARIES = {
     f"post {JOB}/cancel": "Cancel a job",
     f"post {JOB}/pause": "Pause a job",
     f"post {JOB}/resume": "Resume a paused job",
+    f"get {JOB}/manifest": "Retrieve a job's manifest",
+    f"post {JOB}/clone": "Repeat a job, with changes or without",
+    f"get {JOB}/diagnosis": "Say why a job failed or learns poorly",
     f"get {JOB}/events": "List a job's events",
     f"get {JOB}/checkpoints": "List a job's checkpoints",
     f"get {JOB}/metrics": "List a job's metrics",
@@ -65,6 +68,8 @@ SUMMARIES = {
     "get /v1/models": "List models",
     "get /v1/models/{model}": "Retrieve a model",
     "delete /v1/models/{model}": "Delete a fine-tuned model",
+    "post /v1/chat/completions": "Chat with a model",
+    "post /v1/completions": "Complete a text",
     f"post {GRADERS}/validate": "Check a grader",
     f"post {GRADERS}/run": "Run a grader on a completion",
     f"post {WEBHOOKS}": "Register a webhook",
@@ -203,7 +208,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name in (f"post {JOBS}", f"post {PROBES}"):
+    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}"):
         found.append(Unprocessable)
     if name == "post /v1/files":
         found.append(InsufficientStorage)

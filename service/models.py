@@ -92,8 +92,12 @@ class Job(Base):
     # "metadata" is SQLAlchemy's own name
     labels: Mapped[dict[str, Any] | None] = mapped_column("metadata", Document)
     resources: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
+    integrations: Mapped[list[Any] | None] = mapped_column(Document)
+    """Where its metrics go beside this database (`service/sinks/`); None: nowhere."""
     method: Mapped[dict[str, Any]] = mapped_column(Document)
     """The expanded method: what the engine's `RunConfig.method` accepts."""
+    requested: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
+    """The body as it was sent, for clones; None: made before it was kept. Loaded where it is used."""
     warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
     required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
     """What a machine must offer to run it, sorted, parted by spaces (`jobs/capabilities.py`)."""

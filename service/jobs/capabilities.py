@@ -26,6 +26,7 @@ from service.jobs.dataset import Problems
 from service.jobs.method_parts import rules_of, settings_of
 from service.models import ApiKey, Job, WorkerHost
 from service.settings import Settings
+from service.sinks.packages import installed_sinks
 
 logger = structlog.get_logger()
 
@@ -146,7 +147,8 @@ def tell_unsafe(session: Session, job: Job) -> bool:
 def known_machines(session: Session, settings: Settings) -> list[Machine]:
     """Those that may run a job: embedded, this one. Where none is known the job may wait for one."""
     if settings.mode == "embedded":
-        found = [Machine(of_this_machine(unsafe_allowed=settings.allows_unsafe), settings.gpus)]
+        offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()
+        found = [Machine(offered, settings.gpus)]
     else:
         found = announced(session, settings.pool)
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]

@@ -30,6 +30,9 @@ from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
 from service.principal import Principal
+from service.settings import Settings
+from service.sinks.models import sinks_of
+from service.sinks.schemas import as_documents
 
 NUM_FIRST_EVENTS = 2
 """Created, and queued."""
@@ -45,6 +48,8 @@ class Request:
     is_retry: bool = False
     """The client says that it has sent this before (`x-stainless-retry-count` above 0)."""
     request_id: str = ""
+    cloned_from: str | None = None
+    """Id of the job that this one repeats: creating it and cloning it are two requests."""
 
     @property
     def may_be_known(self) -> bool:
@@ -54,7 +59,8 @@ class Request:
     @cached_property
     def sha256(self) -> str:
         """Of the canonical body: the order of keys and omitted defaults make no other request."""
-        canonical = json.dumps(self.body.model_dump(mode="json"), sort_keys=True)
+        body = self.body.model_dump(mode="json")
+        canonical = json.dumps([self.cloned_from, body] if self.cloned_from else body, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -91,7 +97,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
         quotas.check_jobs(session, tenant, settings)
         quotas.check_storage(session, tenant, settings, 0)
         _check_still_there(session, request)
-        created = _insert(session, request, report, settings.pool, expected)
+        created = _insert(session, request, report, settings, expected)
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
@@ -133,27 +139,30 @@ def _check_still_there(session: Session, request: Request) -> None:
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(session: Session, request: Request, report: Report, pool: str, expected: Estimate) -> Created:
-    job = _job_of(request, report, pool)
+def _insert(
+    session: Session, request: Request, report: Report, settings: Settings, expected: Estimate
+) -> Created:
+    job = _job_of(request, report, settings)
     job.estimate = expected.model_dump()
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
-    created = history.Entry("message", f"Created fine-tuning job: {job.id}")
+    origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
+    created = history.Entry("message", f"Created fine-tuning job: {job.id}{origin}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
     noun = "job" if job.probe is None else "probe"
     audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
-    repository.add(session, job, record)
+    repository.add(session, job, record, *sinks_of(job))
     history.store(session, job.id, job.event_sequence, created, queued)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
 
-def _job_of(request: Request, report: Report, pool: str) -> Job:
+def _job_of(request: Request, report: Report, settings: Settings) -> Job:
     body = request.body
     job = Job(
         id=new_id("ftjob"),
         tenant=request.principal.tenant,
         state=JobState.QUEUED.value,
-        pool=pool,
+        pool=settings.pool,
         model=body.model,
         training_file=body.training_file,
         validation_file=body.validation_file,
@@ -161,6 +170,8 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
         seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
         resources=body.resources.model_dump(),
         method=report.method.model_dump(mode="json"),
+        requested=body.given,
+        integrations=as_documents(body.integrations or (), settings.integrations) or None,
         total_steps=report.total_steps,
         event_sequence=NUM_FIRST_EVENTS,
         warnings=report.warnings,

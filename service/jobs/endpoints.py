@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 
 from service.answers import answer
 from service.auth import Reader, Writer
@@ -21,7 +21,9 @@ from service.dependencies import (
 )
 from service.downloads import file_response
 from service.errors import InvalidRequest
-from service.jobs import adapters, creation, endpoints_series
+from service.jobs import adapters, cloning, creation, endpoints_manifest, endpoints_series
+from service.jobs.diagnosis.facts import diagnosis_of
+from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.preflight import Preflight
 from service.jobs.schemas import (
     CheckpointRead,
@@ -37,6 +39,7 @@ from service.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 router.include_router(endpoints_series.router)
+router.include_router(endpoints_manifest.router)
 
 _LABEL = re.compile(r"metadata\[(.+)\]")
 
@@ -60,6 +63,7 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
 PreflightDep = Annotated[Preflight, Depends(_preflight)]
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
+Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
 
 
@@ -74,10 +78,41 @@ def create_job(
     retry_count: RetryCount = "0",
 ) -> Response:
     """Check everything, queue the job, answer it; the same request twice makes one job."""
-    is_retry = retry_count.isdecimal() and int(retry_count) > 0
-    request = creation.Request(principal, body, idempotency_key, is_retry, request_id)
+    request = creation.Request(principal, body, idempotency_key, _is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     return answer(created.job, created.headers)
+
+
+def _is_retry(count: str) -> bool:
+    return count.isdecimal() and int(count) > 0
+
+
+@router.post("/jobs/{job_id}/clone")
+def clone_job(
+    job_id: str,
+    principal: Writer,
+    preflight: PreflightDep,
+    wakeups: WakeupsDep,
+    request_id: RequestId,
+    response: Response,
+    patch: Patch = {},  # noqa: B006 - nobody writes into it
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> JobRead:
+    """A new job that asks for the same, the seed included, but for what the patch changes.
+
+    Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation hold.
+    """
+    asked = (idempotency_key, _is_retry(retry_count), request_id)
+    created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
+    response.headers.update(created.headers)
+    return created.job
+
+
+@router.get("/jobs/{job_id}/diagnosis")
+def diagnose_job(job_id: str, principal: Reader, database: DatabaseDep) -> Diagnosis:
+    """Why the job failed or learns poorly: causes with their evidence, and the patch that a clone takes."""
+    return diagnosis_of(database, principal.tenant, job_id)
 
 
 @router.post("/jobs/validate")

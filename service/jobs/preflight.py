@@ -33,6 +33,7 @@ from service.jobs.schemas import JobCreate
 from service.jobs.shapes import ModelShape, UnknownShape, model_shape
 from service.models import File
 from service.settings import Settings
+from service.sinks.packages import warn_of_missing
 from service.storage import Storage
 from service.tokens import ModelText, ModelTextError, load_model_text
 
@@ -124,6 +125,7 @@ class Preflight:
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)
+        warn_of_missing([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
         found = self._read(self._file_check(report, entry, text), uses, files, report)
         counts = found.num_rows
         report.training_tokens = found.row_tokens.get("training_file")

@@ -105,6 +105,8 @@ def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]])
         session.execute(statement, rows[start : start + BATCH_ROWS])
 
 
+STARTED = "Training "
+"""Begins the message whose data says what the engine runs with."""
 SKIPPED: dict[engine.SkipReason, str] = {
     "no_signal": "no group had two different rewards",
     "all_masked": "every completion was cut, and cut ones are masked",
@@ -161,7 +163,7 @@ class _Batch:
         self.values["actual"] = costs.with_start(self._actual, event)
         how = f"resumed from step {event.resumed_from_step}" if event.resumed_from_step else "started"
         data = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
-        self._tell("message", f"Training {how} on {event.device} ({event.dtype}, {event.sampler}).", data)
+        self._tell("message", f"{STARTED}{how} on {event.device} ({event.dtype}, {event.sampler}).", data)
 
     def _step(self, event: engine.StepFinished | engine.StepSkipped) -> None:
         self.values["step"] = max(event.step, self.values.get("step", self.job.step))

@@ -11,6 +11,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     StringConstraints,
     model_serializer,
@@ -21,6 +23,7 @@ from grpo_engine.config import Method, ProbeSize, Reinforcement
 from grpo_engine.expand import problem_at
 from grpo_engine.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
+from service.sinks.schemas import Integration
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -60,8 +63,24 @@ class JobCreate(Request):
     method: Method
     hyperparameters: dict[str, Any] | None = None
     """Deprecated by OpenAI: where no method is given they are the supervised method's, else unused."""
-    integrations: list[Any] | None = Field(None, max_length=0)
-    """None yet."""
+    integrations: list[Integration] | None = Field(None, max_length=8)
+    """Where metrics go too: OpenAI's `wandb`, and ours."""
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was sent, before recipes and aliases were expanded: a clone asks for the same again."""
+        return self._given
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remembering(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        job = handler(data)
+        if isinstance(data, dict):
+            # beside a method they mean nothing, and nobody has looked at what is in them
+            unused = "hyperparameters" if data.get("method") is not None else None
+            job._given = {name: value for name, value in data.items() if name != unused}
+        return job
 
     @model_validator(mode="before")
     @classmethod
@@ -168,6 +187,7 @@ class JobRead(BaseModel):
     suffix: str | None
     metadata: dict[str, str] | None
     integrations: list[Any] = []
+    """Those that OpenAI's clients know; `sinks` has all."""
     method: dict[str, Any]
     queue: QueueRead
     progress: ProgressRead
@@ -178,6 +198,8 @@ class JobRead(BaseModel):
     artifacts: list[ArtifactRead]
     failure: FailureRead | None
     resources: dict[str, Any]
+    sinks: list[dict[str, Any]]
+    """Where metrics go beside this service, in the shape of `integrations`."""
     started_at: int | None
     estimate: dict[str, Any] | None
     """What it was expected to cost when it was made, as `…/jobs/validate` says it."""

@@ -58,6 +58,7 @@ def job_read(
         seed=job.seed,
         suffix=job.suffix,
         metadata=job.labels,
+        integrations=[one for one in job.integrations or () if one["type"] == "wandb"],
         method=in_openai_terms(job.method),
         queue=_queue(job, position, now),
         progress=ProgressRead(step=job.step, total_steps=job.total_steps, seconds_remaining=seconds),
@@ -69,6 +70,7 @@ def job_read(
         resources=job.resources,
         estimate=job.estimate,
         actual=costs.shown(job),
+        sinks=job.integrations or [],
     )
 
 

@@ -108,6 +108,7 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         f"post {JOBS}/validate": {"json": job},
         f"post {JOBS}/{{job_id}}/rollouts/rescore": {"json": {"grader": grader}},
         f"post {PROBES}": {"json": job},
+        f"post {JOBS}/{{job_id}}/clone": {"json": job},
         f"post {GRADERS}/validate": {"json": {"grader": grader}},
         f"post {GRADERS}/run": {"json": {"grader": grader, "model_sample": "4"}},
         f"post {WEBHOOKS}": {"json": webhook},
