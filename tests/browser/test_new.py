@@ -181,11 +181,13 @@ def test_a_copy_begins_with_the_jobs_own_request(page: Page, deployment: Deploym
         metadata={"team": "maths"},
         method=reinforcement(beta=0.02, n_steps=3),
     )
-    page.goto(f"/#/new?from={job_id}")
+    page.goto(f"/#/jobs/{job_id}")
+    page.get_by_role("link", name="Copy").click()
     expect(page.get_by_label("Name of the result")).to_have_value("original")
     expect(page.get_by_label("Pull towards the base model (β)")).to_have_value("0.02")
     body = request_shown(page)
     assert body["method"]["reinforcement"]["grader"]["type"] == "multi"
     assert body["metadata"] == {"team": "maths"}
+    page.get_by_label("Prompts per step").fill("2")
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("heading", name="Ready to start")).to_be_visible()

@@ -41,7 +41,16 @@ export function ownMethod(method) {
   const type = rule ?? method.type;
   const settings = structuredClone(method[method.type]);
   if (settings.grader) settings.grader = ownGrader(settings.grader);
+  dropOtherSpellings(settings.hyperparameters);
   return rule ? { type, [type]: settings } : { ...rest, [type]: settings };
+}
+
+// A job shows every spelling of a setting; with one of them changed the other would contradict it.
+function dropOtherSpellings(hyperparameters) {
+  delete hyperparameters.learning_rate_multiplier;
+  delete hyperparameters.compute_multiplier;
+  if (hyperparameters.prompts_per_step) delete hyperparameters.batch_size;
+  if (hyperparameters.n_steps) delete hyperparameters.n_epochs;
 }
 
 function ownGrader({ rule, source, ...grader }) {
