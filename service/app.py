@@ -75,7 +75,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs.router, models.router, graders.router, webhooks.router, health.router, metrics.router)
+    others = (
+        jobs.router,
+        models.router,
+        graders.router,
+        webhooks.router,
+        webhooks.types_router,
+        health.router,
+        metrics.router,
+    )
     for router in others:
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
