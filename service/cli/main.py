@@ -19,6 +19,7 @@ from service.cli import (
     jobs,
     keys,
     manifests,
+    merge,
     models,
     push,
     server,
@@ -78,6 +79,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "manifest": manifests.manifest,
         "audit": audit.audit,
         "download": download.download,
+        "merge": merge.merge,
         "push": push.push,
     },
 }
