@@ -22,11 +22,12 @@ from celery import Celery, signals
 
 from service import logs
 from service.jobs.capabilities import of_this_machine
-from service.jobs.wakeups import TASK, celery_settings, queue_name, refuse_eviction
+from service.jobs.doorbell import TASK, celery_settings, queue_name
+from service.jobs.wakeups import refuse_eviction
 from service.settings import Settings
 from worker import launch
-from worker.attempt import Worker
-from worker.loop import try_job, worker_name
+from worker.attempt import Worker, worker_name
+from worker.loop import try_job
 from worker.warm import Engines
 
 

@@ -5,9 +5,11 @@ Only what may be repeated is repeated: reads, and a create that carries an idemp
 
 from __future__ import annotations
 
+import io
+import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +31,8 @@ HINTS = {
 }
 
 Document = dict[str, Any]
+Sent = Callable[[int, int], None]
+"""Takes the bytes that were sent so far, and all of them."""
 
 
 class Client:
@@ -79,10 +83,10 @@ class Client:
         """DELETE, sent once."""
         return self._json(self._send("DELETE", path))
 
-    def upload(self, path: Path, purpose: str = "fine-tune") -> Document:
-        """The file as a multipart form; its content is streamed from disk."""
+    def upload(self, path: Path, sent: Sent | None = None, purpose: str = "fine-tune") -> Document:
+        """The file as a multipart form; its content is read from disk while it is sent."""
         try:
-            with path.open("rb") as content:
+            with _Counted(path, sent) as content:
                 return self._json(
                     self._send(
                         "POST",
@@ -144,6 +148,21 @@ class Client:
         except ValueError as error:
             raise CommandError(f"{self.url} does not answer JSON: is it this service?") from error
         return document
+
+
+class _Counted(io.FileIO):
+    """A file that tells how far it is read."""
+
+    def __init__(self, path: Path, sent: Sent | None) -> None:
+        super().__init__(path)
+        self._num_bytes = os.fstat(self.fileno()).st_size
+        self._sent = sent
+
+    def read(self, size: int | None = -1, /) -> Any:
+        piece = super().read(-1 if size is None else size)
+        if self._sent is not None:
+            self._sent(self.tell(), self._num_bytes)
+        return piece
 
 
 def _delay(attempt: int, retry_after: str | None) -> float:

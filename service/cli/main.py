@@ -12,6 +12,7 @@ from typer import TyperException
 
 from service.cli import (
     audit,
+    diagnose,
     doctor,
     download,
     files,
@@ -21,7 +22,9 @@ from service.cli import (
     manifests,
     merge,
     models,
+    probe,
     push,
+    rollouts,
     server,
     up,
     watch,
@@ -29,12 +32,12 @@ from service.cli import (
 )
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
+from service.cli.interrupts import EXIT_CODE, Interrupted
 from service.cli.options import Connection
 from service.cli.output import json_line, plain
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="GRPO fine-tuning of language models as jobs.\n\n"
@@ -65,6 +68,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "doctor": doctor.doctor,
     },
     WORK: {
+        "probe": probe.probe,
         "submit": jobs.submit,
         "import-trl": import_trl.import_trl,
         "list": jobs.list_jobs,
@@ -74,9 +78,13 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "cancel": jobs.cancel,
         "pause": jobs.pause,
         "resume": jobs.resume,
+        "rollouts": rollouts.rollouts,
+        "rescore": rollouts.rescore,
         "rerun": manifests.rerun,
         "compare": manifests.compare,
         "manifest": manifests.manifest,
+        "diagnose": diagnose.diagnose,
+        "retry": diagnose.retry,
         "audit": audit.audit,
         "download": download.download,
         "merge": merge.merge,
@@ -101,6 +109,9 @@ def run() -> None:
         # typer would draw a box around a wrong option, which no program reads
         code = app(standalone_mode=not as_json)
         sys.exit(code if isinstance(code, int) else 0)
+    except Interrupted as error:
+        print(json_line(error.document()) if as_json else f"\n{plain(error.line())}", file=sys.stderr)
+        sys.exit(EXIT_CODE)
     except CommandError as error:
         print(json_line(error.document()) if as_json else f"Error: {plain(error.line())}", file=sys.stderr)
         sys.exit(1)

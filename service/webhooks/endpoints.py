@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel
 
 from service.auth import Reader, Writer
 from service.dependencies import DatabaseDep, RequestId, SettingsDep
 from service.pagination import After, Limit, Page, page_of
-from service.webhooks.events import EVENT_TYPES, EventType
 from service.webhooks.schemas import (
     DeliveryRead,
     SecretRotate,
@@ -25,18 +23,6 @@ from service.webhooks.schemas import (
 from service.webhooks.service import Webhooks
 
 router = APIRouter(prefix="/v1/webhook_endpoints", tags=["webhooks"])
-types_router = APIRouter(prefix="/v1/webhook_event_types", tags=["webhooks"])
-
-
-class EventTypeList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[EventType]
-
-
-@types_router.get("")
-def list_event_types(principal: Reader) -> EventTypeList:
-    """What an endpoint can be told of."""
-    return EventTypeList(data=list(EVENT_TYPES))
 
 
 def _for_reader(
