@@ -43,6 +43,7 @@ class Trained:
     reinforced: dict[str, Any]
     model: Path
     adapter: Path
+    merged: Path
     evaluations: dict[int, list[list[int]]]
     rewards: list[float]
 
@@ -89,12 +90,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             supervised = succeed(client, supervised_job(ids["supervised"]))
             body = reinforcement_job(ids["train"], ids["held_out"], supervised["fine_tuned_model"])
             reinforced = succeed(client, body)
+            model = unpack(fetch_adapter(client, supervised["id"], folder / "downloads")[0])
+            merged = folder / "merged"
+            done = up.grpo("merge", reinforced["id"], "--base", model, "--to", merged)
+            assert done.returncode == 0, done.stderr
             yield Trained(
                 up,
                 supervised,
                 reinforced,
-                unpack(fetch_adapter(client, supervised["id"], folder / "downloads")[0]),
+                model,
                 unpack(fetch_adapter(client, reinforced["id"], folder / "downloads")[0]),
+                merged,
                 evaluations(client, reinforced["id"]),
                 [
                     row["reward"]
@@ -128,6 +134,18 @@ def test_the_downloaded_model_decodes_as_the_service_did_before_the_first_step(t
 def test_the_downloaded_adapter_decodes_as_the_service_did_after_the_last_step(trained: Trained) -> None:
     found = greedy_tokens(trained.model, HELD_OUT, adapter=trained.adapter, max_tokens=MAX_TOKENS)
     assert found == trained.evaluations[6]
+
+
+def test_the_merged_model_decodes_as_base_and_adapter(trained: Trained) -> None:
+    found = greedy_tokens(trained.merged, HELD_OUT, max_tokens=MAX_TOKENS)
+    assert found == trained.evaluations[6]
+
+
+def test_the_card_names_what_the_adapter_lies_on(trained: Trained) -> None:
+    card = (trained.adapter / "README.md").read_text()
+    assert f'base_model: "{trained.supervised["fine_tuned_model"]}"' in card
+    assert "--max-lora-rank 8" in card
+    assert "library_name: transformers" in (trained.model / "README.md").read_text()
 
 
 def test_the_reported_reward_is_the_adapter_s_accuracy(trained: Trained) -> None:
