@@ -61,11 +61,12 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     if len(broken) > limit * len(scores):
         raise GraderError(
             f"{len(broken)} of {len(scores)} completions could not be scored",
-            evidence=tuple(dict.fromkeys(_evidence(broken)))[:3],
+            evidence=tuple(dict.fromkeys(grader_complaints(broken)))[:3],
         )
 
 
-def _evidence(scores: Sequence[Score]) -> Iterator[str]:
+def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:
+    """Why these could not be scored, in their order."""
     for score in scores:
         for part, error in score.errors.items():
             yield f"{part}: {error.code}: {error.message}"

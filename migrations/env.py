@@ -10,6 +10,7 @@ from typing import Any
 from alembic import context
 from sqlalchemy import Column, Connection
 
+from service.chat import models as _chat  # noqa: F401 - its tables are Base's too
 from service.db import make_engine
 from service.models import Base
 from service.settings import Settings

@@ -131,6 +131,14 @@ class Job(Base):
     failure: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """`code`, `message`, `hint`, `evidence`."""
 
+    probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """Of a probe, which trains nothing and is nobody's fine-tuning job: `prompts`, at its end `result`."""
+
+    estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What it was expected to cost when it was made (`jobs/estimate.py`)."""
+    actual: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What its steps have cost so far (`jobs/costs.py`)."""
+
     __table_args__ = (
         Index(
             "ix_jobs_claim",
@@ -156,7 +164,15 @@ class Job(Base):
         ),
         Index("ix_jobs_tenant", "tenant", "created_at", "id"),
         # `/metrics` counts in it and reads no row
-        Index("ix_jobs_counts", "state", "pool", "attempt", "fence"),
+        Index(
+            "ix_jobs_counts",
+            "state",
+            "pool",
+            "attempt",
+            "fence",
+            postgresql_where=text("probe IS NULL"),
+            sqlite_where=text("probe IS NULL"),
+        ),
     )
 
 

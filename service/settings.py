@@ -99,6 +99,14 @@ class Settings(BaseSettings):
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"
     min_free_disk_bytes: int = Field(256 * 2**20, ge=0)
     """With less than so much free in `home` the service is not ready; `grpo doctor` says it too."""
+    chat_models: int = Field(2, ge=0, le=16)
+    """Models that a worker's machine keeps loaded to be talked to; 0: it answers no requests."""
+    chat_idle_seconds: float = Field(300, gt=0)
+    """So long a model stays loaded that nobody talks to."""
+    chat_module: str = "grpo_engine.serving"
+    """What answers; tests start their own."""
+    max_chats: int = Field(8, ge=1)
+    """Requests of one tenant that wait or are answered at once."""
     warm_engine: bool = True
     """Each worker keeps one engine started ahead, so that a job begins without the seconds of its imports.
     It holds about 370 MB of memory, and no device, while it waits."""

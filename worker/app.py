@@ -25,8 +25,8 @@ from service.jobs.capabilities import of_this_machine
 from service.jobs.wakeups import TASK, celery_settings, queue_name, refuse_eviction
 from service.settings import Settings
 from worker import launch
-from worker.attempt import Worker
-from worker.loop import try_job, worker_name
+from worker.attempt import Worker, worker_name
+from worker.loop import try_job
 from worker.warm import Engines
 
 

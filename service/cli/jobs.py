@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -148,6 +149,8 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ),
             ("created", at(job["created_at"])),
             ("finished", at(job.get("finished_at"))),
+            ("expected", _span((job.get("estimate") or {}).get("seconds"), duration)),
+            ("took", duration((job.get("actual") or {}).get("seconds"))),
             ("trained model", job.get("fine_tuned_model")),
             ("failure", f"{failure['code']}: {failure['message']}" if failure else None),
             ("hint", failure.get("hint")),
@@ -198,6 +201,10 @@ def _command(context: typer.Context, job_id: str, verb: str, as_json: bool) -> N
     else:
         phase = f" ({job['phase']})" if job["phase"] not in (None, "", job["status"]) else ""
         say(f"{job['id']} {job['status']}{phase}")
+
+
+def _span(expected: dict[str, float] | None, unit: Callable[[float], str]) -> str | None:
+    return f"{unit(expected['low'])} to {unit(expected['high'])}" if expected else None
 
 
 def _method(job: dict[str, Any]) -> str:

@@ -19,12 +19,13 @@ from service import audit, quotas
 from service.auth import require_good_key
 from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
-from service.jobs import history, repository
+from service.jobs import history, names, repository
 from service.jobs.capabilities import as_text, required_by
+from service.jobs.estimate import Estimate
 from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
 from service.jobs.reading import read_jobs
-from service.jobs.schemas import JobCreate, JobRead
+from service.jobs.schemas import JobCreate, JobRead, ProbeCreate
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
@@ -85,6 +86,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     report = preflight.check(tenant, request.body)
     if report.problems.found:
         raise InvalidJob(report.problems.found)
+    expected = preflight.estimate(tenant, request.body, report)
     fault_point("job.checked")
     with preflight.database.transaction() as session:
         repository.lock_tenant(session, tenant)
@@ -95,7 +97,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
         quotas.check_jobs(session, tenant, settings)
         quotas.check_storage(session, tenant, settings, 0)
         _check_still_there(session, request)
-        created = _insert(session, request, report, settings)
+        created = _insert(session, request, report, settings, expected)
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
@@ -119,7 +121,8 @@ def _earlier(session: Session, request: Request) -> Created | None:
         sha256 = request.sha256
         record = repository.find_recent_request(session, tenant, sha256)
         header = "x-deduplicated"
-    job = repository.find_job(session, tenant, record.job_id) if record else None
+    find = repository.find_probe if isinstance(request.body, ProbeCreate) else repository.find_job
+    job = find(session, tenant, record.job_id) if record else None
     return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
 
 
@@ -136,16 +139,20 @@ def _check_still_there(session: Session, request: Request) -> None:
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(session: Session, request: Request, report: Report, settings: Settings) -> Created:
+def _insert(
+    session: Session, request: Request, report: Report, settings: Settings, expected: Estimate
+) -> Created:
     job = _job_of(request, report, settings)
+    job.estimate = expected.model_dump()
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
     created = history.Entry("message", f"Created fine-tuning job: {job.id}{origin}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
+    noun = "job" if job.probe is None else "probe"
+    audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
     repository.add(session, job, record, *sinks_of(job))
     history.store(session, job.id, job.event_sequence, created, queued)
-    audit.record(session, request.principal, "job.create", job.id, request.request_id)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
 
@@ -173,4 +180,6 @@ def _job_of(request: Request, report: Report, settings: Settings) -> Job:
     )
     if body.metadata is not None:
         job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null
+    if isinstance(body, ProbeCreate):
+        job.id, job.probe, job.total_steps = new_id(names.PROBE), body.probe.model_dump(), 0
     return job

@@ -19,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from grpo_engine.config import Method
+from grpo_engine.config import Method, ProbeSize, Reinforcement
+from grpo_engine.expand import problem_at
 from grpo_engine.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
 from service.sinks.schemas import Integration
@@ -91,6 +92,19 @@ class JobCreate(Request):
         given = {"hyperparameters": data.get("hyperparameters") or {}}
         rest = {name: value for name, value in data.items() if name != "hyperparameters"}
         return {**rest, "method": {"type": "supervised", "supervised": given}}
+
+
+class ProbeCreate(JobCreate):
+    """Body of `POST /v1/fine_tuning/probes`: a reinforcement job, and how much of it to try."""
+
+    probe: ProbeSize = ProbeSize()
+
+    @model_validator(mode="after")
+    def _samples(self) -> Self:
+        if not isinstance(self.method, Reinforcement):
+            message = "only a reinforcement job can be probed: the others do not sample groups from the model"
+            raise problem_at(message, "method", "type")
+        return self
 
 
 class ErrorRead(BaseModel):
@@ -187,6 +201,11 @@ class JobRead(BaseModel):
     sinks: list[dict[str, Any]]
     """Where metrics go beside this service, in the shape of `integrations`."""
     started_at: int | None
+    estimate: dict[str, Any] | None
+    """What it was expected to cost when it was made, as `…/jobs/validate` says it."""
+    actual: dict[str, Any] | None
+    """What its steps have cost so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, and
+    at its end the seconds since it was first started."""
 
 
 class EventRead(BaseModel):
@@ -218,6 +237,30 @@ class ProblemRead(BaseModel):
     message: str
 
 
+class Range(BaseModel):
+    low: float
+    high: float
+
+
+class TokenRange(BaseModel):
+    low: int
+    high: int
+
+
+class Estimate(BaseModel):
+    """Null: nothing is known; `notes` say why, and what the rest rests on."""
+
+    steps: int
+    completions: int
+    """Sampled in all: prompts × group_size × steps."""
+    sampled_tokens: TokenRange
+    trained_tokens: TokenRange | None
+    peak_memory_bytes: TokenRange | None
+    """Of the engine: the GPU's memory, or on a CPU its process's."""
+    seconds: Range | None
+    notes: list[str]
+
+
 class RowCounts(BaseModel):
     training: int
     validation: int
@@ -233,3 +276,4 @@ class ValidationRead(BaseModel):
     rows: RowCounts
     total_steps: int
     method: dict[str, Any]
+    estimate: Estimate

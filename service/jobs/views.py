@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.jobs import names
+from service.jobs import costs, names
 from service.jobs.backlog import MAX_PLACE
 from service.jobs.openai_terms import in_openai_terms
 from service.jobs.schemas import (
@@ -68,6 +68,8 @@ def job_read(
         eval=_evaluation(job, best_checkpoint),
         artifacts=[_artifact(artifact, file) for artifact, file in ordered],
         resources=job.resources,
+        estimate=job.estimate,
+        actual=costs.shown(job),
         sinks=job.integrations or [],
     )
 

@@ -41,6 +41,7 @@ from tests.service.webhook_samples import NOWHERE, WEBHOOKS
 OWNER, OTHER = "tenant-a", "tenant-b"
 ROWS = jsonl(row(), row("What is 3+3?", "6"))
 JOBS = "/v1/fine_tuning/jobs"
+PROBES = "/v1/fine_tuning/probes"
 GRADERS = "/v1/fine_tuning/alpha/graders"
 IDEMPOTENCY_KEY = "the-owners-key"
 STATES = (
@@ -105,6 +106,8 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         "post /v1/files": {"files": {"file": ("rows.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}},
         f"post {JOBS}": {"json": job},
         f"post {JOBS}/validate": {"json": job},
+        f"post {JOBS}/{{job_id}}/rollouts/rescore": {"json": {"grader": grader}},
+        f"post {PROBES}": {"json": job},
         f"post {JOBS}/{{job_id}}/clone": {"json": job},
         f"post {GRADERS}/validate": {"json": {"grader": grader}},
         f"post {GRADERS}/run": {"json": {"grader": grader, "model_sample": "4"}},
@@ -185,6 +188,7 @@ def _add_over_http(found: World) -> None:
         found.ids["posted"] = created.raise_for_status().json()["id"]
         events = owner.get(f"{JOBS}/{found.ids['posted']}/events").raise_for_status().json()
         found.ids["event"] = events["data"][0]["id"]
+        found.ids["probe"] = owner.post(PROBES, json=request(found.ids["unused_file"])).json()["id"]
         _add_webhook(owner, found.ids)
         found.ids["free_file"] = owner.post("/v1/files", **upload).raise_for_status().json()["id"]
 
@@ -220,6 +224,7 @@ def _places(ids: dict[str, str]) -> list[Place]:
             for job, point in checkpoints
         ),
         *(Place({"checkpoint_id": one}, {"checkpoint_id": unknown_checkpoint}) for _, one in checkpoints),
+        Place({"probe_id": ids["probe"]}, {"probe_id": new_id(names.PROBE)}),
         Place({"endpoint_id": ids["webhook"]}, {"endpoint_id": unknown_webhook}),
         Place(
             {"endpoint_id": ids["webhook"], "delivery_id": ids["delivery"]},

@@ -6,8 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision: str = "2026_12_01_sinks"
-down_revision: str = "2026_11_30_counts"
+revision: str = "2026_12_03_sinks"
+down_revision: str = "2026_12_02_chat"
 branch_labels: None = None
 depends_on: None = None
 

@@ -1,0 +1,76 @@
+"""What is asked of a job's rollouts: lists of groups or of completions, and an overview.
+
+Boundary: no HTTP. Transactions are opened here, one for each question.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy.orm import Session
+
+from grpo_engine.config import Method
+from grpo_engine.graders import part_names
+from service.db import Database
+from service.jobs import names
+from service.jobs.method_parts import graders_of, settings_of
+from service.jobs.reading import require_job
+from service.models import Job
+from service.pagination import unknown_cursor
+from service.rollouts import repository
+from service.rollouts.repository import Entry, Unit
+from service.rollouts.schemas import RolloutOverview
+from service.rollouts.selection import Selection, refuse_unknown_parts
+
+OVERLONG = "overlong"
+"""Part under which the engine shows the soft overlong punishment."""
+_method: TypeAdapter[Method] = TypeAdapter(Method)
+
+
+def method_of(job: Job) -> Any:
+    return _method.validate_python(job.method)
+
+
+def parts_of(job: Job) -> list[str]:
+    """Names of all parts that a completion of this job may have been given rewards for, sorted."""
+    method = method_of(job)
+    found = [name for _, grader in graders_of(method) for name in part_names(grader)]
+    if getattr(settings_of(method).hyperparameters, "overlong_buffer_tokens", 0):
+        found.append(OVERLONG)
+    return sorted(set(found))
+
+
+def checked_job(database: Database, tenant: str, job_id: str, selection: Selection) -> Job:
+    """The tenant's job. Raises NotFound, and InvalidRequest for a part that it does not have."""
+    with database.reading() as session:
+        job = require_job(session, tenant, job_id)
+    if selection.fired or selection.not_fired:
+        refuse_unknown_parts(selection, parts_of(job))
+    return job
+
+
+def page(
+    database: Database, job: Job, selection: Selection, unit: Unit, *, limit: int, after: str | None
+) -> list[Entry]:
+    """One more than `limit` where there are more. Raises NotFound for a cursor that is not there."""
+    with database.scanning() as session:
+        last = None if after is None else _last(session, job.id, after, unit)
+        return repository.page(session, job.id, selection, unit, limit=limit, after=last)
+
+
+def overview(database: Database, job: Job) -> RolloutOverview:
+    with database.reading() as session:
+        return RolloutOverview(parts=parts_of(job), data=repository.steps(session, job.id))
+
+
+def _last(session: Session, job_id: str, after: str, unit: Unit) -> Entry:
+    if unit == "group":
+        place, index = names.rollout_place(after), None
+    else:
+        found = names.completion_place(after)
+        place, index = (found[:3], found[3]) if found else (None, None)
+    group = repository.find(session, job_id, place) if place else None
+    if group is None or (index is not None and index >= len(group.data["completions"])):
+        raise unknown_cursor(after)
+    return Entry(group, index)

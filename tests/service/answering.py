@@ -1,0 +1,36 @@
+"""A worker's chat beside the API under test: a thread of this process, and the fake serving engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from service.chat import repository
+from service.db import Database
+from service.settings import Settings
+from tests.servers import wait_until
+from worker.attempt import Worker
+from worker.chat import answer_until
+
+FAKE = {"chat_module": "tests.fake_serving", "poll_seconds": 0.02}
+
+
+@contextmanager
+def answering(settings: Settings, name: str = "chat-worker") -> Iterator[Worker]:
+    """Ready when this is entered. PYTHONPATH must lead to the tests."""
+    worker = Worker.open(settings.model_copy(update=FAKE), name)
+    thread = threading.Thread(target=answer_until, args=(worker.draining, worker))
+    thread.start()
+    try:
+        wait_until(lambda: num_workers(worker.database) > 0, what="a worker answers")
+        yield worker
+    finally:
+        worker.draining.set()
+        thread.join()
+        worker.close()
+
+
+def num_workers(database: Database) -> int:
+    with database.reading() as session:
+        return len(repository.live_workers(session))
