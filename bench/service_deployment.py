@@ -20,12 +20,12 @@ from sqlalchemy import Connection, select, text
 
 from examples.arithmetic import make_rows, write_jsonl
 from service.auth import create_key
-from service.cli.server import api_command
 from service.db import Database, connect
 from service.migrate import upgrade
 from service.models import Job
 from service.settings import Settings
-from tests.servers import Postgres, free_port, wait_until
+from tests.api_process import running_api
+from tests.servers import Postgres, free_port
 
 TENANT = "bench"
 MODEL = "tiny"
@@ -110,32 +110,11 @@ def serving(deployment: Deployment, num_processes: int = 1) -> Iterator[Api]:
     given = {"HOME": str(settings.home), "DATABASE_URL": settings.sqlalchemy_url}
     given["MAX_QUEUED_JOBS"] = str(settings.max_queued_jobs)
     variables = {f"GRPO_{name}": value for name, value in given.items()}
+    log = settings.home / "api.log"
     with ExitStack() as stack:
-        log = stack.enter_context((settings.home / "api.log").open("ab"))
         ports = tuple(free_port() for _ in range(num_processes))
-        started = [
-            subprocess.Popen(
-                api_command("127.0.0.1", port), env=os.environ | variables, stdout=log, stderr=log
-            )
-            for port in ports
-        ]
-        for process in started:
-            stack.callback(_stop, process)
-        for port in ports:
-            wait_until(lambda port=port: _answers(port), seconds=60, what="the API answers")
+        started = [stack.enter_context(running_api(port, os.environ | variables, log)) for port in ports]
         yield Api(ports, tuple(process.pid for process in started))
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait(timeout=30)
-
-
-def _answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def upload_dataset(deployment: Deployment, api: Api) -> str:

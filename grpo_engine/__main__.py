@@ -21,6 +21,7 @@ from grpo_engine.config import RunConfig
 from grpo_engine.environment import set_defaults
 from grpo_engine.errors import EngineError
 from grpo_engine.events import Failed, PhaseChanged
+from grpo_engine.loading import without_collector
 from grpo_engine.warm import await_job, load_ahead
 
 set_defaults()
@@ -69,8 +70,9 @@ def run(config: RunConfig, run_dir: Path, should_stop: StopRequest) -> int:
     journal = gang.open_log(config, run_dir)
     journal.write(PhaseChanged(phase="loading"))
     try:
-        from grpo_engine.build import build_trainer
-        from grpo_engine.distributed import agreed, joined
+        with without_collector():
+            from grpo_engine.build import build_trainer
+            from grpo_engine.distributed import agreed, joined
 
         with joined(config) as config:
             for event in build_trainer(config, run_dir).run(agreed(should_stop)):

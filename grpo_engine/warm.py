@@ -15,14 +15,17 @@ import json
 import os
 import sys
 
+from grpo_engine.loading import without_collector
+
 LOADED_AHEAD = ("grpo_engine.build", "peft.utils.transformers_weight_conversion")
 """All that a job's imports lead to, and what its libraries import only while they load a model."""
 
 
 def load_ahead() -> None:
     """Import the engine: seconds of every start."""
-    for name in LOADED_AHEAD:
-        importlib.import_module(name)
+    with without_collector():
+        for name in LOADED_AHEAD:
+            importlib.import_module(name)
 
 
 def await_job() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Iterator
@@ -17,6 +18,14 @@ from tests.s3 import Bucket, new_bucket
 from tests.servers import Postgres, Redis
 
 _numbers = itertools.count(1)
+gc.disable()  # until all tests are imported
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no collection needs to walk through torch and thousands of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def settings_for(home: Path, database_url: str | None = None, **more: object) -> Settings:

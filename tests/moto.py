@@ -8,7 +8,7 @@ import sys
 
 import httpx
 
-from tests.servers import Server
+from tests.servers import Server, is_ok
 
 
 class Moto(Server):
@@ -26,10 +26,7 @@ class Moto(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def answers(self) -> bool:
-        try:
-            return httpx.get(self.url, timeout=5).is_success
-        except httpx.TransportError:
-            return False
+        return is_ok(self.url)
 
     def new_bucket(self) -> str:
         """An empty bucket's name."""

@@ -7,7 +7,6 @@ unprivileged user.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import pwd
@@ -22,11 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import psycopg
 import redis
 
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
+from service.cli.supervisor import dies_with_this_process
+
 START_SECONDS = 30
 MEMORY_BYTES = 2 << 30
 
@@ -39,13 +39,34 @@ def free_port() -> int:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "") -> Any:
-    """The condition's first true value. Raises TimeoutError after `seconds`."""
-    deadline = time.monotonic() + seconds
+    """The condition's first true value. Raises TimeoutError after `seconds`.
+
+    The longer it takes, the rarer it asks: what is waited for needs the processor itself.
+    """
+    begun = time.monotonic()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if waited > seconds:
             raise TimeoutError(f"after {seconds} s still not: {what or condition}")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, waited / 20), 0.1))
     return value
+
+
+def answer_of(url: str, seconds: float = 5) -> httpx.Response | None:
+    """What is answered to GET; None where nobody answers.
+
+    Without TLS: to load its certificates takes a hundred times as long as the request.
+    """
+    try:
+        return httpx.get(url, timeout=seconds, verify=False)
+    except httpx.TransportError:
+        return None
+
+
+def is_ok(url: str, seconds: float = 5) -> bool:
+    """Whether GET is answered with 200."""
+    answer = answer_of(url, seconds)
+    return answer is not None and answer.status_code == 200
 
 
 def find_program(name: str) -> str:
@@ -116,12 +137,9 @@ class Server(ABC):
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                preexec_fn=self._die_with_parent,
+                preexec_fn=dies_with_this_process(self.stop_signal),
                 **self.identity,
             )
-
-    def _die_with_parent(self) -> None:
-        LIBC.prctl(PR_SET_PDEATHSIG, self.stop_signal)
 
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")[-2000:]

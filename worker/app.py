@@ -22,7 +22,8 @@ from celery import Celery, signals
 
 from service import logs
 from service.jobs.capabilities import of_this_machine
-from service.jobs.wakeups import TASK, celery_settings, queue_name, refuse_eviction
+from service.jobs.doorbell import TASK, celery_settings, queue_name
+from service.jobs.wakeups import refuse_eviction
 from service.settings import Settings
 from worker import launch
 from worker.attempt import Worker, worker_name

@@ -39,8 +39,8 @@ def probe(
     if model:
         body["model"] = model
     with client_of(context) as client:
-        asked = with_uploads(client, body, job_file.parent) | {"probe": {"prompts": prompts}}
-        found = _awaited(client, client.create(PROBES, asked))
+        body, _ = with_uploads(client, body, job_file.parent)
+        found = _awaited(client, client.create(PROBES, body | {"probe": {"prompts": prompts}}))
     if as_json:
         print_json(found)
     elif found["result"]:

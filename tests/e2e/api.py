@@ -13,14 +13,12 @@ from typing import Any
 import httpx
 
 from service.auth import create_key
-from service.cli.server import api_command
 from service.db import connect
 from service.settings import Settings
-from tests.servers import free_port, wait_until
+from tests.api_process import START_SECONDS, start_api
+from tests.servers import free_port
 from tests.service.job_samples import jsonl, make_model, row
-from tests.worker.conftest import ROOT, environment_of
-
-START_SECONDS = 60
+from tests.worker.conftest import environment_of
 
 
 @dataclass
@@ -52,26 +50,8 @@ class Api:
     def start(self, fault: str = "") -> None:
         """Ready when this returns; it fails as `fault` (`GRPO_FAULT`) says, once."""
         faults = {"GRPO_FAULT": fault, "GRPO_FAULT_MARKS": str(self.marks)} if fault else {}
-        with (self.settings.home / "api.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                api_command("127.0.0.1", self.port),
-                env=environment_of(self.settings) | faults,
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-            )
-        wait_until(self.is_ready, START_SECONDS, f"the API is ready: {self.log()}")
-
-    def is_ready(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, self.log()
-        try:
-            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def log(self) -> str:
-        return (self.settings.home / "api.log").read_text()
+        variables = environment_of(self.settings) | faults
+        self.process = start_api(self.port, variables, self.settings.home / "api.log")
 
     def wait(self) -> int:
         assert self.process is not None

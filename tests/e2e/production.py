@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 from service.cli.client import Client
 from service.cli.supervisor import dies_with_this_process
-from tests.servers import Postgres, Redis, free_port, wait_until
+from tests.servers import Postgres, Redis, answer_of, free_port, wait_until
 from tests.service.embedded import ROOT, environment, run_grpo
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
@@ -86,11 +85,8 @@ class Production:
 
     def ready(self) -> dict[str, Any] | None:
         """What `/readyz` says once it says 200."""
-        try:
-            response = httpx.get(f"{self.url}/readyz", timeout=2)
-        except httpx.TransportError:
-            return None
-        return dict(response.json()) if response.status_code == 200 else None
+        answer = answer_of(f"{self.url}/readyz")
+        return dict(answer.json()) if answer is not None and answer.status_code == 200 else None
 
     def key(self) -> str:
         """A new one of tenant `acme`."""

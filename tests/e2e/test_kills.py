@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from examples.arithmetic import make_rows, write_jsonl
 from examples.tiny_model import make_model
 from service.cli.client import JOBS, Client
-from tests.servers import wait_until
+from tests.servers import is_ok, wait_until
 from tests.service.embedded import Up, grpo_job, grpo_up, processes_of
 
 pytestmark = pytest.mark.slow
@@ -86,13 +85,6 @@ def adapter_sha256(job: dict[str, Any]) -> str:
     return str(found)
 
 
-def is_ready(up: Up) -> bool:
-    try:
-        return httpx.get(f"{up.url}/readyz").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def kill_everything_once(up: Up, client: Client, job_id: str) -> None:
     def at_step(step: int) -> None:
         wait_until(lambda: up.job(job_id)["progress"]["step"] >= step, seconds=120)
@@ -102,7 +94,7 @@ def kill_everything_once(up: Up, client: Client, job_id: str) -> None:
     at_step(10)
     kill(up.home, "-m", "worker")
     kill(up.home, "service.app:create_app")
-    wait_until(lambda: is_ready(up), seconds=60)
+    wait_until(lambda: is_ok(f"{up.url}/readyz"), seconds=60)
     at_step(16)
     kill(up.home, "grpo_engine")
 

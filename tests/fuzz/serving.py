@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,11 @@ from pathlib import Path
 import httpx
 
 from service.auth import create_key
-from service.cli.server import api_command
-from service.cli.supervisor import dies_with_this_process
 from service.db import connect
 from service.settings import Settings
+from tests.api_process import running_api
 from tests.conftest import settings_for
-from tests.servers import free_port, wait_until
+from tests.servers import free_port
 from tests.service.embedded import environment
 from tests.service.job_samples import make_model
 
@@ -88,26 +86,6 @@ def serving(home: Path, database_url: str, *, within: Sequence[str] = (), **more
         key = create_key(session, "tenant-a")
     database.engine.dispose()
     port = free_port()
-    with (home / "api.log").open("ab") as log:
-        process = subprocess.Popen(
-            [*within, *api_command("127.0.0.1", port)],
-            env=environment(home, GRPO_DATABASE_URL=database_url, TMPDIR=str(home / "tmp"), **more),
-            stdout=log,
-            stderr=log,
-            preexec_fn=dies_with_this_process(signal.SIGKILL),
-        )
-    api = Api(settings, port, key, process)
-    try:
-        wait_until(lambda: _answers(api), 60, what="the API answers")
-        yield api
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _answers(api: Api) -> bool:
-    assert api.process.poll() is None, api.log
-    try:
-        return httpx.get(f"{api.url}/livez", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
+    variables = environment(home, GRPO_DATABASE_URL=database_url, TMPDIR=str(home / "tmp"), **more)
+    with running_api(port, variables, home / "api.log", within=within, path="/livez") as process:
+        yield Api(settings, port, key, process)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,12 @@ class Up:
 
     def job(self, job_id: str) -> dict[str, Any]:
         """The job as the API has it, without a process for it."""
-        with Client(self.url, Path(self.ready["key_file"]).read_text().strip()) as client:
-            return client.get(f"{JOBS}/{job_id}")
+        return self.client.get(f"{JOBS}/{job_id}")
+
+    @cached_property
+    def client(self) -> Client:
+        """As the owner of the key that the first start wrote."""
+        return Client(self.url, Path(self.ready["key_file"]).read_text().strip())
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -94,9 +99,12 @@ def grpo_up(home: Path, **more: str) -> Iterator[Up]:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, (home / "up.log").read_text()
+    up = Up(process, home, json.loads(line), env)
     try:
-        yield Up(process, home, json.loads(line), env)
+        yield up
     finally:
+        if "client" in vars(up):
+            up.client.close()
         if process.poll() is None:
             process.terminate()
             process.wait(START_SECONDS)

@@ -21,10 +21,10 @@ from tests.service.error_samples import error_of
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
-def test_importing_the_application_loads_no_torch() -> None:
-    script = (
-        "import sys, service.app; print(sorted({'torch', 'transformers', 'vllm', 'peft'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize("program", ["service.app", "worker.__main__"])
+def test_a_program_loads_no_torch_and_before_it_has_a_broker_no_celery(program: str) -> None:
+    heavy = {"torch", "transformers", "vllm", "peft", "celery", "redis"}
+    script = f"import sys, {program}; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 

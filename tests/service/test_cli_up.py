@@ -11,12 +11,11 @@ import stat
 import subprocess
 from pathlib import Path
 
-import httpx
 import pytest
 
 from examples.tiny_model import make_model
 from service.cli.supervisor import dies_with_this_process
-from tests.servers import free_port, wait_until
+from tests.servers import free_port, is_ok, wait_until
 from tests.service.embedded import (
     GRPO,
     environment,
@@ -34,13 +33,6 @@ FAST_RECOVERY = {
     "GRPO_SWEEP_SECONDS": "0.2",
     "GRPO_RETRY_BACKOFF_SECONDS": "0.1",
 }
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/livez", timeout=1).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def test_the_first_start_writes_a_key_that_only_its_owner_reads_and_later_ones_keep_it(
@@ -110,7 +102,7 @@ def test_a_killed_api_or_worker_process_is_started_again(tmp_path: Path) -> None
         os.kill(up.ready["api_pid"], signal.SIGKILL)
         os.kill(up.ready["worker_pid"], signal.SIGKILL)
         wait_until(lambda: len(set(processes_of(up.home)) - before) == 2, 30)
-        wait_until(lambda: answers(up.url), 30)
+        wait_until(lambda: is_ok(f"{up.url}/livez"), 30)
         assert "API process ended with -9; again in 0.5 s" in (up.home / "up.log").read_text()
 
 
@@ -189,7 +181,7 @@ def test_watching_goes_on_through_a_restart_of_the_api(tmp_path: Path) -> None:
         job_id = up.json("submit", tmp_path / "job.json")["id"]
         wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
         os.kill(up.ready["api_pid"], signal.SIGKILL)
-        wait_until(lambda: answers(up.url), 30)
+        wait_until(lambda: is_ok(f"{up.url}/livez"), 30)
         watched = up.grpo("watch", job_id, "--json")
         assert watched.returncode == 0, watched.stderr
         ids = [int(json.loads(line)["id"]) for line in watched.stdout.splitlines()]
@@ -201,7 +193,7 @@ def test_a_second_one_on_the_same_home_is_refused(tmp_path: Path) -> None:
         done = up.grpo("up", "--port", "0")
         assert done.returncode == 1
         assert f"`grpo up` already runs on {up.home} (pid {up.process.pid})" in done.stderr
-        assert answers(up.url)
+        assert is_ok(f"{up.url}/livez")
 
 
 def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:

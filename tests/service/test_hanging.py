@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +15,10 @@ import pytest
 from service.auth import create_key
 from service.db import connect
 from service.migrate import upgrade
+from tests.api_process import running_api
 from tests.conftest import settings_for
-from tests.servers import Postgres, free_port, wait_until
-from tests.service.embedded import ROOT, environment
+from tests.servers import Postgres, free_port, is_ok, wait_until
+from tests.service.embedded import environment
 
 THREADS = 40
 """Of the server's pool, which runs endpoints that are no coroutines."""
@@ -52,27 +51,9 @@ def stopped(server: Postgres) -> Iterator[None]:
 def url(own_postgres: Postgres, tmp_path: Path) -> Iterator[str]:
     """The API as a process, before this database."""
     upgrade(settings_for(tmp_path, own_postgres.url))
-    port = free_port()
-    uvicorn = ("-m", "uvicorn", "service.app:create_app", "--factory", "--port", str(port))
-    with (tmp_path / "api.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, *uvicorn],
-            env=environment(tmp_path, GRPO_DATABASE_URL=own_postgres.url),
-            cwd=ROOT,
-            stderr=log,
-        )
-    url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: status(f"{url}/readyz") == 200, 60)
-    yield url
-    process.kill()
-    process.wait()
-
-
-def status(url: str) -> int:
-    try:
-        return httpx.get(url, timeout=30).status_code
-    except httpx.TransportError:
-        return 0
+    port, variables = free_port(), environment(tmp_path, GRPO_DATABASE_URL=own_postgres.url)
+    with running_api(port, variables, tmp_path / "api.log"):
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_with_all_threads_waiting_for_the_database_it_is_alive_not_ready_and_ready_again(
@@ -93,11 +74,11 @@ def test_with_all_threads_waiting_for_the_database_it_is_alive_not_ready_and_rea
         for thread in asking:
             thread.start()
         for _ in range(3):
-            assert status(f"{url}/livez") == 200
+            assert is_ok(f"{url}/livez", 30)
             assert httpx.get(f"{url}/readyz", timeout=30).json()["checks"]["database"] == "no answer"
         assert "grpo_database_up 0.0" in httpx.get(f"{url}/metrics", timeout=30).text
         assert answers.count(200) == 0
     for thread in asking:
         thread.join()
-    wait_until(lambda: status(f"{url}/readyz") == 200, 30)
+    wait_until(lambda: is_ok(f"{url}/readyz", 30), 30)
     assert set(answers) <= {200, 503}

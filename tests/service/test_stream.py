@@ -17,13 +17,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from service.cli.supervisor import dies_with_this_process
 from service.db import Database
 from service.jobs import history, stream
 from service.jobs.history import Entry
 from service.jobs.states import JobState
 from service.models import Job
 from service.settings import Settings
-from tests.servers import free_port, wait_until
+from tests.servers import free_port, is_ok, wait_until
 from tests.service.job_samples import add_job
 
 SECONDS = 10
@@ -240,18 +241,15 @@ def served(settings: Settings) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "service.app:create_app", "--factory", "--port", str(port)]
     variables = {"GRPO_HOME": str(settings.home), "GRPO_DATABASE_URL": settings.sqlalchemy_url}
-    process = subprocess.Popen([*command, "--log-level", "warning"], env=os.environ | variables)
+    process = subprocess.Popen(
+        [*command, "--log-level", "warning"],
+        env=os.environ | variables,
+        preexec_fn=dies_with_this_process(signal.SIGKILL),
+    )
     url = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: _is_alive(url), seconds=30, what="uvicorn answers")
+        wait_until(lambda: is_ok(f"{url}/livez"), seconds=30, what="uvicorn answers")
         yield process, url
     finally:
         process.kill()
         process.wait(timeout=SECONDS)
-
-
-def _is_alive(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/livez").status_code == 200
-    except httpx.TransportError:
-        return False

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_engine.config import Runtime
+from service.cli.supervisor import dies_with_this_process
 from service.db import Database
 from service.jobs.evidence import audit_job
 from service.settings import Settings
@@ -103,6 +104,7 @@ class Processes:
                 cwd=ROOT,
                 stdout=output,
                 stderr=output,
+                preexec_fn=dies_with_this_process(signal.SIGKILL),
             )
         self.started.append(process)
         return process

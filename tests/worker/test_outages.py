@@ -12,7 +12,8 @@ from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.db import Database
-from service.jobs.wakeups import MAX_WAITING, Wakeups, queue_name
+from service.jobs.doorbell import MAX_WAITING, queue_name
+from service.jobs.wakeups import Wakeups
 from service.migrate import upgrade
 from service.models import Job
 from service.settings import Settings
