@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.jobs.rollouts import RolloutRead
 from service.jobs.schemas import ErrorRead, FailureRead, ProgressRead, QueueRead
+from service.rollouts.schemas import RolloutRead
 
 
 class AdviceRead(BaseModel):

@@ -19,12 +19,13 @@ from service.db import Database
 from service.errors import InvalidRequest, NotFound
 from service.jobs import queue, repository
 from service.jobs.reading import read_jobs
-from service.jobs.rollouts import RolloutRead, rollout_read
 from service.jobs.states import JobState
 from service.models import Job, Rollout
 from service.principal import Principal
 from service.probing.schemas import AdviceRead, ProbeRead, ProbeResult
 from service.probing.verdict import judge
+from service.rollouts.repository import Entry, rollout_read
+from service.rollouts.schemas import RolloutRead
 
 SHOWN_GROUPS = 6
 
@@ -100,4 +101,4 @@ def result_of(counts: dict[str, Any], method: dict[str, Any]) -> ProbeResult:
 def _groups(session: Session, probe_id: str) -> list[RolloutRead]:
     query = select(Rollout).where(Rollout.job_id == probe_id)
     query = query.order_by(Rollout.has_signal.desc(), Rollout.step, Rollout.position).limit(SHOWN_GROUPS)
-    return [rollout_read(row) for row in session.scalars(query)]
+    return [rollout_read(Entry(row)) for row in session.scalars(query)]
