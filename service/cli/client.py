@@ -55,7 +55,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends its connections."""
+        """Gives its connections back."""
         self._http.close()
 
     def get(self, path: str, **params: Any) -> Document:
