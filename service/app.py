@@ -106,10 +106,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
-    # The garbage collector's walk over all that was loaded stops every request for a quarter of a second.
-    gc.freeze()
+    if not gc.get_freeze_count():
+        # The collector's walk over all that was loaded stops every request for a quarter of a second.
+        gc.freeze()
     yield
-    gc.unfreeze()
     app.state.wakeups.close()
     app.state.database.engine.dispose()
     structlog.get_logger().info("stopped")
