@@ -9,7 +9,8 @@ from tests.browser.deployment import JOBS, Deployment
 FOLLOW = """async ([id, after]) => {
   const { follow } = await import("/dashboard/api.js");
   const events = [], connections = [];
-  await follow(id, { after, onEvent: (event) => events.push(event), onConnection: (up) => connections.push(up) });
+  const onConnection = (isUp) => connections.push(isUp);
+  await follow(id, { after, onConnection, onEvent: (event) => events.push(event) });
   return { events, connections };
 }"""
 

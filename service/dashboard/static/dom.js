@@ -114,7 +114,7 @@ export function number(value, digits = 4) {
   const rounded = Number(value.toPrecision(digits));
   const text = size >= 10 ** digits ? String(Math.round(value)) : String(rounded);
   const [whole, fraction] = text.split(".");
-  const grouped = whole.replace("-", "−").replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
+  const grouped = whole.replace("-", "−").replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
   return fraction === undefined ? grouped : `${grouped}.${fraction}`;
 }
 
