@@ -12,12 +12,14 @@ export function scored(answer) {
     el("dl", { class: "figures" },
       figure("Reward", answer.scorable ? number(answer.reward) : "none"),
       figure("Rule", metadata.type),
-      figure("Took", duration(metadata.execution_time)),
+      figure("Took", took(metadata.execution_time)),
       metadata.token_usage ? figure("Judge's tokens", number(metadata.token_usage)) : null),
     parts(answer.sub_rewards),
     errors(answer),
   ].filter(Boolean);
 }
+
+const took = (seconds) => (seconds < 1 ? `${number(1000 * seconds, 2)} ms` : duration(seconds));
 
 function verdict(answer) {
   if (answer.scorable) return el("h2", {}, "Scored");

@@ -48,14 +48,16 @@ class TryPage {
     this.system = el("textarea", { id: "system", rows: 2, spellcheck: "false" });
     this.send = button("Send", null, { kind: "primary", type: "submit" });
     this.stop = button("Stop", () => this.running?.abort(), { disabled: true });
+    const more = el("details", {}, el("summary", {}, "System prompt and settings"),
+      el("div", { class: "more" }, field("System prompt", this.system), this.settings()));
+    // a wrong number in there must be seen before the browser can point at it
+    more.addEventListener("invalid", () => (more.open = true), true);
     return el("form", { class: "panel", onsubmit: (event) => {
       event.preventDefault();
       this.ask();
     } },
     el("div", { class: "choices" }, SIDES.map((side) => field(NAMES[side], this.chosen[side]))),
-    field("Prompt", this.prompt),
-    el("details", {}, el("summary", {}, "System prompt and settings"),
-      el("div", { class: "more" }, field("System prompt", this.system), this.settings())),
+    field("Prompt", this.prompt), more,
     el("div", { class: "row" }, this.send, this.stop,
       el("span", { class: "hint" }, "Ctrl + Enter sends. A model's first answer waits until it is loaded.")));
   }
