@@ -37,8 +37,9 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    (settings.home / "models" / "other").mkdir()
-    (settings.home / "models" / "other" / "config.json").write_text("{}")
+    for name in ("other", "broken"):
+        (settings.home / "models" / name).mkdir()
+        (settings.home / "models" / name / "config.json").write_text("{}")
     return settings.model_copy(update=FAKE)
 
 
@@ -171,6 +172,17 @@ def test_a_model_that_nobody_talks_to_gives_its_place_up_and_is_ended_in_time(
     assert http.post(CHAT, json=body("hello", "other")).status_code == 200
     wait_until(lambda: not is_alive(first), 10, "the first model's sampler ends")
     wait_until(lambda: not samplers(), 10, "the second one too, when it is idle")
+
+
+@on_sqlite
+def test_a_model_that_cannot_be_loaded_is_said_without_what_is_the_operator_s(
+    http: httpx.Client, answer: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer()
+    refused = http.post(CHAT, json=body("hello", "broken"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_unloadable")
+    assert "/a/path of ours" not in refused.text
+    assert "/a/path of ours" in capfd.readouterr().err
 
 
 @on_sqlite
