@@ -36,6 +36,7 @@ from service.settings import Settings
 from service.storage import open_usable_storage
 from service.traffic import Traffic
 from service.webhooks import endpoints as webhooks
+from service.webhooks import endpoints_types as event_types
 
 MAX_BODY_BYTES = 2**20
 FORM_BYTES = 2**16
@@ -82,7 +83,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs, probing, rollouts, models, graders, webhooks, chat, health, metrics)
+    others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, metrics)
     for router in (room.router for room in others):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
@@ -105,10 +106,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
-    # The garbage collector's walk over all that was loaded stops every request for a quarter of a second.
-    gc.freeze()
+    if not gc.get_freeze_count():
+        # The collector's walk over all that was loaded stops every request for a quarter of a second.
+        gc.freeze()
     yield
-    gc.unfreeze()
     app.state.wakeups.close()
     app.state.database.engine.dispose()
     structlog.get_logger().info("stopped")

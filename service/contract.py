@@ -81,6 +81,7 @@ SUMMARIES = {
     f"post {WEBHOOK}/test": "Test a webhook",
     f"get {WEBHOOK}/deliveries": "List a webhook's deliveries",
     f"post {WEBHOOK}/deliveries/{{delivery_id}}/redeliver": "Send a delivery again",
+    "get /v1/webhook_event_types": "List the types of webhook events",
     "get /livez": "Is the process alive",
     "get /readyz": "Is the service ready",
     "get /metrics": "Prometheus metrics",

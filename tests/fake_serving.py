@@ -2,6 +2,7 @@
 
 `python -m tests.fake_serving --answers-to FD`. The last message (or the prompt) tells its faults by its first
 word: `die` and `hang` after one word, `refuse`, `slowly`. An adapter says it louder.
+A model of the name `broken` cannot be loaded.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from grpo_engine.generation import (
     Refusal,
     ServedModel,
     Token,
+    Unloadable,
     Usage,
 )
 from grpo_engine.records import FinishReason
@@ -74,6 +76,9 @@ def main() -> None:
     parser.add_argument("--answers-to", type=int, required=True)
     out = os.fdopen(parser.parse_args().answers_to, "w")
     model = ServedModel.model_validate_json(sys.stdin.readline())
+    if model.model.name == "broken":
+        print(Unloadable(code="model_not_found", message="/a/path of ours").model_dump_json(), file=out)
+        sys.exit(1)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=read, args=(orders,), daemon=True).start()
     print(Loaded().model_dump_json(), file=out, flush=True)

@@ -45,6 +45,9 @@ DIED = Refusal(code="sampler_died", message="The sampler ended while it was answ
 HUNG = Refusal(code="sampler_hung", message="The sampler did not answer any more and was ended; try again.")
 BUSY = Refusal(code="worker_busy", message="Other models are in use on the worker; try again.")
 UNSTORED = Refusal(code="storage_unavailable", message="The model's weights cannot be fetched; try again.")
+UNLOADABLE = Refusal(
+    code="model_unloadable", message="The worker cannot load this model; its log says why.", param="model"
+)
 BROKEN = Refusal(code="worker_failed", message="The worker could not begin; its log says why.")
 
 
@@ -175,8 +178,8 @@ class Desk:
             case ModelSource() as source if sampler in self.samplers:
                 sampler.start(source, self.settings)
             case Unloadable() as reason:
-                logger.warning("model not loaded", model=sampler.model, code=reason.code)
-                self._end_all(sampler, Refusal(code=reason.code, message=reason.message, param="model"))
+                logger.error("model not loaded", model=sampler.model, reason=reason.message)
+                self._end_all(sampler, UNLOADABLE)
             case None:
                 self._bury(sampler)
             case Exception() as error:

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from grpo_engine.generation import Piece, Refusal, Usage
 from service.chat.feed import Feed, Listener, News
-from service.errors import InvalidRequest, ServiceError, Unavailable
+from service.errors import InvalidRequest, NotFound, ServiceError, Unavailable
 from service.ids import new_id
 
 CLAIM_SECONDS = 60.0
@@ -102,6 +102,8 @@ def _too_long(message: str) -> ServiceError:
 
 def error_of(refusal: Refusal) -> ServiceError:
     """A worker's refusal as this service's error."""
+    if refusal.code == "model_not_found":
+        return NotFound(refusal.message, param=refusal.param, code=refusal.code)
     if refusal.code in INVALID:
         return InvalidRequest(refusal.message, param=refusal.param, code=refusal.code)
     return Unavailable(refusal.message, param=refusal.param, code=refusal.code)

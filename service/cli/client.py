@@ -52,6 +52,10 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives its connections back."""
         self._http.close()
 
     def get(self, path: str, **params: Any) -> Document:

@@ -20,6 +20,7 @@ from service.cli import (
     jobs,
     keys,
     manifests,
+    merge,
     models,
     probe,
     push,
@@ -86,6 +87,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "retry": diagnose.retry,
         "audit": audit.audit,
         "download": download.download,
+        "merge": merge.merge,
         "push": push.push,
     },
 }

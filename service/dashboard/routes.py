@@ -30,10 +30,10 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+# `X-Content-Type-Options` is on every answer of the service already.
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }

@@ -106,7 +106,8 @@ class News:
 def news(session: Session, job_id: str, after_step: int) -> News:
     """At most MAX_ROWS of them."""
     # the state first: what a job that has ended has written is there
-    job = session.get_one(Job, job_id, populate_existing=True)
+    asked = select(Job.state, Job.tenant, Job.step, Job.evaluation).where(Job.id == job_id)
+    job = session.execute(asked).one()
     state = JobState(job.state)
     found = metric_rows(session, job.tenant, job_id, after_step=max(0, after_step), limit=MAX_ROWS)
     rows = [row for row in found if state in TERMINAL or row["step"] < job.step]

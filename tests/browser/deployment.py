@@ -102,7 +102,12 @@ def questions(**faults: Any) -> bytes:
 def deployment(home: Path, database_url: str) -> Iterator[Deployment]:
     """API and worker; all stories are told when this is entered, and all ends with the block."""
     settings = settings_for(
-        home, database_url, engine_module="tests.browser.engine", poll_seconds=0.05, heartbeat_seconds=0.1
+        home,
+        database_url,
+        engine_module="tests.browser.engine",
+        poll_seconds=0.05,
+        heartbeat_seconds=0.1,
+        chat_module="tests.fake_serving",
     )
     with api_process(settings) as api:
         workers = Processes(settings)

@@ -50,7 +50,12 @@ def ranks_of(home: Path) -> set[bytes]:
 def test_a_job_on_two_devices_ends_with_the_adapter_of_one(tmp_path: Path) -> None:
     make_model(tmp_path / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_rows(tmp_path / "rows.jsonl")
-    deployment = {"GRPO_GPUS": "2", "GRPO_RUNTIME": json.dumps(RUNTIME), "GRPO_ENGINE_MODULE": "grpo_engine"}
+    deployment = {
+        "GRPO_GPUS": "2",
+        "GRPO_RUNTIME": json.dumps(RUNTIME),
+        "GRPO_ENGINE_MODULE": "grpo_engine",
+        "GRPO_WARM_ENGINE": "0",
+    }
     adapters, samples = [], []
     with grpo_up(tmp_path / "home", **deployment) as up:
         key = Path(up.ready["key_file"]).read_text().strip()

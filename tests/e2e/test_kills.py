@@ -18,7 +18,7 @@ from tests.service.embedded import Up, grpo_job, grpo_up, processes_of
 
 pytestmark = pytest.mark.slow
 
-STEPS = 24
+STEPS = 14
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
 SHORT_LEASE = {
     "GRPO_LEASE_SECONDS": "20",
@@ -52,12 +52,12 @@ def kill(home: Path, *words: str) -> None:
 
 
 def run(
-    folder: Path, disturb: Callable[[Up, Client, str], None]
+    folder: Path, disturb: Callable[[Up, Client, str], None], **more: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A GRPO job through `grpo up`; what it answers at its end and its metrics without the clocks."""
     make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_jsonl(folder / "train.jsonl", make_rows(64, 1, left=range(10), right=range(10), seed=2)[0])
-    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", **SHORT_LEASE) as up:
+    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", **(SHORT_LEASE | more)) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
             body = grpo_job(client.upload(rows)["id"], steps=STEPS)
@@ -89,18 +89,18 @@ def kill_everything_once(up: Up, client: Client, job_id: str) -> None:
     def at_step(step: int) -> None:
         wait_until(lambda: up.job(job_id)["progress"]["step"] >= step, seconds=120)
 
-    at_step(4)
+    at_step(2)
     kill(up.home, "grpo_engine")
-    at_step(10)
+    at_step(5)
     kill(up.home, "-m", "worker")
     kill(up.home, "service.app:create_app")
     wait_until(lambda: is_ok(f"{up.url}/readyz"), seconds=60)
-    at_step(16)
+    at_step(10)
     kill(up.home, "grpo_engine")
 
 
 def test_a_job_whose_engine_worker_and_api_are_killed_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    whole, expected = run(tmp_path / "whole", lambda up, client, job_id: None)
+    whole, expected = run(tmp_path / "whole", lambda up, client, job_id: None, GRPO_WARM_ENGINE="0")
     killed, found = run(tmp_path / "killed", kill_everything_once)
     assert (whole["status"], whole["attempt"]) == ("succeeded", 1)
     assert (killed["status"], killed["attempt"]) == ("succeeded", 4)

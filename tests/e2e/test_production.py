@@ -130,7 +130,12 @@ def test_the_real_engine_trains_through_production_and_its_adapter_decodes_as_it
     with (
         empty_database(postgres_server, "production_real") as url,
         production(
-            tmp_path / "home", model, url, redis_server, GRPO_ENGINE_MODULE="grpo_engine"
+            tmp_path / "home",
+            model,
+            url,
+            redis_server,
+            GRPO_ENGINE_MODULE="grpo_engine",
+            GRPO_WARM_ENGINE="0",
         ) as deployment,
         deployment.client() as client,
     ):

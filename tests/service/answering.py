@@ -6,10 +6,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+from sqlalchemy import func, select
+
 from service.chat import repository
+from service.chat.models import Generation
 from service.db import Database
 from service.settings import Settings
 from tests.servers import wait_until
+from tests.service.embedded import ROOT
 from worker.attempt import Worker
 from worker.chat import answer_until
 
@@ -18,7 +23,15 @@ FAKE = {"chat_module": "tests.fake_serving", "poll_seconds": 0.02}
 
 @contextmanager
 def answering(settings: Settings, name: str = "chat-worker") -> Iterator[Worker]:
-    """Ready when this is entered. PYTHONPATH must lead to the tests."""
+    """Ready when this is entered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with _thread(settings, name) as worker:
+            yield worker
+
+
+@contextmanager
+def _thread(settings: Settings, name: str) -> Iterator[Worker]:
     worker = Worker.open(settings.model_copy(update=FAKE), name)
     thread = threading.Thread(target=answer_until, args=(worker.draining, worker))
     thread.start()
@@ -29,6 +42,12 @@ def answering(settings: Settings, name: str = "chat-worker") -> Iterator[Worker]
         worker.draining.set()
         thread.join()
         worker.close()
+
+
+def num_generations(database: Database) -> int:
+    """Requests of which there is still a row."""
+    with database.reading() as session:
+        return session.scalar(select(func.count()).select_from(Generation)) or 0
 
 
 def num_workers(database: Database) -> int:

@@ -10,7 +10,6 @@ import openai
 import pytest
 from fastapi.testclient import TestClient
 from openai import OpenAI
-from sqlalchemy import func, select
 
 from service.chat.models import Generation
 from service.db import Database
@@ -19,9 +18,8 @@ from service.jobs.states import JobState
 from service.models import Job
 from service.settings import Settings
 from tests.servers import wait_until
-from tests.service.answering import answering
+from tests.service.answering import answering, num_generations
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job, expanded, make_model
-from tests.worker.conftest import ROOT
 from worker.attempt import Worker
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -29,16 +27,10 @@ HELLO: Any = [{"role": "user", "content": "hello there"}]
 
 
 @pytest.fixture
-def answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+def answered(settings: Settings) -> Iterator[Worker]:
     make_model(settings.home)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with answering(settings) as worker:
         yield worker
-
-
-def num_rows(database: Database) -> int:
-    with database.reading() as session:
-        return session.scalar(select(func.count()).select_from(Generation)) or 0
 
 
 def tune(settings: Settings, database: Database, archive: bytes, tenant: str = "tenant-a") -> str:
@@ -84,7 +76,7 @@ def test_the_unmodified_client_chats_whole_and_streamed_and_nothing_is_kept(
     assert "".join(choice.delta.content or "" for choice in choices) == "Base: hello"
     assert choices[-1].finish_reason == "length"
     assert [chunk.usage and chunk.usage.total_tokens for chunk in chunks[-2:]] == [None, 9]
-    wait_until(lambda: num_rows(database) == 0, what="all that was delivered is deleted")
+    wait_until(lambda: num_generations(database) == 0, what="all that was delivered is deleted")
 
 
 @on_sqlite

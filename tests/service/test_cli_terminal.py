@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
 
-from service.cli import progress
+from service.cli import complete, progress
 from service.db import Database
 from service.jobs.states import JobState
 from service.settings import Settings
@@ -139,33 +140,33 @@ def test_a_download_that_ctrl_c_broke_off_goes_on_with_the_next_command(
     assert (tmp_path / "out" / "ftjob-1.tar.gz").read_bytes() == body
 
 
-def test_tab_completes_ids_of_jobs_and_files_and_names_of_models(
-    shell: Shell, client: TestClient, settings: Settings, database: Database
+def test_tab_completes_the_id_of_a_job(shell: Shell, database: Database) -> None:
+    job_id = add_job(database, JobState.RUNNING)
+    assert shell.words("grpo diagnose ftjob-") == ([job_id], "")
+
+
+def asked(url: str, key: str | None) -> SimpleNamespace:
+    """What a completion is given: the options before the command."""
+    root = SimpleNamespace(params={"url": url, "api_key": key})
+    return SimpleNamespace(find_root=lambda: root)
+
+
+def test_files_and_models_are_completed_with_a_word_on_each(
+    server_url: str, api_key: str, client: TestClient, settings: Settings
 ) -> None:
     make_model(settings.home)
-    file_id, job_id = upload(client), add_job(database, JobState.RUNNING)
-    assert shell.words("grpo diagnose ftjob-") == ([job_id], "")
-    assert shell.words(f"grpo files delete {file_id[:8]}") == ([file_id], "")
-    assert shell.words("grpo submit --model t") == (["tiny"], "")
+    file_id, context = upload(client), asked(server_url, api_key)
+    assert complete.files(context, file_id[:8]) == [(file_id, "train.jsonl")]  # type: ignore[arg-type]
+    assert [name for name, _ in complete.models(context, "ti")] == ["tiny"]  # type: ignore[arg-type]
+    assert complete.models(context, "x") == []  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("url", ["", "http://127.0.0.1:9", "nonsense", "http://["])
 def test_tab_is_silent_where_there_is_no_service_or_no_key(
-    shell: Shell, proxy: Proxy, database: Database
+    server_url: str, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    add_job(database, JobState.RUNNING)
-    shell.environment["GRPO_API_KEY"] = "wrong"
-    assert shell.words("grpo status ftjob-") == ([], "")
-    proxy.refuse()
-    assert shell.words("grpo status ftjob-") == ([], "")
-
-
-def test_bash_gets_a_script_to_install(shell: Shell) -> None:
-    shell.environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
-    grpo = Path(sys.executable).parent / "grpo"
-    done = subprocess.run(
-        [grpo, "--show-completion", "bash"], env=shell.environment, capture_output=True, text=True, check=True
-    )
-    assert "complete -o default -F _grpo_completion grpo" in done.stdout
+    assert complete.jobs(asked(url or server_url, "wrong"), "") == []  # type: ignore[arg-type]
+    assert "Error" not in capfd.readouterr().err
 
 
 def test_without_a_terminal_progress_is_a_plain_line_now_and_then(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from service.importing.convert import Imported, imported, source_of
 from service.importing.reading import Unreadable, as_rows, num_rows, read_config
 from service.importing.rules import Options
 from service.jobs.schemas import JobCreate
-from tests.service.embedded import run_grpo
+from tests.service.embedded import GRPO, ROOT, run_grpo
 
 REWARD = "def score(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
 AXOLOTL: dict[str, Any] = {
@@ -183,6 +185,24 @@ def test_rows_that_need_nothing_are_used_where_they_lie(tmp_path: Path) -> None:
     path.write_text("no JSON\n")
     with pytest.raises(Unreadable, match="line 1"):
         as_rows(path, tmp_path / "used.jsonl")
+
+
+def test_the_guide_s_example_becomes_a_job(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "from-trl.md").read_text()
+    (config,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    command = re.findall(r"```sh\n(.*?)\n", guide)[0]
+    (tmp_path / "grpo.yaml").write_text(config)
+    (tmp_path / "rewards.py").write_text(
+        "def short(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+    )
+    row = {"prompt": [{"role": "user", "content": "2+2?"}], "solution": "4"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [*GRPO, *command.split()[1:]]
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    JobCreate.model_validate(json.loads((tmp_path / "job.json").read_text()))
+    assert (tmp_path / "job.rows.jsonl").exists()
 
 
 def test_the_command_writes_a_job_and_refuses_what_is_not_whole(tmp_path: Path) -> None:

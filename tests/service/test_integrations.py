@@ -27,6 +27,11 @@ MLFLOW = {"type": "mlflow", "mlflow": {"experiment": "sums/small"}}
 
 
 @pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+@pytest.fixture
 def training_file(client: TestClient, settings: Settings) -> str:
     make_model(settings.home)
     return upload(client)

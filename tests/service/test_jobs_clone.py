@@ -26,6 +26,11 @@ JOBS = "/v1/fine_tuning/jobs"
 
 
 @pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+@pytest.fixture
 def training_file(client: TestClient, settings: Any) -> str:
     make_model(settings.home)
     return upload(client)

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 
 from service.app import create_app
 from service.auth import create_key
@@ -24,10 +24,10 @@ from service.db import Database
 from service.models import Job
 from service.settings import Settings
 from tests.servers import wait_until
-from tests.service.answering import FAKE, answering, num_workers
+from tests.service.answering import FAKE, answering, num_generations, num_workers
 from tests.service.serving import serving
 from tests.waiting import is_alive, talking_engines
-from tests.worker.conftest import ROOT, Processes
+from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job
 from worker.chat import only_one
 
@@ -37,8 +37,9 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    (settings.home / "models" / "other").mkdir()
-    (settings.home / "models" / "other" / "config.json").write_text("{}")
+    for name in ("other", "broken"):
+        (settings.home / "models" / name).mkdir()
+        (settings.home / "models" / name / "config.json").write_text("{}")
     return settings.model_copy(update=FAKE)
 
 
@@ -73,9 +74,8 @@ def start(processes: Processes, database: Database) -> Callable[[], subprocess.P
 
 
 @pytest.fixture
-def answer(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def answer(settings: Settings) -> Iterator[Callable[..., None]]:
     """A thread of this process that answers, with other settings if need be."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with ExitStack() as stack:
         yield lambda **changed: stack.enter_context(answering(settings.model_copy(update=changed)))  # type: ignore[func-returns-value]
 
@@ -102,11 +102,6 @@ def last_code(events: Iterator[dict[str, Any]]) -> str | None:
     return last.get("error", {}).get("code")
 
 
-def num_rows(database: Database) -> int:
-    with database.reading() as session:
-        return session.scalar(select(func.count()).select_from(Generation)) or 0
-
-
 def samplers() -> list[int]:
     """Pids of the samplers of this process and its children."""
     return talking_engines(os.getpid())
@@ -123,7 +118,7 @@ def test_a_killed_worker_ends_the_stream_with_an_error_and_takes_its_sampler_alo
             session.execute(update(Generation).values(lease_expires_at=0.0))
         assert last_code(events) == "worker_lost"
     wait_until(lambda: not is_alive(sampler), 10, "the sampler dies with its worker")
-    wait_until(lambda: num_rows(database) == 0, 10, "the row is deleted")
+    wait_until(lambda: num_generations(database) == 0, 10, "the row is deleted")
 
 
 @on_sqlite
@@ -162,7 +157,7 @@ def test_a_client_that_leaves_stops_the_sampler_whose_place_others_can_have(
         pass
     with pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=body("hang on"), timeout=1)
-    wait_until(lambda: num_rows(database) == 0, 15, "nobody waits any more")
+    wait_until(lambda: num_generations(database) == 0, 15, "nobody waits any more")
     assert http.post(CHAT, json=body("hello", "other")).status_code == 200
     assert "not wanted any more" in capfd.readouterr().err
 
@@ -177,6 +172,17 @@ def test_a_model_that_nobody_talks_to_gives_its_place_up_and_is_ended_in_time(
     assert http.post(CHAT, json=body("hello", "other")).status_code == 200
     wait_until(lambda: not is_alive(first), 10, "the first model's sampler ends")
     wait_until(lambda: not samplers(), 10, "the second one too, when it is idle")
+
+
+@on_sqlite
+def test_a_model_that_cannot_be_loaded_is_said_without_what_is_the_operator_s(
+    http: httpx.Client, answer: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer()
+    refused = http.post(CHAT, json=body("hello", "broken"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_unloadable")
+    assert "/a/path of ours" not in refused.text
+    assert "/a/path of ours" in capfd.readouterr().err
 
 
 @on_sqlite

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from tests.worker.sink_samples import (
     wait_for,
     warnings_of,
 )
-from worker.sinks.__main__ import public_reason
+from worker.sinks.__main__ import public_reason, run
 from worker.sinks.keeper import Keeper
 
 TAIL = "They are kept here, and it is tried again."
@@ -62,14 +64,19 @@ def ends(keeper: Keeper) -> bool:
     return not keeper.num_running
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(
-    database: Database, settings: Settings, tmp_path: Path
-) -> None:
-    missing = package(tmp_path, "raise ModuleNotFoundError('No module named wandb', name='wandb')")
-    job_id = add_job(database, WANDB, steps=3)
+def told_here(database: Database, settings: Settings) -> None:
+    """One claim from its beginning to its end, in this process."""
     found = claim(database)
     assert found is not None
-    wait_for(start(found, environment(settings, missing)))
+    assert run(database, settings, found, threading.Event()) == 0
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    job_id = add_job(database, WANDB, steps=3)
+    told_here(database, settings)
     reason = "wandb is not there on the worker; install it there: pip install 'grpo-service[wandb]'."
     assert row_of(database, job_id).reason == reason
     message = f"wandb did not take the metrics: {reason} {TAIL}"
@@ -138,15 +145,12 @@ def test_what_was_missed_during_a_failure_follows_from_the_stored_metrics(
     blocked = settings.tensorboard_root
     blocked.write_text("a file where the folder should be")
     job_id = add_job(database, TENSORBOARD, steps=3)
-    for is_blocked in (True, False):
-        found = claim(database)
-        assert found is not None
-        if not is_blocked:
-            blocked.unlink()
-            end(database, job_id)
-        wait_for(start(found, environment(settings)))
-        assert row_of(database, job_id).failures == (1 if is_blocked else 0)
-        make_due(database, job_id)
+    told_here(database, settings)
+    assert row_of(database, job_id).failures == 1
+    blocked.unlink()
+    end(database, job_id)
+    make_due(database, job_id)
+    told_here(database, settings)
     assert (row_of(database, job_id).state, row_of(database, job_id).step) == ("done", 3)
     (warning,) = warnings_of(database, job_id)
     assert warning["code"] == "sink_tensorboard"

@@ -5,6 +5,7 @@ One job has all three sinks. Their processes are killed in the middle, and other
 
 from __future__ import annotations
 
+import json
 import signal
 import struct
 from collections.abc import Callable, Iterator
@@ -59,6 +60,8 @@ class Written:
     settings: Settings
     database: Database
     job_id: str
+    logs: tuple[str, ...]
+    """Of the processes that ended by themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +75,9 @@ def written(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     make_steps(database, job_id, 10, 12)
     end(database, job_id, JobState.FAILED)
     make_due(database, job_id)
-    for process in [start(found, environment(settings)) for found in _claims(database)]:
-        wait_for(process)
-    yield Written(settings, database, job_id)
+    processes = [start(found, environment(settings)) for found in _claims(database)]
+    logs = tuple(wait_for(process) for process in processes)
+    yield Written(settings, database, job_id, logs)
     database.engine.dispose()
 
 
@@ -89,7 +92,7 @@ def _tell_and_kill(settings: Settings, database: Database, job_id: str) -> None:
         for last in (7, 9):
             make_steps(database, job_id, last, last)
             rows = rows_of(database, job_id)
-            wait_until(lambda last=last: _all_are_at(database, job_id, last - 1), 90, f"told: {rows}")
+            wait_until(lambda last=last: _all_are_at(database, job_id, last - 1), 300, f"told: {rows}")
             make_steps(database, job_id, last + 1, last + 1)
         for process in processes:
             process.send_signal(signal.SIGKILL)
@@ -156,6 +159,11 @@ def test_evaluations_stand_at_their_steps_and_the_one_before_training_at_zero(
 def test_a_job_that_has_ended_is_told_for_good(written: Written) -> None:
     rows = rows_of(written.database, written.job_id).values()
     assert {(row.state, row.step, row.due_at, row.reason) for row in rows} == {("done", 12, None, "")}
+
+
+def test_no_package_writes_into_the_worker_s_log(written: Written) -> None:
+    lines = [json.loads(line) for log in written.logs for line in log.splitlines()]
+    assert [line for line in lines if line["level"] not in ("info", "debug")] == []
 
 
 def test_mlflow_has_one_run_with_the_settings_and_the_job_s_end(written: Written) -> None:

@@ -28,7 +28,7 @@ logger = structlog.get_logger()
 
 MAX_PROCESSES = 6
 """Of this machine: two jobs with all three sinks. What is due beyond that waits its turn."""
-STOP_SECONDS = 10.0
+STOP_SECONDS = 5.0
 """From SIGTERM to SIGKILL: time to write what is at hand."""
 HUNG = "it hung, and was ended; it may not reach its server."
 

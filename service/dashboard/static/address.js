@@ -12,13 +12,15 @@ export function replaceQuery(changes) {
   history.replaceState(null, "", text ? `${path}?${text}` : path);
 }
 
-// A page's own style sheet, `pages/<name>.css`, loaded once. → a promise, for who must measure.
+// A page's own style sheet, `pages/<name>.css`, loaded once. → a promise, for who must measure; a sheet that
+// cannot be loaded leaves the page plain and not waiting.
 export function styled(name) {
   const id = `style-${name}`;
   if (document.getElementById(id)) return Promise.resolve();
   return new Promise((resolve) => {
     const href = new URL(`./pages/${name}.css`, import.meta.url).href;
-    const link = Object.assign(document.createElement("link"), { id, rel: "stylesheet", href, onload: resolve });
+    const done = { onload: resolve, onerror: resolve };
+    const link = Object.assign(document.createElement("link"), { id, rel: "stylesheet", href, ...done });
     document.head.append(link);
   });
 }

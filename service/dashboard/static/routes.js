@@ -7,8 +7,8 @@ export const ROUTES = [
   { path: "/jobs/:id/rollouts", page: "rollouts" },
   { path: "/compare", page: "compare" },
   { path: "/new", page: "new", nav: "New job" },
-  { path: "/grader", page: "grader" },
-  { path: "/try", page: "try" },
+  { path: "/grader", page: "grader", nav: "Grader" },
+  { path: "/try", page: "try", nav: "Try" },
 ];
 
 // `#/jobs/ftjob-1?a=b` → {page, params: {id, query: URLSearchParams}}; null for an address of no page.

@@ -6,6 +6,7 @@ import { follow, get, jobPath, metricsOf, pause } from "../api.js";
 import { announce, el, failed, loading } from "../dom.js";
 import { isOver } from "../job_parts.js";
 import { Charts } from "./job_charts.js";
+import { Diagnosis } from "./job_diagnosis.js";
 import { Events } from "./job_events.js";
 import { Checkpoints, configuration } from "./job_files.js";
 import { Summary } from "./job_summary.js";
@@ -19,7 +20,9 @@ export async function show(root, params, signal) {
   loading(root, "Loading the job");
   await Promise.all([styled("job"), page.load()]);
   root.replaceChildren(...page.parts());
-  await Promise.all([page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.events.load()]);
+  await Promise.all([
+    page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.events.load(), page.diagnosis.load(),
+  ]);
   if (!isOver(page.job)) await page.stayFresh();
 }
 
@@ -35,6 +38,7 @@ class JobPage {
     this.rows = await metricsOf(this.id, { points: POINTS, signal: this.signal });
     this.summary = new Summary(this.job, { changed: (job) => this.told(job), signal: this.signal });
     this.charts = new Charts();
+    this.diagnosis = new Diagnosis(this.id, this.signal);
     this.checkpoints = new Checkpoints(this.id, this.signal);
     this.events = new Events(this.id, this.signal);
   }
@@ -42,8 +46,8 @@ class JobPage {
   parts() {
     this.trouble = el("div");
     return [
-      ...this.summary.parts, this.trouble, this.charts.root,
-      el("div", { class: "split" }, this.checkpoints.root, configuration(this.job)), this.events.root,
+      ...this.summary.parts, this.diagnosis.root, this.trouble, this.charts.root,
+      el("div", { class: "split" }, el("div", { class: "pile" }, this.checkpoints.root, this.summary.cost), configuration(this.job)), this.events.root,
     ];
   }
 
@@ -77,6 +81,7 @@ class JobPage {
       await this.readMetrics();
       this.told(job);
       await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.events.refresh()]);
+      if (isOver(job)) await this.diagnosis.load();
       this.trouble.replaceChildren();
     } catch (error) {
       if (this.signal.aborted) throw error;

@@ -38,9 +38,10 @@ export class Summary {
     this.cost = el("div");
     this.parts = [
       heading(jobName(job), {
-        above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status, actions: this.buttons,
+        above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status,
+        actions: [el("a", { class: "button", href: `#/new?from=${job.id}` }, "Copy"), this.buttons],
       }),
-      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation, this.cost,
+      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation,
     ].filter(Boolean);
     this.update(job);
   }
@@ -72,9 +73,12 @@ export class Summary {
     const wanted = isOver(job) || job.phase === "cancelling" ? [] : ["cancel"];
     if (job.status === "paused") wanted.unshift("resume");
     else if (wanted.length && job.phase !== "pausing") wanted.unshift("pause");
-    if (this.offered === wanted.join()) return;
-    this.offered = wanted.join();
-    this.buttons.replaceChildren(...wanted.map((name) =>
+    const model = job.method.rule === "training_free" ? null : job.fine_tuned_model;
+    const offered = [...wanted, model].join();
+    if (this.offered === offered) return;
+    this.offered = offered;
+    const talk = model ? [el("a", { class: "button", href: `#/try?model=${encodeURIComponent(model)}` }, "Try it")] : [];
+    this.buttons.replaceChildren(...talk, ...wanted.map((name) =>
       button(ACTIONS[name].label, (event) => this.act(name, event.target), { kind: ACTIONS[name].kind })));
   }
 
