@@ -77,6 +77,19 @@ class Past:
     """Loading, grading, evaluating, saving."""
     mean_completion_tokens: float
 
+    def sampling_rate(self, size: int) -> float | None:
+        """Tokens per second for a model of `size` parameters; None: nothing was sampled."""
+        return self._rate(self.sampled_tokens, self.sample_seconds, size)
+
+    def training_rate(self, size: int) -> float | None:
+        return self._rate(self.trained_tokens, self.train_seconds, size)
+
+    def _rate(self, tokens: int, seconds: float, size: int) -> float | None:
+        """Half as fast for a model twice as large; as it was where one of the sizes is unknown."""
+        if not tokens or not seconds:
+            return None
+        return tokens / seconds * (self.num_parameters / size if size and self.num_parameters else 1.0)
+
 
 def past_of(model: str, cost: Mapping[str, Any], wall_seconds: float) -> Past | None:
     """None where the job did not get as far as a step."""

@@ -75,33 +75,50 @@ class Subject:
     runtime: Runtime
 
 
+@dataclass(frozen=True)
+class Basis:
+    """Past runs that tell this job's speed."""
+
+    runs: Sequence[Past]
+    is_same_model: bool
+    """False: of models about as large, which tell less."""
+
+    @property
+    def spread(self) -> float:
+        """The factor by which their speed may be off."""
+        return SAME_SPREAD if self.is_same_model else SIMILAR_SPREAD
+
+    def __str__(self) -> str:
+        runs = f"{len(self.runs)} run{'s' if len(self.runs) > 1 else ''}"
+        whose = "with this model" if self.is_same_model else "with models of a similar size"
+        machines = ", ".join(sorted({each.machine for each in self.runs if each.machine}))
+        return f"{runs} {whose}{f' on {machines}' if machines else ''}"
+
+
 def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
     """The whole answer."""
     notes: list[str] = []
-    known, spread = comparable(subject, past)
-    sampled = sampled_tokens(subject, known if spread == SAME_SPREAD else [], notes)
+    basis = comparable(subject, past)
+    sampled = sampled_tokens(subject, basis, notes)
     trained = trained_tokens(subject, sampled, notes)
-    memory = peak_memory(subject, notes) if trained is not None else None
-    seconds = job_seconds(subject, sampled, trained, known, spread, notes)
     return Estimate(
         steps=subject.total_steps,
         completions=num_completions(subject),
         sampled_tokens=sampled,
         trained_tokens=trained,
-        peak_memory_bytes=memory,
-        seconds=seconds,
+        peak_memory_bytes=None if trained is None else peak_memory(subject, notes),
+        seconds=None if trained is None else job_seconds(subject, sampled, trained, basis, notes),
         notes=notes,
     )
 
 
-def comparable(subject: Subject, past: Sequence[Past]) -> tuple[list[Past], float]:
-    """Past runs that tell this one's speed and how far off they may be: of this model, else of its size."""
-    same = [each for each in past if each.model == subject.model][:MODEL_JOBS]
-    if same:
-        return same, SAME_SPREAD
+def comparable(subject: Subject, past: Sequence[Past]) -> Basis:
+    """Runs of the same model where there are any, else of models about as large."""
+    if same := [each for each in past if each.model == subject.model]:
+        return Basis(same[:MODEL_JOBS], is_same_model=True)
     size = subject.shape.num_parameters if subject.shape else 0
     near = [each for each in past if size and 1 / SIMILAR_SIZE <= each.num_parameters / size <= SIMILAR_SIZE]
-    return near[:MODEL_JOBS], SIMILAR_SPREAD
+    return Basis(near[:MODEL_JOBS], is_same_model=False)
 
 
 def num_completions(subject: Subject) -> int:
@@ -111,14 +128,14 @@ def num_completions(subject: Subject) -> int:
     return int(subject.total_steps * settings.prompts_per_step * settings.group_size)
 
 
-def sampled_tokens(subject: Subject, same: Sequence[Past], notes: list[str]) -> TokenRange:
+def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRange:
     """Completions times their length: at most the limit, at least what this model wrote lately or a guess."""
     count = num_completions(subject)
     if not count:
         return TokenRange(low=0, high=0)
     limit = settings_of(subject.method).hyperparameters.max_completion_tokens
-    lengths = [each.mean_completion_tokens for each in same if each.mean_completion_tokens]
-    if lengths:
+    lengths = [each.mean_completion_tokens for each in basis.runs if each.mean_completion_tokens]
+    if lengths and basis.is_same_model:
         shortest = min(limit, min(lengths)) / 2
         seen = f"{min(lengths):.0f}" + (f" to {max(lengths):.0f}" if max(lengths) - min(lengths) > 1 else "")
         notes.append(f"This model's completions had about {seen} tokens so far.")
@@ -132,13 +149,13 @@ def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> T
     """Tokens of completions (or of targets) that gradients come from, each time they do."""
     settings = settings_of(subject.method).hyperparameters
     if subject.method.type == "training_free":
-        notes.append("A training-free job trains no weights.")
+        notes.append("A training-free job trains no weights; its time is that of the models it asks.")
         return None
     if subject.method.type == "reinforcement":
         times = settings.num_iterations
         return TokenRange(low=round(sampled.low * times * LEAST_TRAINED_SHARE), high=sampled.high * times)
     if subject.rows is None:
-        notes.append("The rows were not counted in tokens, because the model is not on this machine.")
+        notes.append("The model is not on this machine: neither tokens nor memory nor time are known.")
         return None
     tokens = round(subject.total_steps * settings.rows_per_step * subject.rows.mean_targets)
     return TokenRange(low=tokens, high=tokens)
@@ -192,58 +209,32 @@ def activation_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
 
 
 def job_seconds(
-    subject: Subject,
-    sampled: TokenRange,
-    trained: TokenRange | None,
-    known: Sequence[Past],
-    spread: float,
-    notes: list[str],
+    subject: Subject, sampled: TokenRange, trained: TokenRange, basis: Basis, notes: list[str]
 ) -> Range | None:
     """None where nothing comparable has run here."""
-    if not known or trained is None or (sampled.high and not any(each.sample_seconds for each in known)):
-        notes.append(
-            "There is no time, because nothing comparable has run here yet: a probe tells the speed."
-        )
+    size, spread = subject.shape.num_parameters if subject.shape else 0, basis.spread
+    sampling = [rate for each in basis.runs if (rate := each.sampling_rate(size))]
+    training = [rate for each in basis.runs if (rate := each.training_rate(size))]
+    if not (sampling if sampled.high else training):
+        probing = ": a probe tells the speed" if sampled.high else ""
+        notes.append(f"There is no time, because nothing comparable has run here yet{probing}.")
         return None
-    size = subject.shape.num_parameters if subject.shape else 0
-    sample = phase_seconds(
-        sampled, [_rate(e.sampled_tokens, e.sample_seconds, e, size) for e in known], spread
-    )
-    train_rates = [_rate(e.trained_tokens, e.train_seconds, e, size) for e in known if e.train_seconds]
-    if train_rates:
-        train = phase_seconds(trained, train_rates, spread)
-    elif sampled.high:
+    sample = phase_seconds(sampled, sampling, spread)
+    if training:
+        train = phase_seconds(trained, training, spread)
+    else:
         train = Range(low=sample.low * TRAIN_PER_SAMPLE[0], high=sample.high * TRAIN_PER_SAMPLE[1])
         notes.append("Nothing was trained with such a model yet, so the speed of training is a guess.")
-    else:
-        notes.append("There is no time, because no comparable job has trained here yet.")
-        return None
-    others = [each.other_seconds for each in known]
-    notes.append(_basis(known, spread))
+    notes.append(f"The time follows from {basis}.")
+    others = [each.other_seconds for each in basis.runs]
     return Range(
         low=round(sample.low + train.low + min(others) / spread, 1),
         high=round(sample.high + train.high + max(others) * spread, 1),
     )
 
 
-def phase_seconds(tokens: TokenRange, rates: Sequence[float | None], spread: float) -> Range:
+def phase_seconds(tokens: TokenRange, rates: Sequence[float], spread: float) -> Range:
     """At the highest rate seen for the fewest tokens, and at the lowest one for the most."""
-    found = [rate for rate in rates if rate]
-    if not tokens.high or not found:
+    if not tokens.high:
         return Range(low=0, high=0)
-    return Range(low=tokens.low / (max(found) * spread), high=tokens.high / (min(found) / spread))
-
-
-def _rate(tokens: int, seconds: float, past: Past, size: int) -> float | None:
-    """Tokens per second, of another model as if it had this one's size."""
-    if not seconds or not tokens:
-        return None
-    return tokens / seconds * (past.num_parameters / size if size and past.num_parameters else 1.0)
-
-
-def _basis(known: Sequence[Past], spread: float) -> str:
-    jobs = f"{len(known)} run{'s' if len(known) > 1 else ''}"
-    whose = "with this model" if spread == SAME_SPREAD else "with models of a similar size"
-    machines = ", ".join(sorted({each.machine for each in known if each.machine}))
-    where = f" on {machines}" if machines else ""
-    return f"The time follows from {jobs} {whose}{where}."
+    return Range(low=tokens.low / (max(rates) * spread), high=tokens.high / (min(rates) / spread))
