@@ -16,14 +16,11 @@ from grpo_engine.graders import make_sample
 from grpo_engine.metrics import PASS_REWARD
 from grpo_engine.packing import trained_tokens
 from grpo_engine.prompt_source import Outcome
-from grpo_engine.records import CompletionRecord, GroupRecord, Sample, Score
+from grpo_engine.records import OVERLONG, CompletionRecord, GroupRecord, Sample, Score
 from grpo_engine.types import Completion, GradedGroup, ScoredGroup
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text, as the completion's own text was made."""
-
-OVERLONG = "overlong"
-"""Part under which the soft overlong punishment is shown."""
 
 
 def sample_of(completion: Completion) -> Sample:

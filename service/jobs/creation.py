@@ -182,4 +182,5 @@ def _job_of(request: Request, report: Report, settings: Settings) -> Job:
         job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null
     if isinstance(body, ProbeCreate):
         job.id, job.probe, job.total_steps = new_id(names.PROBE), body.probe.model_dump(), 0
+        job.integrations = None  # what keeps the metrics of jobs need not hear of it
     return job

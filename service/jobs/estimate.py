@@ -18,6 +18,8 @@ from service.jobs.shapes import ModelShape
 
 SHORTEST_SHARE = 1 / 8
 """Of max_completion_tokens: how short completions may be on average where nothing is known of them."""
+LEAST_TRAINED_SHARE = 1 / 4
+"""Of what is sampled: groups without signal train nothing, and a job with more of them hardly learns."""
 SAME_SPREAD, SIMILAR_SPREAD = 1.5, 3.0
 """Factors by which the speed of a past job of this model, or of one of its size, may be off."""
 SIMILAR_SIZE = 4.0
@@ -134,7 +136,7 @@ def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> T
         return None
     if subject.method.type == "reinforcement":
         times = settings.num_iterations
-        return TokenRange(low=sampled.low * times, high=sampled.high * times)
+        return TokenRange(low=round(sampled.low * times * LEAST_TRAINED_SHARE), high=sampled.high * times)
     if subject.rows is None:
         notes.append("The rows were not counted in tokens, because the model is not on this machine.")
         return None

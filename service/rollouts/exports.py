@@ -16,7 +16,7 @@ from service.rollouts import pairs, repository
 from service.rollouts.datasets import Dataset, TrainedSplit, find_dataset
 from service.rollouts.pairs import Limits
 from service.rollouts.selection import Selection
-from service.rollouts.service import checked_job
+from service.rollouts.service import checked_job, searching
 from service.settings import Settings
 from service.storage import Storage
 
@@ -48,7 +48,8 @@ class Exports:
     ) -> Iterator[str]:
         """Rows for `supervised` training. Raises NotFound, and InvalidRequest where there is nothing."""
         job, dataset, selection = self._opened(tenant, job_id, parts, split)
-        found = pairs.best_answers(self.database, job.id, selection, limits)
+        with searching():
+            found = pairs.best_answers(self.database, job.id, selection, limits)
         return pairs.lines(self.database, job.id, split, dataset, found, pairs.supervised_row)
 
     def preferences(
@@ -61,7 +62,8 @@ class Exports:
     ) -> Iterator[str]:
         """Good and bad answers. Raises NotFound, and InvalidRequest where there are none."""
         job, dataset, selection = self._opened(tenant, job_id, parts, split)
-        found = pairs.preferences(self.database, job.id, selection, limits)
+        with searching():
+            found = pairs.preferences(self.database, job.id, selection, limits)
         return pairs.lines(self.database, job.id, split, dataset, found, pairs.preference_row)
 
     def _opened(

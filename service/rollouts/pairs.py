@@ -22,7 +22,7 @@ from service.rollouts import repository
 from service.rollouts.datasets import Dataset
 from service.rollouts.selection import Selection, is_truncated
 
-ROWS_AT_ONCE = 100
+ROWS_AT_ONCE = 50
 
 Row = dict[str, Any]
 Order = Callable[["Candidate"], tuple[float, ...]]
@@ -106,9 +106,8 @@ def preferences(
     known = _extremes(database, job_id, selection, limits.per_prompt)
     found = {row: list(_pairs(each, limits.at_least)) for row, each in known.items()}
     if not any(found.values()):
-        message = (
-            f"min_margin: no prompt has two completions whose rewards differ by {limits.at_least:g} or more."
-        )
+        apart = f"by {limits.at_least:g} or more" if limits.at_least else "at all"
+        message = f"min_margin: no prompt has two completions whose rewards differ {apart}."
         raise InvalidRequest(message, param="min_margin", code="nothing_to_export")
     return {row: examples for row, examples in found.items() if examples}
 
@@ -126,9 +125,8 @@ def lines(
     rows = dataset.rows(numbers)
     for start in range(0, len(numbers), ROWS_AT_ONCE):
         some = numbers[start : start + ROWS_AT_ONCE]
-        texts = _texts(
-            database, job_id, split, [one for row in some for each in examples[row] for one in each]
-        )
+        wanted = [one for row in some for example in examples[row] for one in example]
+        texts = _texts(database, job_id, split, wanted)
         for number, row in islice(rows, len(some)):
             for example in examples[number]:
                 made = render(row, example, [texts[one] for one in example])
@@ -164,7 +162,7 @@ def _tools(row: Row) -> Row:
 def _pairs(known: _Extremes, min_margin: float) -> Iterator[Example]:
     for chosen, rejected in zip(known.best, known.worst, strict=False):
         margin = chosen.reward - rejected.reward
-        if margin > 0 and margin >= min_margin:
+        if margin > 0 and margin >= min_margin and chosen.digest != rejected.digest:
             yield chosen, rejected
 
 

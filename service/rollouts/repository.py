@@ -22,7 +22,6 @@ from service.jobs import names
 from service.models import Rollout
 from service.rollouts.schemas import (
     CompletionRead,
-    GroupFields,
     RolloutRead,
     SplitSteps,
     stored_completion,
@@ -164,17 +163,16 @@ def _id(group: Rollout) -> str:
 
 
 def _group_fields(group: Rollout) -> dict[str, Any]:
-    fields = GroupFields(
-        step=group.step,
-        split=group.split,
-        set=group.data.get("set"),
-        position=group.position,
-        has_signal=group.has_signal,
-        mean_reward=mean_reward(group.data),
-        row=group.data["row"],
-        prompt=group.data["prompt"],
-    )
-    return dict(fields)
+    return {
+        "step": group.step,
+        "split": group.split,
+        "set": group.data.get("set"),
+        "position": group.position,
+        "has_signal": group.has_signal,
+        "mean_reward": mean_reward(group.data),
+        "row": group.data["row"],
+        "prompt": group.data["prompt"],
+    }
 
 
 def _entries(group: Rollout, selection: Selection, unit: Unit) -> Iterator[Entry]:

@@ -21,7 +21,6 @@ from service.catalog import Catalog
 from service.db import Database
 from service.errors import InvalidRequest
 from service.graders.service import RESERVED_FIELDS, check
-from service.jobs.grader_checks import with_places
 from service.jobs.method_parts import leaves, settings_of
 from service.jobs.reading import require_job
 from service.models import Job, Rollout
@@ -69,7 +68,7 @@ class Rescore:
         with _turns.one():
             groups, num_skipped = self._groups(job, request)
             items = _items(dataset, groups)
-            scores = _graded(with_places(request.grader, self.catalog), groups, items)
+            scores = _graded(request.grader, groups, items)
         old_grader = getattr(settings_of(method), "grader", None)
         found = compared(groups, scores, estimator, old_grader, request.grader)
         return RescoreRead(

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_engine.advantages import GroupRewards, advantages
-from grpo_engine.records import Score
+from grpo_engine.records import OVERLONG, Score
 from service.jobs import names
 from service.models import Rollout
 from service.rollouts.schemas import (
@@ -28,8 +28,6 @@ from service.rollouts.schemas import (
 )
 from service.rollouts.selection import is_truncated
 
-OVERLONG = "overlong"
-"""Part under which the engine shows the soft overlong punishment: of the job, not of its grader."""
 MAX_ERRORS = 10
 
 
@@ -87,7 +85,7 @@ def stored_score(completion: Mapping[str, Any]) -> Score:
 
 
 def with_own_parts(score: Score, completion: Mapping[str, Any]) -> Score:
-    """The new grader's score with what the job itself added to every reward."""
+    """The new grader's score with what is the job's own and not its grader's: the punishment of length."""
     punishment = (completion.get("parts") or {}).get(OVERLONG)
     if punishment is None or score.reward is None:
         return score

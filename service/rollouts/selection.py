@@ -40,6 +40,12 @@ class Selection:
         """Whether completions must be read to know what is meant."""
         return bool(self.fired or self.not_fired) or self.filter in ("truncated", "grader_error")
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether it takes reading the completions of many steps."""
+        is_one_step = self.from_step is not None and self.from_step == self.to_step
+        return not is_one_step and (self.looks_inside or self.filter in ("best", "worst"))
+
     def admits(self, completion: Completion) -> bool:
         """Whether this completion is meant, whose group fits."""
         if self.filter == "truncated" and not is_truncated(completion):

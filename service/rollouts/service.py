@@ -5,6 +5,7 @@ Boundary: no HTTP. Transactions are opened here, one for each question.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.config import Method
 from grpo_engine.graders import part_names
+from grpo_engine.records import OVERLONG
 from service.db import Database
 from service.jobs import names
 from service.jobs.method_parts import graders_of, settings_of
@@ -22,9 +24,9 @@ from service.rollouts import repository
 from service.rollouts.repository import Entry, Unit
 from service.rollouts.schemas import RolloutOverview
 from service.rollouts.selection import Selection, refuse_unknown_parts
+from service.turns import Turns
 
-OVERLONG = "overlong"
-"""Part under which the engine shows the soft overlong punishment."""
+_searches = Turns(4, "searches through all rollouts of a job are running")
 _method: TypeAdapter[Method] = TypeAdapter(Method)
 
 
@@ -41,6 +43,11 @@ def parts_of(job: Job) -> list[str]:
     return sorted(set(found))
 
 
+def searching() -> AbstractContextManager[None]:
+    """Around what reads all of a job's completions."""
+    return _searches.one()
+
+
 def checked_job(database: Database, tenant: str, job_id: str, selection: Selection) -> Job:
     """The tenant's job. Raises NotFound, and InvalidRequest for a part that it does not have."""
     with database.reading() as session:
@@ -53,8 +60,11 @@ def checked_job(database: Database, tenant: str, job_id: str, selection: Selecti
 def page(
     database: Database, job: Job, selection: Selection, unit: Unit, *, limit: int, after: str | None
 ) -> list[Entry]:
-    """One more than `limit` where there are more. Raises NotFound for a cursor that is not there."""
-    with database.scanning() as session:
+    """One more than `limit` where there are more.
+
+    Raises NotFound for a cursor that is not there, TooManyRequests while many search whole ledgers.
+    """
+    with searching() if selection.is_wide else nullcontext(), database.scanning() as session:
         last = None if after is None else _last(session, job.id, after, unit)
         return repository.page(session, job.id, selection, unit, limit=limit, after=last)
 

@@ -31,7 +31,7 @@ class LearningEngine(fake_engine.FakeEngine):
             self._emit(StepFinished(step=self.step, metrics=self._metrics(groups)))
         else:
             self._emit(StepFinished(step=self.step, metrics=self._supervised_metrics()))
-        if self.step == 12:
+        if self.step == 12 and isinstance(self.config.method, Reinforcement):
             message = "9 of 16 groups had no signal: all their completions were scored alike"
             self._emit(Warned(code="low_signal", message=message, step=12))
 

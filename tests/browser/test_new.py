@@ -84,7 +84,6 @@ def test_from_an_upload_to_a_succeeded_job(
     expect(steps).to_have_text("Steps1212")
     job = deployment.get(f"{JOBS}/{job_id}")
     assert (job["status"], job["progress"]["step"]) == ("succeeded", 12)
-    shots(page, "new-started")
     assert job["estimate"]["steps"] == job["actual"]["steps"] == 12
 
 
@@ -132,6 +131,24 @@ def test_a_probe_says_its_sentence_and_shows_what_was_written(
     shots(page, "new-probed")
 
 
+def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Page, rows: Path) -> None:
+    open_with(page, rows)
+    page.get_by_label("Longest completion, in tokens").fill("16")
+    ready = page.get_by_role("heading", name="Ready to start")
+    for rule in ("math", "string_check", "text_similarity", "format", "python", "numeric"):
+        page.get_by_label("A completion earns reward when").select_option(rule)
+        assert request_shown(page)["method"]["reinforcement"]["grader"]["type"] == rule
+        page.get_by_role("button", name="Check").click()
+        expect(ready).to_be_visible(timeout=RUN_MS)
+        expect(page.get_by_text("The request has changed since.")).to_be_hidden()
+    page.get_by_label("Method").select_option("supervised")
+    expect(page.get_by_text("The request has changed since.")).to_be_visible()
+    expect(page.get_by_role("button", name="Probe")).to_be_hidden()
+    expect(page.get_by_label("Epochs")).to_have_value("3")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("the last message must be the assistant's").first).to_be_visible()
+
+
 def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:
     page.goto("/#/new")
     page.get_by_label("Pull towards the base model (β)").fill("0.1")
@@ -164,11 +181,13 @@ def test_a_copy_begins_with_the_jobs_own_request(page: Page, deployment: Deploym
         metadata={"team": "maths"},
         method=reinforcement(beta=0.02, n_steps=3),
     )
-    page.goto(f"/#/new?from={job_id}")
+    page.goto(f"/#/jobs/{job_id}")
+    page.get_by_role("link", name="Copy").click()
     expect(page.get_by_label("Name of the result")).to_have_value("original")
     expect(page.get_by_label("Pull towards the base model (β)")).to_have_value("0.02")
     body = request_shown(page)
     assert body["method"]["reinforcement"]["grader"]["type"] == "multi"
     assert body["metadata"] == {"team": "maths"}
+    page.get_by_label("Prompts per step").fill("2")
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("heading", name="Ready to start")).to_be_visible()

@@ -15,7 +15,7 @@ from tests.browser.deployment import JOBS, Deployment, questions
 from tests.service.job_samples import upload
 from tests.service.rollout_samples import add_group, said
 
-Shots = Callable[[str], None]
+Shots = Callable[[Page, str], None]
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202e</p>"
 
 
@@ -67,7 +67,8 @@ def test_bars_waterline_and_advantages_are_the_apis(page: Page, deployment: Depl
             expect(column).to_contain_text("error")
             continue
         expect(column.locator(".advantage")).to_have_text(signed(one["advantage"]))
-        assert float(column.get_attribute("data-reward") or "nan") == one["reward"]
+        drawn = [float(column.get_attribute(f"data-{name}") or "nan") for name in ("reward", "advantage")]
+        assert drawn == [one["reward"], one["advantage"]]
         box = column.locator(".fill").bounding_box()
         assert box is not None
         heights.append((one["reward"], box["height"]))
@@ -79,7 +80,7 @@ def test_bars_waterline_and_advantages_are_the_apis(page: Page, deployment: Depl
     assert zero is not None
     assert zero["y"] - line["y"] == pytest.approx(tallest * group["mean_reward"] / best, abs=2)
     expect(page.locator(".waterline")).to_have_text(f"mean {group['mean_reward']:.4g}")
-    shots("rollouts")
+    shots(page, "rollouts")
 
 
 def test_click_and_arrow_keys_show_a_completion_with_its_parts(page: Page, deployment: Deployment) -> None:
@@ -167,7 +168,7 @@ def test_hostile_text_is_text_and_negative_rewards_hang_below(page: Page, hostil
     assert below is not None
     assert zero is not None
     assert below["y"] >= zero["y"] - 1
-    shots("rollouts-hostile")
+    shots(page, "rollouts-hostile")
 
 
 def test_the_split_is_chosen(page: Page, hostile: str) -> None:
@@ -230,7 +231,7 @@ def test_another_grader_is_tried_and_its_rewards_are_marked(
     changes = page.locator(".rescore .figures div").last
     expect(changes).to_contain_text(str(told["summary"]["num_sign_changes"]))
     expect(page.locator(".column .rescored")).to_have_count(len(told["data"][0]["completions"]))
-    shots("rollouts-rescore")
+    shots(page, "rollouts-rescore")
 
 
 def test_the_best_answers_are_downloaded(page: Page, deployment: Deployment) -> None:

@@ -170,7 +170,8 @@ def _add_jobs(found: World) -> None:
 
 def _add_history(database: Database, job_id: str) -> None:
     completion = {"text": "4", "reward": 1.0, "tokens": [1], "num_tokens": 1, "finish_reason": "stop"}
-    group = {"row": 0, "prompt": "owner's prompt", "completions": [completion], "has_signal": True}
+    completions = [completion, {**completion, "text": "5", "reward": 0.0}]
+    group = {"row": 0, "prompt": "owner's prompt", "completions": completions, "has_signal": True}
     place = {"split": "train", "step": 1, "position": 0}
     with database.transaction() as session:
         history.append(session, job_id, Entry("message", "started"), Entry("metrics", "1", data={"step": 1}))

@@ -61,8 +61,8 @@ def ranges(found: Estimate) -> dict[str, tuple[float, float] | None]:
 def test_without_a_past_there_is_no_time_and_the_tokens_are_wide() -> None:
     found = estimate(subject(), [])
     assert (found.steps, found.completions) == (100, 3200)
-    tokens = (3200 * 32, 3200 * 256)
-    assert ranges(found) == {"sampled_tokens": tokens, "trained_tokens": tokens, "seconds": None}
+    tokens = {"sampled_tokens": (3200 * 32, 3200 * 256), "trained_tokens": (3200 * 8, 3200 * 256)}
+    assert ranges(found) == {**tokens, "seconds": None}
     assert any("There is no time" in note for note in found.notes)
     assert any("a probe measures it" in note for note in found.notes)
 
@@ -70,7 +70,7 @@ def test_without_a_past_there_is_no_time_and_the_tokens_are_wide() -> None:
 def test_a_past_job_of_the_model_gives_time_and_lengths() -> None:
     found = estimate(subject(), [PAST])
     low, high = 3200 * 50, 3200 * 256
-    seconds_low = low / 1500 + low / 3000 + 30 / 1.5
+    seconds_low = low / 1500 + low / 4 / 3000 + 30 / 1.5
     seconds_high = high / (1000 / 1.5) + high / (2000 / 1.5) + 30 * 1.5
     assert ranges(found)["sampled_tokens"] == (low, high)
     assert ranges(found)["seconds"] == pytest.approx((seconds_low, seconds_high), abs=0.1)
@@ -84,7 +84,7 @@ def test_a_model_of_a_similar_size_tells_the_speed_less_exactly_and_nothing_of_l
     rate = 1000 / 2  # half as large: half as fast here
     assert found.sampled_tokens.low == low
     assert found.seconds is not None
-    assert found.seconds.low == pytest.approx(low / (rate * 3) + low / (2 * rate * 3) + 10, abs=0.1)
+    assert found.seconds.low == pytest.approx(low / (rate * 3) + low / 4 / (2 * rate * 3) + 10, abs=0.1)
     assert found.seconds.high == pytest.approx(high / (rate / 3) + high / (2 * rate / 3) + 90, abs=0.1)
 
 

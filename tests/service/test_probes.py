@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from service.db import Database
 from service.jobs.states import JobState
 from service.models import Job
 from service.settings import Settings
+from service.sinks.models import JobSink
 from tests.service.job_samples import (
     add_job,
     expanded,
@@ -76,6 +78,14 @@ def test_the_same_request_twice_makes_one_probe(
     assert first.json() == second.json()
     as_job = client.post("/v1/fine_tuning/jobs", json=request(training_file), headers=headers)
     assert (as_job.status_code, num_jobs(database)) == (422, 1)
+
+
+def test_sinks_hear_nothing_of_a_probe(client: TestClient, training_file: str, database: Database) -> None:
+    sink = {"type": "wandb", "wandb": {"project": "sums"}}
+    client.post(PROBES, json=request(training_file, integrations=[sink])).raise_for_status()
+    with database.reading() as session:
+        assert session.scalars(select(JobSink)).all() == []
+        assert session.scalars(select(Job.integrations)).one() is None
 
 
 def test_a_waiting_probe_is_cancelled_once(client: TestClient, training_file: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi.testclient import TestClient
 
 from service.db import Database
 from service.jobs.states import JobState
+from service.rollouts.service import searching
 from service.settings import Settings
 from tests.service.job_samples import add_job
 from tests.service.rollout_samples import add_graded_job, add_group, completion, said
@@ -225,6 +227,17 @@ def test_an_unknown_completion_is_no_cursor(
     params = {"after": after} | ({"filter": filter} if filter else {})
     answer = client.get(f"{JOBS}/{sampled}/rollouts/completions", params=params)
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
+
+
+def test_only_a_few_may_search_a_whole_ledger_at_once(client: TestClient, sampled: str) -> None:
+    url = f"{JOBS}/{sampled}/rollouts"
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(searching())
+        answer = client.get(url, params={"filter": "best"})
+        assert (answer.status_code, "retry-after" in answer.headers) == (429, True)
+        assert client.get(url, params={"filter": "best", "step": 1}).status_code == 200
+    assert client.get(url, params={"filter": "best"}).status_code == 200
 
 
 def test_the_overview_names_steps_and_parts(client: TestClient, sampled: str, graded: str) -> None:

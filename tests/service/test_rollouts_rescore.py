@@ -37,6 +37,12 @@ def refused(client: TestClient, job_id: str, grader: dict[str, Any], **more: Any
 
 
 @pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """One database: what is asked of it is what exports ask, on both."""
+    return sqlite_url
+
+
+@pytest.fixture
 def job_id(settings: Settings, database: Database) -> str:
     """Two groups in step 1, one in step 2, as MULTI scored them; the rows ask for 0, 2, 4, 6."""
     job_id = add_graded_job(settings, database)

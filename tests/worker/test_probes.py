@@ -30,6 +30,8 @@ from worker.runner import run_job
 
 Submit = Callable[..., str]
 PROBE = {"prompts": 3}
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 def read(settings: Settings, database: Database, path: str) -> dict[str, Any]:
@@ -40,6 +42,7 @@ def read(settings: Settings, database: Database, path: str) -> dict[str, Any]:
         return dict(client.get(f"/v1/fine_tuning/{path}").json())
 
 
+@on_postgresql
 def test_a_probe_ends_with_a_result_and_its_groups(
     worker: Worker, database: Database, settings: Settings, submit: Submit
 ) -> None:
@@ -53,6 +56,7 @@ def test_a_probe_ends_with_a_result_and_its_groups(
     assert [group["prompt"] for group in found["groups"]] == ["1 + 1"] * 3
 
 
+@on_sqlite
 def test_it_leaves_no_weights_no_files_and_no_model(
     worker: Worker, database: Database, submit: Submit
 ) -> None:
@@ -80,6 +84,7 @@ def test_nobody_is_told_of_its_end_and_no_finished_job_is_counted(
     assert counted == {"succeeded": 1}
 
 
+@on_postgresql
 def test_it_is_no_job_of_any_route(
     worker: Worker, database: Database, settings: Settings, submit: Submit
 ) -> None:
@@ -91,6 +96,7 @@ def test_it_is_no_job_of_any_route(
     run_job(worker)
 
 
+@on_sqlite
 def test_cancelled_while_it_samples_it_ends_without_a_result(
     worker: Worker, database: Database, settings: Settings, submit: Submit
 ) -> None:
@@ -106,6 +112,7 @@ def test_cancelled_while_it_samples_it_ends_without_a_result(
     assert not engine_pids(settings)
 
 
+@on_postgresql
 def test_of_a_lost_worker_it_is_taken_back_and_goes_on_elsewhere(
     worker: Worker, database: Database, submit: Submit
 ) -> None:
@@ -121,6 +128,7 @@ def test_of_a_lost_worker_it_is_taken_back_and_goes_on_elsewhere(
     assert (read_job(database, probe_id).state, read_job(database, probe_id).attempt) == ("succeeded", 2)
 
 
+@on_sqlite
 def test_an_engine_that_dies_starts_again_and_repeats_no_published_step(
     worker: Worker, database: Database, submit: Submit
 ) -> None:
@@ -130,7 +138,7 @@ def test_an_engine_that_dies_starts_again_and_repeats_no_published_step(
     assert metric_steps(database, probe_id) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@on_sqlite
 def test_the_audit_finds_a_probe_that_left_results(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:

@@ -7,8 +7,8 @@ How a page is made
     params  what the address says: `#/jobs/<id>?step=3` → {id, query: URLSearchParams}.
     signal  fires when the page is left: hand it to every request, stream, pause and listener.
 2.  Its address is in `routes.js` already; give it `nav: "…"` there if the bar should lead to it.
-3.  First, before any await: `root.append(heading("Title"))`; the frame focuses that h1.
-    Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
+3.  First `root.append(heading("Title"))`, before any await where the title is known; the frame focuses that
+    h1. Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
     `failed(box, error, retry)`. What `show` throws is shown as a failure of the whole page, with a button
     that shows the page again; a part that may fail alone catches and calls `failed` itself.
 4.  Data: `get`, `post`, `paged`, `metricsOf`, `upload`, `download`, `follow` of `api.js`. They throw ApiError
@@ -50,10 +50,8 @@ async function show() {
   try {
     const page = await moduleOf(found);
     if (mine.signal.aborted) return;
-    const shown = page.show(root, found.params, mine.signal);
-    focusTitle();
-    await shown;
-    focusTitle();
+    whenTitled(mine.signal);
+    await page.show(root, found.params, mine.signal);
   } catch (error) {
     if (mine.signal.aborted) return;
     if (error.status === undefined) console.error(error);
@@ -69,15 +67,19 @@ async function moduleOf(found) {
   return page;
 }
 
-// Once per page, and not on the first: there the reader begins at the top of the document.
-let titled = null;
-function focusTitle() {
-  const title = root.querySelector("h1");
-  if (!title || title === titled) return;
-  titled = title;
-  if (!isFirst) title.focus({ preventScroll: true });
-  if (!isFirst) window.scrollTo(0, 0);
-  isFirst = false;
+// Focuses the title as soon as the page has one; not the first page's: there one begins at the top.
+function whenTitled(signal) {
+  const look = () => {
+    const title = root.querySelector("h1");
+    if (!title) return;
+    seen.disconnect();
+    if (!isFirst) title.focus({ preventScroll: true });
+    if (!isFirst) window.scrollTo(0, 0);
+    isFirst = false;
+  };
+  const seen = new MutationObserver(look);
+  seen.observe(root, { childList: true, subtree: true });
+  signal.addEventListener("abort", () => seen.disconnect());
 }
 
 function ask(error) {

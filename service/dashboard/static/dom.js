@@ -110,7 +110,7 @@ export function confirmed(question, { detail, yes = "Yes", no = "No", kind = "da
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e", " e").replace("-", "−");
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e", " e").replaceAll("-", "−");
   const rounded = Number(value.toPrecision(digits));
   const text = size >= 10 ** digits ? String(Math.round(value)) : String(rounded);
   const [whole, fraction] = text.split(".");

@@ -43,7 +43,7 @@ class JobPage {
     this.trouble = el("div");
     return [
       ...this.summary.parts, this.trouble, this.charts.root,
-      el("div", { class: "split" }, this.checkpoints.root, configuration(this.job)), this.events.root,
+      el("div", { class: "split" }, el("div", { class: "pile" }, this.checkpoints.root, this.summary.cost), configuration(this.job)), this.events.root,
     ];
   }
 

@@ -38,9 +38,10 @@ export class Summary {
     this.cost = el("div");
     this.parts = [
       heading(jobName(job), {
-        above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status, actions: this.buttons,
+        above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status,
+        actions: [el("a", { class: "button", href: `#/new?from=${job.id}` }, "Copy"), this.buttons],
       }),
-      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation, this.cost,
+      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation,
     ].filter(Boolean);
     this.update(job);
   }

@@ -13,11 +13,13 @@ const COLUMNS = ["Job", "Status", "Progress", "Reward or loss", "Created"];
 
 export async function show(root, params, signal) {
   const list = new JobList(params.query, signal);
-  root.append(heading("Jobs", { actions: [list.compare] }), list.filters(), list.box);
+  root.append(heading("Jobs", { actions: [list.compare, newJob()] }), list.filters(), list.box);
   await styled("jobs");
   await list.load();
   await list.stayFresh();
 }
+
+const newJob = () => el("a", { class: "button primary", href: "#/new" }, "New job");
 
 class JobList {
   constructor(query, signal) {
@@ -89,7 +91,8 @@ class JobList {
         button("Show all jobs", () => narrow([])));
     } else {
       empty(this.box, "No jobs yet",
-        "A job appears here as soon as it is created: over the API, with grpo jobs create, or with the openai client.");
+        "A job appears here as soon as it is created: here, over the API, with grpo submit, or with the openai client.",
+        newJob());
     }
   }
 

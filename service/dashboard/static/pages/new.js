@@ -4,7 +4,7 @@ import { get, JOBS, paged } from "../api.js";
 import { styled } from "../address.js";
 import { button, el, empty, heading, loading } from "../dom.js";
 import { actions } from "./new_actions.js";
-import { blank, draftOf, forgetDraft, keptDraft, requestOf } from "./new_draft.js";
+import { blank, draftOf, keptDraft, requestOf } from "./new_draft.js";
 import { dataPart, methodParts, modelPart } from "./new_form.js";
 
 const SHOWN_FILES = 100;
@@ -12,9 +12,10 @@ const SHOWN_FILES = 100;
 export async function show(root, params, signal) {
   styled("new");
   const from = params.query.get("from");
+  let draft;
   root.append(heading("New job", {
     below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), "."),
-    actions: [button("Begin anew", () => { forgetDraft(); location.hash = "#/new?blank"; }, { kind: "quiet" })],
+    actions: [button("Begin anew", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
   }));
   const box = root.appendChild(el("div"));
   loading(box, "Loading models and files");
@@ -24,9 +25,7 @@ export async function show(root, params, signal) {
     from ? get(`${JOBS}/${from}`, { signal }) : null,
   ]);
   if (models.data.length === 0) return noModels(box);
-  const draft = draftOf(job ? requestOf(job) : keptDraft() ?? blank());
-  const first = models.data[0].id;
-  if (!draft.body.model) draft.body.model = first;
+  draft = draftOf(job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id });
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
     modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft));
   box.replaceChildren(form, actions(draft, form, signal));

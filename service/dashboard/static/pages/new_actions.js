@@ -15,10 +15,12 @@ const POLL_SECONDS = 0.7;
 // `form`: the element whose fields show their own problems.
 export function actions(draft, form, signal) {
   const found = el("div", { class: "stack", "aria-live": "polite" });
-  const page = { draft, form, signal, found, idempotencyKey: crypto.randomUUID?.() ?? String(Math.random()) };
+  const changed = el("p", { class: "hint", hidden: true, role: "status" }, "The request has changed since.");
+  const page = { draft, form, signal, found, changed, idempotencyKey: newKey() };
   draft.listen(() => {
-    page.idempotencyKey = crypto.randomUUID?.() ?? String(Math.random()); // another body is another request
+    page.idempotencyKey = newKey(); // another body is another request
     mark(form, new Map());
+    changed.hidden = !found.hasChildNodes();
   });
   const check = button("Check", () => run(page, buttons, () => checked(page)));
   const probe = button("Probe", () => run(page, buttons, () => probed(page)));
@@ -32,11 +34,15 @@ export function actions(draft, form, signal) {
     el("div", { class: "panel stack" },
       el("div", { class: "row" }, buttons),
       el("p", { class: "hint" }, "Check reads every row and tries the grader. Probe lets the model answer a few prompts before any training."),
-      found),
+      changed, found),
     el("details", { class: "panel", open: window.matchMedia("(min-width: 900px)").matches }, el("summary", {}, "The request as JSON"), json, complaint));
 }
 
+// Pages that came without TLS have no randomUUID.
+const newKey = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+
 async function run(page, buttons, action) {
+  page.changed.hidden = true;
   for (const each of buttons) each.disabled = true;
   try {
     await action();

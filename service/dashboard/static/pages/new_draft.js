@@ -41,36 +41,45 @@ export function ownMethod(method) {
   const type = rule ?? method.type;
   const settings = structuredClone(method[method.type]);
   if (settings.grader) settings.grader = ownGrader(settings.grader);
+  dropOtherSpellings(settings.hyperparameters);
   return rule ? { type, [type]: settings } : { ...rest, [type]: settings };
+}
+
+// A job shows every spelling of a setting; with one of them changed the other would contradict it.
+function dropOtherSpellings(hyperparameters) {
+  delete hyperparameters.learning_rate_multiplier;
+  delete hyperparameters.compute_multiplier;
+  if (hyperparameters.prompts_per_step) delete hyperparameters.batch_size;
+  if (hyperparameters.n_steps) delete hyperparameters.n_epochs;
 }
 
 function ownGrader({ rule, source, ...grader }) {
   return rule ? { ...grader, type: rule } : source === undefined ? grader : { ...grader, source };
 }
 
-// `listen(change)` hears of every change with what made it: "form", "json" or "load".
+// Who listens is called after every change, whoever made it.
 export function draftOf(body) {
   const listeners = [];
-  const told = (source) => {
+  const told = () => {
     sessionStorage.setItem(KEPT, JSON.stringify(draft.body));
-    for (const listener of listeners) listener(source);
+    for (const listener of listeners) listener();
   };
   const draft = {
     body,
     listen: (listener) => listeners.push(listener),
     get type() { return draft.body.method?.type; },
     get: (path) => path.split(".").reduce((value, name) => value?.[name], draft.body),
-    set(path, value, source = "form") {
+    set(path, value) {
       const names = path.split(".");
       const last = names.pop();
       const holder = names.reduce((value, name) => (value[name] = isObject(value[name]) ? value[name] : {}), draft.body);
       if (value === undefined) delete holder[last];
       else holder[last] = value;
-      told(source);
+      told();
     },
-    replace(other, source) {
+    replace(other) {
       draft.body = other;
-      told(source);
+      told();
     },
   };
   return draft;

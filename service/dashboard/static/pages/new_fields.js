@@ -59,8 +59,8 @@ export function jsonArea(draft, param, props) {
     try {
       const value = JSON.parse(control.value);
       if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("this is no JSON object");
-      if (param === null) draft.replace(value, "json");
-      else draft.set(param, value, "json");
+      if (param === null) draft.replace(value);
+      else draft.set(param, value);
     } catch (error) {
       complaint.textContent = `Not used yet: ${error.message}`;
       control.setAttribute("aria-invalid", "true");

@@ -36,6 +36,7 @@ class RolloutsPage {
     this.place = el("span", { class: "place", role: "status" });
     this.pager = el("div", { class: "row pager" }, this.previous, this.place, this.next);
     this.box = el("div", { class: "group" });
+    this.status = el("span", {}, statusBadge(job));
     this.view = new GroupView();
     this.rescore = new Rescore(job, () => this.controls.query(), signal, (answer) => this.view.compareWith(answer));
   }
@@ -46,7 +47,7 @@ class RolloutsPage {
     return [
       heading("Rollouts", {
         above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"),
-        below: el("div", { class: "row about" }, statusBadge(this.job), el("span", {}, name)),
+        below: el("div", { class: "row about" }, this.status, el("span", {}, name)),
         actions: [exports.root],
       }),
       jobPages(this.job.id, "rollouts"), exports.problem, this.controls.root, this.pager, this.box, this.rescore.root,
@@ -54,6 +55,7 @@ class RolloutsPage {
   }
 
   async changed() {
+    if (this.signal.aborted) return; // the slider rests a moment before it asks
     replaceQuery({ ...this.controls.state, group: null });
     await this.load();
   }
@@ -61,9 +63,9 @@ class RolloutsPage {
   // The first groups of what is asked for; `wanted`: the id of the one to show, if it is among them.
   async load(wanted) {
     const mine = (this.loading = {});
-    this.pager.hidden = this.rescore.root.hidden = true;
     if (!this.controls.hasSteps) return this.nothingYet();
-    loading(this.box, "Loading groups");
+    if (!this.groups.length) this.stand(() => loading(this.box, "Loading groups"));
+    this.box.setAttribute("aria-busy", true); // what is shown stays meanwhile: a slider should not make it flicker
     this.pages = paged(jobPath(this.job.id, "/rollouts"), { limit: PAGE, ...this.controls.query() }, { signal: this.signal });
     try {
       const first = await this.pages.next();
@@ -74,15 +76,23 @@ class RolloutsPage {
     } catch (error) {
       if (this.signal.aborted || this.loading !== mine) return;
       if (error.status === undefined) throw error;
-      failed(this.box, error, () => this.load(wanted));
+      this.groups = [];
+      this.stand(() => failed(this.box, error, () => this.load(wanted)));
     }
+  }
+
+  // A state in the place of a group.
+  stand(show) {
+    this.pager.hidden = this.rescore.root.hidden = true;
+    this.box.removeAttribute("aria-busy");
+    show();
   }
 
   show() {
     const group = this.groups[this.at];
     if (!group) return this.nothingFits();
-    const of = this.pages.hasMore ? "more" : this.groups.length;
-    this.place.textContent = `Group ${this.at + 1} of ${of === "more" ? `${this.groups.length}+` : of}`;
+    this.box.removeAttribute("aria-busy");
+    this.place.textContent = `Group ${this.at + 1} of ${this.groups.length}${this.pages.hasMore ? "+" : ""}`;
     this.previous.disabled = this.at === 0;
     this.next.disabled = this.at + 1 >= this.groups.length && !this.pages.hasMore;
     this.pager.hidden = this.rescore.root.hidden = false;
@@ -118,14 +128,14 @@ class RolloutsPage {
     const hint = this.job.method.type === "supervised"
       ? "Supervised jobs learn from answers that are given; they sample none."
       : "They appear with the first step.";
-    empty(this.box, "No rollouts yet", hint);
+    this.stand(() => empty(this.box, "No rollouts yet", hint));
   }
 
   nothingFits() {
     const filter = this.controls.state.filter;
     const what = filter ? `“${NAMES[filter].toLowerCase()}”` : "this question";
-    empty(this.box, "No group fits", `Nothing here answers to ${what}.`,
-      button("Show all groups of the step", () => this.controls.clear()));
+    this.stand(() => empty(this.box, "No group fits", `Nothing here answers to ${what}.`,
+      button("Show all groups", () => this.controls.clear())));
     announce("No group fits");
   }
 
@@ -134,19 +144,26 @@ class RolloutsPage {
   async stayFresh() {
     const newest = await get(jobPath(this.job.id, "/events"), { query: { limit: 1 }, signal: this.signal });
     const after = newest.data.length ? Number(newest.data[0].id.split("-").at(-1)) : 0;
-    let isAsking = false;
-    const onEvent = async (event) => {
-      if (event.type !== "metrics" || isAsking) return;
-      isAsking = true;
-      try {
-        await this.offer(await overviewOf(this.job.id, this.signal));
-      } catch (error) {
-        if (!this.signal.aborted && error.status === undefined) throw error;
-      } finally {
-        isAsking = false; // what could not be told now is told with the next step
-      }
-    };
+    const onEvent = (event) => event.type === "metrics" && this.refresh();
     await follow(this.job.id, { after, signal: this.signal, onEvent });
+    this.status.replaceChildren(statusBadge(await get(jobPath(this.job.id), { signal: this.signal })));
+  }
+
+  // One question at a time, and one more where a step came meanwhile.
+  async refresh() {
+    this.isStale = true;
+    if (this.isAsking) return;
+    this.isAsking = true;
+    try {
+      while (this.isStale) {
+        this.isStale = false;
+        await this.offer(await overviewOf(this.job.id, this.signal));
+      }
+    } catch (error) {
+      if (!this.signal.aborted && error.status === undefined) throw error;
+    } finally {
+      this.isAsking = false; // what could not be told now is told with the next step
+    }
   }
 
   async offer(overview) {
