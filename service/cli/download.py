@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from service.cli.options import client_of
 from service.cli.output import JsonFlag, console, print_json
 from service.cli.partial import Partial
 from service.cli.progress import transfer
+from service.jobs.serving import serve_line
 from service.unpack import BadArchive
 from service.unpack import unpack as unpack_into
 
@@ -44,10 +46,21 @@ def download(
         path, sha256 = fetch_adapter(client, job_id, to, checkpoint=checkpoint)
     if extract:
         path = unpack(path)
+    serve = _serve_line(path, checkpoint or job_id) if extract else ""
     if as_json:
-        print_json({"path": str(path), "sha256": sha256})
+        print_json({"path": str(path), "sha256": sha256} | ({"serve": serve} if serve else {}))
     else:
         console.print(f"{path}  sha256 {sha256}", soft_wrap=True)
+        if serve:
+            console.print(serve, soft_wrap=True)
+
+
+def _serve_line(folder: Path, name: str) -> str:
+    """How vLLM serves what was unpacked; empty where nothing beside the weights says it."""
+    manifest = folder / "manifest.json"
+    if not manifest.is_file():
+        return ""
+    return serve_line(json.loads(manifest.read_text(encoding="utf-8")), name=name, path=str(folder))
 
 
 def fetch_adapter(

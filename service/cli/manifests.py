@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from service.cli import complete
 from service.cli.client import JOBS, Client
 from service.cli.errors import CommandError
 from service.cli.options import client_of
@@ -17,10 +18,13 @@ from service.jobs import manifest as manifests
 from service.storage import sha256_file
 
 MAX_FILES = 10_000
-JobOrFile = Annotated[str, typer.Argument(metavar="JOB|manifest.json")]
+JobOrFile = Annotated[str, typer.Argument(metavar="JOB|manifest.json", autocompletion=complete.jobs)]
 
 
-def manifest(context: typer.Context, job_id: Annotated[str, typer.Argument(metavar="JOB")]) -> None:
+def manifest(
+    context: typer.Context,
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
+) -> None:
     """Print a job's manifest as JSON: data and grader hashes, configuration, seed, versions."""
     with client_of(context) as client:
         print_json(client.get(f"{JOBS}/{job_id}/manifest"))

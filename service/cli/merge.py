@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from service.catalog import Catalog
+from service.cli import complete
 from service.cli.client import JOBS
 from service.cli.download import fetch_adapter, unpack
 from service.cli.errors import CommandError
@@ -26,7 +27,7 @@ MANIFEST = "manifest.json"
 
 def merge(
     context: typer.Context,
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
     to: Annotated[Path, typer.Option(help="Folder to make.", file_okay=False)],
     base: Annotated[
         str | None, typer.Option(help="Folder or hub id of the base model, where it is not in this home.")

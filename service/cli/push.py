@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from service.cli import complete
 from service.cli.download import fetch_adapter, unpack
 from service.cli.errors import CommandError
 from service.cli.options import client_of
@@ -23,7 +24,7 @@ REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 
 def push(
     context: typer.Context,
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
     repo: Annotated[str, typer.Option(help="ORG/NAME; made where it does not exist.")],
     private: Annotated[bool, typer.Option("--private", help="Make it private.")] = False,
     checkpoint: Annotated[

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from service.importing import trl
-from service.importing.rules import Options, Rule, Translation, only, translated, unneeded
+from service.importing.rules import Options, Rule, Translation, only, together, translated, unneeded
 
 NAMES = {
     "base_model": "model_name_or_path",
@@ -35,8 +35,20 @@ DEFAULTS: dict[str, Any] = {
 """Where Axolotl's are others than TRL's."""
 WARMUP = ("warmup_ratio", "warmup_steps")
 
+
+def _adapter_kind(translation: Translation) -> None:
+    kind = translation["adapter"]
+    if kind == "qlora":
+        translation.differs("adapter", "the base is loaded whole: more memory, no quantisation error")
+    elif kind in (None, "lora"):
+        translation.leaves("adapter", "an adapter is trained where it says so, else all weights")
+    else:
+        translation.refuses("adapter", f"there are lora and qlora, not {kind}")
+    translation.leaves("lora_target_linear", "it says lora_target_modules: all-linear")
+
+
 OWN: tuple[Rule, ...] = (
-    unneeded("an adapter is trained where `adapter` says so", "adapter lora_target_linear"),
+    together(_adapter_kind, adapter=None, lora_target_linear=None),
     unneeded("so it is here", "rl"),
     unneeded(
         "the model's own tokenizer and chat template are used",
@@ -129,7 +141,7 @@ def _adapter(given: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ("lora", "qlora"):
         return {}
     linear = {"lora_target_modules": "all-linear"} if given.get("lora_target_linear") else {}
-    return {"use_peft": True, "load_in_4bit": kind == "qlora" or given.get("load_in_4bit", False), **linear}
+    return {"use_peft": True, **linear}
 
 
 def translation(config: Mapping[str, Any], options: Options) -> Translation:
@@ -153,7 +165,7 @@ def translation(config: Mapping[str, Any], options: Options) -> Translation:
         )
         for line in found.lines
     ]
-    found.lines = [line for line in lines if line.stated or line.to]
+    found.lines = [line for line in lines if line.stated or line.to or line.verdict == "refused"]
     return found
 
 

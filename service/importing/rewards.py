@@ -169,12 +169,13 @@ def _adapter(function: ast.FunctionDef) -> str:
     """Source of `grade`: one completion as lists of one; `None` stays what it is, no number."""
     arguments = function.args
     names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
-    taken = "True" if arguments.kwarg else f"name in {tuple(sorted(names))!r}"
+    taken = f"{{name: given[name] for name in {tuple(sorted(names))!r} if name in given}}"
+    passed = "given" if arguments.kwarg else taken
     return f"""def grade(sample, item):
     text = sample["output_text"]
     is_plain = "prompt" in item
     given = {{name: [value] for name, value in item.items() if name not in ("prompt", "prompt_messages")}}
     given["prompts"] = [item["prompt"] if is_plain else item.get("prompt_messages")]
     given["completions"] = [text if is_plain else [{{"role": "assistant", "content": text}}]]
-    return {function.name}(**{{name: value for name, value in given.items() if {taken}}})[0]
+    return {function.name}(**{passed})[0]
 """

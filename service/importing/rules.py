@@ -124,12 +124,7 @@ def maps(
     """The field has its counterpart. `convert` may raise Refusal."""
 
     def apply(translation: Translation) -> None:
-        try:
-            value = convert(translation[name])
-        except Refusal as refusal:
-            translation.refuses(name, str(refusal))
-        else:
-            translation.maps(name, to, value, differs=differs)
+        translation.maps(name, to, convert(translation[name]), differs=differs)
 
     return Rule({name: default}, apply)
 
@@ -187,6 +182,8 @@ def whole(value: Any) -> int:
 
 def shown_value(name: str, value: Any) -> Any:
     """As a report may show it."""
+    if isinstance(value, Mapping):
+        return {key: shown_value(str(key), part) for key, part in value.items()}
     return "…" if value and _SECRET.search(name) and isinstance(value, str) else value
 
 

@@ -215,7 +215,10 @@ def data(translation: Translation) -> None:
         translation.maps(names, "training_file", path, differs="" if path == named else "by --data")
     if translation.options.validation_data:
         translation.maps(
-            "dataset_test_split", "validation_file", translation.options.validation_data, differs="by --data"
+            "dataset_test_split",
+            "validation_file",
+            translation.options.validation_data,
+            differs="by --validation-data",
         )
     else:
         translation.leaves("dataset_test_split", "no held-out rows: --validation-data gives some")

@@ -77,6 +77,8 @@ def test_a_submitted_job_is_watched_to_its_end_and_downloaded(up: Up, job_file: 
     assert hashlib.sha256(archive.read_bytes()).hexdigest() == found["sha256"]
     assert folder == tmp_path / "adapters" / job["id"]
     assert (folder / "adapter_config.json").is_file()
+    module = f"{job['id']}={folder}"
+    assert found["serve"] == f"vllm serve tiny --enable-lora --lora-modules {module} --max-lora-rank 16"
     assert sorted(path.name for path in folder.parent.iterdir()) == [job["id"], f"{job['id']}.tar.gz"]
 
 

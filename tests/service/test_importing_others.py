@@ -109,6 +109,18 @@ def test_axolotl_without_an_adapter_trains_all_weights() -> None:
     assert hyperparameters(axolotl(adapter=None))["lora"] == "full"
 
 
+@pytest.mark.parametrize(("kind", "verdict"), [("qlora", "differs"), ("llama-adapter", "refused")])
+def test_axolotl_s_other_adapters_are_told(kind: str, verdict: str) -> None:
+    assert [line.verdict for line in axolotl(adapter=kind).lines if line.fields == ("adapter",)] == [verdict]
+
+
+def test_axolotl_without_a_reward_or_a_dataset_is_no_job() -> None:
+    found = imported({**AXOLOTL, "trl": {"num_generations": 4}}, Options())
+    refused = {name for line in found.lines if line.verdict == "refused" for name in line.fields}
+    assert {"reward_funcs", "dataset_name"} <= refused
+    assert not found.is_whole
+
+
 def test_verl_s_main_fields_become_a_job() -> None:
     found = hyperparameters(verl())
     expected = {

@@ -204,6 +204,6 @@ def test_vllm_s_probabilities_are_corrected_as_trl_does() -> None:
 
 
 def test_a_secret_is_not_repeated() -> None:
-    found = of(hub_token="hf_very_secret", push_to_hub=True)
+    found = of(hub_token="hf_very_secret", push_to_hub=True, env={"HF_TOKEN": "hf_very_secret"})
     assert verdicts(found, "hub_token") == {"not needed"}
     assert "hf_very_secret" not in str([line.document() for line in found.lines])

@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import yaml
 from sqlalchemy import select
 
@@ -21,6 +22,12 @@ from worker.attempt import Worker
 from worker.runner import run_job
 
 Submit = Callable[..., str]
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Both databases are asked for manifests in tests/service/test_manifests.py."""
+    return sqlite_url
 
 
 def archive_of(database: Database, storage: Storage, job_id: str) -> bytes:
