@@ -21,6 +21,7 @@ from service.errors import (
     Unavailable,
     Unprocessable,
 )
+from service.examples import add_example
 
 Document = dict[str, Any]
 
@@ -193,6 +194,7 @@ def _complete(name: str, path: str, operation: Document) -> None:
         for error in _errors(name, operation):
             responses[str(error.status)] = _refusal(error)
     operation["responses"] = dict(sorted(responses.items()))
+    add_example(name, operation)
 
 
 def _never_null(schema: Document) -> Document:
