@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import audit, doctor, download, files, jobs, keys, models, server, up, watch, webhooks
+from service.cli import audit, chat, doctor, download, files, jobs, keys, models, server, up, watch, webhooks
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
 from service.cli.options import Connection
@@ -59,6 +59,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "resume": jobs.resume,
         "audit": audit.audit,
         "download": download.download,
+        "chat": chat.chat,
     },
 }
 for panel, commands in COMMANDS.items():
