@@ -104,10 +104,16 @@ class Client:
             raise CommandError(f"{path}: {error.strerror}") from error
 
     @contextmanager
-    def streaming(self, path: str, *, headers: Mapping[str, str], **params: Any) -> Iterator[httpx.Response]:
-        """An open response whose status was checked. Raises httpx.TransportError where it breaks off."""
+    def streaming(
+        self, path: str, *, headers: Mapping[str, str], body: Document | None = None, **params: Any
+    ) -> Iterator[httpx.Response]:
+        """An open response whose status was checked; a POST's where there is a body.
+
+        Raises httpx.TransportError where it breaks off.
+        """
         given = {name: value for name, value in params.items() if value is not None}
-        with self._http.stream("GET", path, params=given, headers=headers) as response:
+        method = "GET" if body is None else "POST"
+        with self._http.stream(method, path, params=given, headers=headers, json=body) as response:
             if response.is_error:
                 response.read()
             _check(response)

@@ -12,6 +12,7 @@ from typer import TyperException
 
 from service.cli import (
     audit,
+    chat,
     diagnose,
     doctor,
     download,
@@ -89,6 +90,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "download": download.download,
         "merge": merge.merge,
         "push": push.push,
+        "chat": chat.chat,
     },
 }
 for panel, commands in COMMANDS.items():
