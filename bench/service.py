@@ -46,7 +46,7 @@ Figures = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Size:
-    """How much load."""
+    """How much load, and on how many API processes; streams and metrics are asked of one."""
 
     jobs: int = 100_000
     workers: int = 1000
@@ -54,6 +54,7 @@ class Size:
     metric_rows: int = 10_000
     rate: float = 100.0
     seconds: float = 20.0
+    processes: int = 2
 
 
 QUICK = Size(jobs=60, workers=20, streams=10, metric_rows=50, rate=20.0, seconds=1.0)
@@ -92,7 +93,7 @@ def measure(size: Size) -> Figures:
     """Every scenario, on a deployment of its own that is gone afterwards."""
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder, deployed(Path(folder)) as deployment:
-        with serving(deployment) as api:
+        with serving(deployment, size.processes) as api:
             training_file = upload_dataset(deployment, api)
             job_ids = store_jobs(deployment, api, training_file, size.jobs)
             figures |= _reads(deployment, api, job_ids, size, "_queued")
@@ -100,11 +101,12 @@ def measure(size: Size) -> Figures:
             "life_cycles",
             measure_life_cycles(deployment.database, deployment.settings, size.workers, size.jobs),
         )
-        with serving(deployment) as api:
+        with serving(deployment, size.processes) as api:
             figures |= _reads(deployment, api, job_ids, size, "")
             requests = {"post": lambda number: Call("POST", PATH, job_request(training_file, number + 1))}
             figures |= _loops(deployment, api, requests, size)
             figures["post_unseen"] = _shown("post_unseen", _unseen_posts(deployment, api, training_file))
+        with serving(deployment) as api:
             figures["metrics"] = _shown("metrics", measure_metrics(deployment, api, size.metric_rows))
             streams = measure_streams(
                 deployment, api, _reopened(deployment, job_ids[: size.streams]), size.seconds
@@ -132,7 +134,7 @@ def _loops(
     deployment: Deployment, api: Api, requests: Mapping[str, Callable[[int], Call]], size: Size
 ) -> Figures:
     async def run(call_of: Callable[[int], Call]) -> dict[str, float]:
-        client = Client(api.port, deployment.headers)
+        client = Client(api.ports, deployment.headers)
         await open_loop(client, call_of, rate=size.rate, seconds=1.0)  # connections and caches
         cpu = api.cpu_seconds
         answers = await open_loop(
@@ -149,7 +151,7 @@ def _unseen_posts(deployment: Deployment, api: Api, training_file: str) -> dict[
     """Jobs that ask something new of a thousand rows, one after the other: every row is read and tried."""
 
     async def run() -> list[Answer]:
-        client = Client(api.port, deployment.headers)
+        client = Client(api.ports, deployment.headers)
         bodies = [job_request(training_file, 1, 17 + number) for number in range(UNSEEN_POSTS)]
         answers = [await client.send(Call("POST", PATH, body), time.monotonic()) for body in bodies]
         await client.close()

@@ -7,6 +7,7 @@ waited meanwhile. Boundary: HTTP/1.1 as this service speaks it, with Content-Len
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import time
@@ -39,32 +40,35 @@ class Answer:
 
 
 class Client:
-    """Keeps connections open and opens more where all are busy."""
+    """Asks the processes of a service in turn, as a proxy before them would.
 
-    def __init__(self, port: int, headers: Mapping[str, str]) -> None:
-        self._port = port
+    Keeps connections open and opens more where all are busy.
+    """
+
+    def __init__(self, ports: Sequence[int], headers: Mapping[str, str]) -> None:
+        self._turns = itertools.cycle(ports)
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._idle: list[tuple[float, Connection]] = []
+        self._idle: dict[int, list[tuple[float, Connection]]] = {port: [] for port in ports}
         """With the time since when; the last one was used last."""
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def send(self, call: Call, due: float) -> Answer:
         """The answer; `due` on the monotonic clock."""
         async with self._free:
-            reader, writer = self._reusable() or await self.open()
+            port = next(self._turns)
+            reader, writer = self._reusable(self._idle[port]) or await self.open(port)
             writer.write(self.request(call))
             status, body = await _read_answer(reader)
-            self._idle.append((time.monotonic(), (reader, writer)))
+            self._idle[port].append((time.monotonic(), (reader, writer)))
         return Answer(status, body, time.monotonic() - due)
 
-    def _reusable(self) -> Connection | None:
+    def _reusable(self, idle: list[tuple[float, Connection]]) -> Connection | None:
         oldest = time.monotonic() - REUSE_SECONDS
-        if self._idle and self._idle[-1][0] > oldest:
-            return self._idle.pop()[1]
-        return None
+        return idle.pop()[1] if idle and idle[-1][0] > oldest else None
 
-    async def open(self) -> Connection:
-        return await asyncio.open_connection("127.0.0.1", self._port, limit=2**24)
+    async def open(self, port: int | None = None) -> Connection:
+        """A new connection, to the next process in turn or to this one."""
+        return await asyncio.open_connection("127.0.0.1", port or next(self._turns), limit=2**24)
 
     def request(self, call: Call) -> bytes:
         body = b"" if call.body is None else json.dumps(call.body).encode()
@@ -74,7 +78,7 @@ class Client:
         return head.encode() + b"\r\n" + body
 
     async def close(self) -> None:
-        for _, (_, writer) in self._idle:
+        for _, (_, writer) in itertools.chain.from_iterable(self._idle.values()):
             writer.close()
             await writer.wait_closed()
 

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,23 +60,31 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Api:
-    """One API process."""
+    """The API's processes."""
 
-    port: int
-    pid: int
+    ports: tuple[int, ...]
+    pids: tuple[int, ...]
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """Of the first."""
+        return f"http://127.0.0.1:{self.ports[0]}"
 
     @property
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Of all together."""
+        return sum(_cpu_seconds(pid) for pid in self.pids)
 
     @property
     def memory_bytes(self) -> int:
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        """Of all together."""
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids)
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -96,15 +104,17 @@ def deployed(folder: Path) -> Iterator[Deployment]:
 
 
 @contextmanager
-def serving(deployment: Deployment) -> Iterator[Api]:
-    """The API as `grpo serve` starts it, its log in a file."""
+def serving(deployment: Deployment, num_processes: int = 1) -> Iterator[Api]:
+    """The API as `grpo serve` starts it, so many times, each on a port of its own; their log in a file."""
     settings = deployment.settings
     given = {"HOME": str(settings.home), "DATABASE_URL": settings.sqlalchemy_url}
     given["MAX_QUEUED_JOBS"] = str(settings.max_queued_jobs)
     variables = {f"GRPO_{name}": value for name, value in given.items()}
-    port = free_port()
-    with running_api(port, os.environ | variables, settings.home / "api.log") as process:
-        yield Api(port, process.pid)
+    log = settings.home / "api.log"
+    with ExitStack() as stack:
+        ports = tuple(free_port() for _ in range(num_processes))
+        started = [stack.enter_context(running_api(port, os.environ | variables, log)) for port in ports]
+        yield Api(ports, tuple(process.pid for process in started))
 
 
 def upload_dataset(deployment: Deployment, api: Api) -> str:

@@ -51,7 +51,7 @@ def _steps(numbers: Sequence[int]) -> list[StepFinished]:
 
 
 async def _reads(deployment: Deployment, api: Api, job_id: str, num_rows: int) -> dict[str, float]:
-    client = Client(api.port, deployment.headers)
+    client = Client(api.ports, deployment.headers)
     place = f"{PATH}/{job_id}"
     calls = {
         "whole": f"{place}/metrics?limit=10000",

@@ -49,7 +49,7 @@ async def measure_streams(
     deployment: Deployment, api: Api, job_ids: Sequence[str], seconds: float
 ) -> dict[str, float]:
     """Streams of all these jobs for so long. Raises AssertionError where one missed or repeated an event."""
-    client = Client(api.port, deployment.headers)
+    client = Client(api.ports, deployment.headers)
     watched = [Watched(job_id) for job_id in job_ids]
     before = api.memory_bytes
     opened, limit = time.monotonic(), asyncio.Semaphore(OPENING)

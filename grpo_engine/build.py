@@ -27,6 +27,7 @@ from grpo_engine.graders.pool import Grading, open_grading
 from grpo_engine.heap import keep_freed
 from grpo_engine.loop import TrainingLoop
 from grpo_engine.policy import Policy, load_policy
+from grpo_engine.probe import ProbeRun
 from grpo_engine.sampler.base import Sampler
 from grpo_engine.sampler.choice import open_sampler
 from grpo_engine.supervised import SupervisedTrainer
@@ -38,7 +39,7 @@ from grpo_engine.training_free.loop import TrainingFreeLoop
 from grpo_engine.types import Prompt
 
 
-def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFreeLoop:
+def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFreeLoop | ProbeRun:
     """Load everything the run needs. Raises an EngineError that names what is wrong."""
     if config.runtime.num_threads is not None:
         torch.set_num_threads(config.runtime.num_threads)
@@ -65,7 +66,9 @@ def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFr
     )
 
 
-def _reinforcement(config: RunConfig, method: Reinforcement, run_dir: Path, policy: Policy) -> Trainer:
+def _reinforcement(
+    config: RunConfig, method: Reinforcement, run_dir: Path, policy: Policy
+) -> Trainer | ProbeRun:
     hyperparameters = method.reinforcement.hyperparameters
     if policy.peft_model is None and hyperparameters.beta > 0:
         policy.keep_reference()
@@ -86,6 +89,8 @@ def _reinforcement(config: RunConfig, method: Reinforcement, run_dir: Path, poli
     shard(policy, config)
     sampler = gathering(sampler, policy)
     grading = _grading(config, method.reinforcement, method.reinforcement.grader)
+    if config.probe is not None:
+        return ProbeRun(config, config.probe, method.reinforcement, policy, sampler, grading, training)
     held_out = _held_out(config, method.reinforcement, grading, prompts)
     return Trainer(config, method.reinforcement, run_dir, policy, sampler, grading, training, held_out)
 

@@ -34,6 +34,17 @@ class Collected:
         return [*self.groups, *self.discarded]
 
 
+def sampling_of(settings: ReinforcementHyperparameters, seed: int, step: int) -> Sampling:
+    """How a job's completions of a step are drawn."""
+    return Sampling(
+        max_tokens=settings.max_completion_tokens,
+        temperature=settings.temperature,
+        seed=seed,
+        step=step,
+        stop=settings.stop,
+    )
+
+
 class Collector:
     def __init__(
         self,

@@ -25,6 +25,7 @@ __all__ = [
     "Hyperparameters",
     "Lora",
     "ModelSource",
+    "ProbeSize",
     "Reinforcement",
     "ReinforcementHyperparameters",
     "ReinforcementMethod",
@@ -172,6 +173,13 @@ class Runtime(Record):
     """Processes for graders that may hang or die."""
 
 
+class ProbeSize(Input):
+    """A run that samples and scores as the job's training would, and trains nothing."""
+
+    prompts: int = Field(16, ge=1, le=256)
+    """Prompts of the training file, each answered `group_size` times; a smaller file is taken whole."""
+
+
 class RunConfig(Record):
     """`config.json`: all that an engine run depends on."""
 
@@ -185,6 +193,8 @@ class RunConfig(Record):
     retention_files: dict[str, str] = {}
     """Retention set → JSONL on the engine's disk."""
     method: Method
+    probe: ProbeSize | None = None
+    """None: train."""
     runtime: Runtime = Field(default_factory=Runtime)
     created_at: float = 0.0
     """Unix seconds of the job's creation: the date that chat templates print, also after midnight."""

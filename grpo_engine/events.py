@@ -34,6 +34,8 @@ class Started(BaseEvent):
     total_steps: int
     resumed_from_step: int = 0
     device: str
+    machine: str = ""
+    """What the device is: jobs on the same one are comparable in speed."""
     dtype: str
     sampler: str
     num_parameters: int
@@ -46,7 +48,7 @@ class PhaseChanged(BaseEvent):
     """What the engine is busy with, so that a wait never looks like a hang."""
 
     type: Literal["phase"] = "phase"
-    phase: Literal["loading", "evaluating", "training", "saving"]
+    phase: Literal["loading", "probing", "evaluating", "training", "saving"]
     step: int = 0
 
 
@@ -149,6 +151,34 @@ class Finished(BaseEvent):
     """Folder of its weights; None where this run directory does not hold them."""
 
 
+class Probed(BaseEvent):
+    """A probe's end: what the model makes of the job's prompts before any training."""
+
+    type: Literal["probed"] = "probed"
+    prompts: int
+    completions: int
+    passed: int
+    """Completions with a full reward."""
+    groups_with_signal: int
+    """Groups whose rewards differ: only these teach anything."""
+    groups_solved: int
+    """Groups of which every scored completion has a full reward."""
+    truncated: int
+    """Completions that were cut at `max_completion_tokens`."""
+    grader_errors: int
+    """Completions that could not be scored."""
+    grader_error: str = ""
+    """The first reason why one could not."""
+    mean_reward: float | None
+    """Of the scored completions; None where there are none."""
+    highest_reward: float | None
+    completion_tokens: int
+    """Of all completions together."""
+    sample_seconds: float
+    score_seconds: float
+    peak_memory_bytes: int
+
+
 class Failed(BaseEvent):
     """The job cannot succeed; running it again would fail again."""
 
@@ -170,6 +200,7 @@ Event = Annotated[
     | Warned
     | Stopped
     | Finished
+    | Probed
     | Failed,
     Field(discriminator="type"),
 ]

@@ -95,7 +95,8 @@ def _nest_lora(data: dict[str, Any]) -> None:
     if not found:
         return
     given = data.get("lora")
-    if given == "full" or (isinstance(given, dict) and any(given.get(k, v) != v for k, v in found.items())):
+    is_shape = given is None or isinstance(given, dict)
+    if not is_shape or any((given or {}).get(name, value) != value for name, value in found.items()):
         raise problem_at("lora_… fields contradict lora: give one of them", "lora")
     data["lora"] = {**(given or {}), **found}
 

@@ -95,7 +95,7 @@ class TrainingLoop:
 
     def _run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
         warnings = self._resume()
-        yield self._started()
+        yield started(self.policy, self.total_steps, self.state.step, self.sampler_name, self.num_rows)
         yield from warnings
         fault_point("engine.loaded")
         if self.policy.device.type == "cuda":
@@ -243,19 +243,31 @@ class TrainingLoop:
         kind = "adapter" if self.policy.peft_model is not None else "model"
         return f"{self.checkpoints.name}/{checkpoint.step_name(step)}/{kind}"
 
-    def _started(self) -> Started:
-        parameters = list(self.policy.model.parameters())
-        return Started(
-            total_steps=self.total_steps,
-            resumed_from_step=self.state.step,
-            device=str(self.policy.device),
-            dtype=str(self.policy.model.dtype).removeprefix("torch."),
-            sampler=self.sampler_name,
-            num_parameters=sum(p.numel() for p in parameters),
-            num_trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-            num_rows=self.num_rows,
-            versions=library_versions(),
-        )
+
+def machine_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's with the threads that compute."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def started(policy: Policy, total_steps: int, step: int, sampler_name: str, num_rows: int) -> Started:
+    """A run's first event: what it runs with, from `step` on."""
+    parameters = list(policy.model.parameters())
+    return Started(
+        total_steps=total_steps,
+        resumed_from_step=step,
+        device=str(policy.device),
+        machine=machine_name(policy.device),
+        dtype=str(policy.model.dtype).removeprefix("torch."),
+        sampler=sampler_name,
+        num_parameters=sum(p.numel() for p in parameters),
+        num_trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        num_rows=num_rows,
+        versions=library_versions(),
+    )
 
 
 def seed_step(seed: int, step: int, iteration: int = 0) -> None:

@@ -119,6 +119,10 @@ class CompletionRecord(Record):
     """Times the model spoke: more than one where it called tools."""
 
 
+OVERLONG = "overlong"
+"""Part of a completion's reward under which the soft overlong punishment is shown."""
+
+
 class GroupRecord(Record):
     """One prompt of a step with its G completions."""
 

@@ -75,6 +75,8 @@ class ReinforcementHyperparameters(Hyperparameters):
     """Fills in what the job does not say; the answer shows the whole expanded configuration."""
     group_size: int = Field(8, ge=2, le=1024)
     """Completions per prompt (G). The group's mean is the baseline, so one alone teaches nothing."""
+    reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
+    """OpenAI's, for its own models: accepted and without effect, as models here have no such switch."""
     compute_multiplier: Auto | Annotated[float, Field(gt=1e-5, le=10)] = "auto"
     """Scales the default group_size; an alternative to group_size."""
     prompts_per_step: int = Field(8, ge=1, le=4096)

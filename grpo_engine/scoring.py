@@ -16,14 +16,11 @@ from grpo_engine.graders import make_sample
 from grpo_engine.metrics import PASS_REWARD
 from grpo_engine.packing import trained_tokens
 from grpo_engine.prompt_source import Outcome
-from grpo_engine.records import CompletionRecord, GroupRecord, Sample, Score
+from grpo_engine.records import OVERLONG, CompletionRecord, GroupRecord, Sample, Score
 from grpo_engine.types import Completion, GradedGroup, ScoredGroup
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text, as the completion's own text was made."""
-
-OVERLONG = "overlong"
-"""Part under which the soft overlong punishment is shown."""
 
 
 def sample_of(completion: Completion) -> Sample:
@@ -61,11 +58,12 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     if len(broken) > limit * len(scores):
         raise GraderError(
             f"{len(broken)} of {len(scores)} completions could not be scored",
-            evidence=tuple(dict.fromkeys(_evidence(broken)))[:3],
+            evidence=tuple(dict.fromkeys(grader_complaints(broken)))[:3],
         )
 
 
-def _evidence(scores: Sequence[Score]) -> Iterator[str]:
+def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:
+    """Why these could not be scored, in their order."""
     for score in scores:
         for part, error in score.errors.items():
             yield f"{part}: {error.code}: {error.message}"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from grpo_engine.ahead import open_collector
-from grpo_engine.collector import Collected
+from grpo_engine.collector import Collected, sampling_of
 from grpo_engine.config import ReinforcementMethod, RunConfig
 from grpo_engine.data import RowReader
 from grpo_engine.errors import NoSignalError
@@ -200,13 +200,7 @@ class Trainer(TrainingLoop):
         return self.beta
 
     def _sampling(self, step: int) -> Sampling:
-        return Sampling(
-            max_tokens=self.hyperparameters.max_completion_tokens,
-            temperature=self.hyperparameters.temperature,
-            seed=self.config.seed,
-            step=step,
-            stop=self.hyperparameters.stop,
-        )
+        return sampling_of(self.hyperparameters, self.config.seed, step)
 
     def _advance(
         self, step: int, scored: Sequence[ScoredGroup], metrics: dict[str, float], *, trained: bool

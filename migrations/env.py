@@ -10,9 +10,11 @@ from typing import Any
 from alembic import context
 from sqlalchemy import Column, Connection
 
+from service.chat import models as _chat  # noqa: F401 - its tables are Base's too
 from service.db import make_engine
 from service.models import Base
 from service.settings import Settings
+from service.sinks import models as _sinks  # noqa: F401 - its tables are Base's too
 from service.webhooks import models as _webhooks  # noqa: F401 - its tables are Base's too
 
 SORTED_INDEXES = {

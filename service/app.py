@@ -5,6 +5,7 @@ Boundary: wiring only. It migrates nothing: on another schema than this code's i
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -16,20 +17,26 @@ from fastapi import Depends, FastAPI
 from service import contract, docs, handlers, health, logs, metrics
 from service.bodies import refuse_odd_text
 from service.catalog import Catalog
+from service.chat import endpoints as chat
+from service.dashboard import routes as dashboard
 from service.db import connect
 from service.files import endpoints as files
 from service.graders import endpoints as graders
 from service.jobs import endpoints as jobs
 from service.jobs.checked_files import CheckedFiles
+from service.jobs.costs import PastJobs
 from service.jobs.wakeups import Wakeups, refuse_eviction
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.probes import Probe
+from service.probing import endpoints as probing
 from service.quotas import RequestRate
+from service.rollouts import endpoints as rollouts
 from service.settings import Settings
 from service.storage import open_usable_storage
 from service.traffic import Traffic
 from service.webhooks import endpoints as webhooks
+from service.webhooks import endpoints_types as event_types
 
 MAX_BODY_BYTES = 2**20
 FORM_BYTES = 2**16
@@ -68,6 +75,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(RequestContext, traffic=app.state.traffic)
     handlers.install(app)
     docs.install(app)
+    dashboard.install(app)
     _include_routers(app, settings)
     return app
 
@@ -75,8 +83,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, settings: Settings) -> None:
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     app.include_router(files.router, max_body_size=settings.max_upload_bytes + FORM_BYTES)
-    others = (jobs.router, models.router, graders.router, webhooks.router, health.router, metrics.router)
-    for router in others:
+    others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, metrics)
+    for router in (room.router for room in others):
         app.include_router(router, max_body_size=MAX_BODY_BYTES)
 
 
@@ -90,6 +98,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.storage = open_usable_storage(settings.storage_location)
     app.state.catalog = Catalog(settings)
     app.state.checked_files = CheckedFiles()
+    app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
@@ -97,6 +106,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
+    if not gc.get_freeze_count():
+        # The collector's walk over all that was loaded stops every request for a quarter of a second.
+        gc.freeze()
     yield
     app.state.wakeups.close()
     app.state.database.engine.dispose()

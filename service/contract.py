@@ -21,11 +21,13 @@ from service.errors import (
     Unavailable,
     Unprocessable,
 )
+from service.examples import add_example
 
 Document = dict[str, Any]
 
 JOBS = "/v1/fine_tuning/jobs"
 JOB = f"{JOBS}/{{job_id}}"
+PROBES = "/v1/fine_tuning/probes"
 GRADERS = "/v1/fine_tuning/alpha/graders"
 WEBHOOKS = "/v1/webhook_endpoints"
 WEBHOOK = f"{WEBHOOKS}/{{endpoint_id}}"
@@ -43,19 +45,32 @@ SUMMARIES = {
     f"post {JOB}/cancel": "Cancel a job",
     f"post {JOB}/pause": "Pause a job",
     f"post {JOB}/resume": "Resume a paused job",
+    f"get {JOB}/manifest": "Retrieve a job's manifest",
+    f"post {JOB}/clone": "Repeat a job, with changes or without",
+    f"get {JOB}/diagnosis": "Say why a job failed or learns poorly",
     f"get {JOB}/events": "List a job's events",
     f"get {JOB}/checkpoints": "List a job's checkpoints",
     f"get {JOB}/metrics": "List a job's metrics",
     f"get {JOB}/metrics.csv": "Download a job's metrics",
     f"get {JOB}/rollouts": "List a job's rollouts",
+    f"get {JOB}/rollouts/completions": "List a job's completions",
+    f"get {JOB}/rollouts/overview": "Describe a job's rollouts",
     f"get {JOB}/rollouts.jsonl": "Download a job's rollouts",
+    f"get {JOB}/rollouts/sft.jsonl": "Download the best completions",
+    f"get {JOB}/rollouts/dpo.jsonl": "Download preference pairs",
+    f"post {JOB}/rollouts/rescore": "Score a job's rollouts again",
     f"get {JOB}/stream": "Follow a job live",
     f"get {JOB}/adapter": "Download a job's adapter",
     f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
     "get /v1/fine_tuning/checkpoints/{checkpoint_id}/content": "Download a checkpoint",
+    f"post {PROBES}": "Probe a job before it trains",
+    f"get {PROBES}/{{probe_id}}": "Retrieve a probe",
+    f"post {PROBES}/{{probe_id}}/cancel": "Cancel a probe",
     "get /v1/models": "List models",
     "get /v1/models/{model}": "Retrieve a model",
     "delete /v1/models/{model}": "Delete a fine-tuned model",
+    "post /v1/chat/completions": "Chat with a model",
+    "post /v1/completions": "Complete a text",
     f"post {GRADERS}/validate": "Check a grader",
     f"post {GRADERS}/run": "Run a grader on a completion",
     f"post {WEBHOOKS}": "Register a webhook",
@@ -67,6 +82,7 @@ SUMMARIES = {
     f"post {WEBHOOK}/test": "Test a webhook",
     f"get {WEBHOOK}/deliveries": "List a webhook's deliveries",
     f"post {WEBHOOK}/deliveries/{{delivery_id}}/redeliver": "Send a delivery again",
+    "get /v1/webhook_event_types": "List the types of webhook events",
     "get /livez": "Is the process alive",
     "get /readyz": "Is the service ready",
     "get /metrics": "Prometheus metrics",
@@ -86,6 +102,8 @@ DOWNLOADS = {
 TEXTS = {
     f"{JOB}/metrics.csv": "text/csv",
     f"{JOB}/rollouts.jsonl": "application/jsonl",
+    f"{JOB}/rollouts/sft.jsonl": "application/jsonl",
+    f"{JOB}/rollouts/dpo.jsonl": "application/jsonl",
     "/metrics": "text/plain",
 }
 ERROR_SCHEMA: Document = {
@@ -176,6 +194,7 @@ def _complete(name: str, path: str, operation: Document) -> None:
         for error in _errors(name, operation):
             responses[str(error.status)] = _refusal(error)
     operation["responses"] = dict(sorted(responses.items()))
+    add_example(name, operation)
 
 
 def _never_null(schema: Document) -> Document:
@@ -192,7 +211,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name == f"post {JOBS}":
+    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}"):
         found.append(Unprocessable)
     if name == "post /v1/files":
         found.append(InsufficientStorage)

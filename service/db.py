@@ -41,8 +41,8 @@ def make_engine(settings: Settings) -> Engine:
         return engine
     engine = create_engine(
         url,
-        pool_size=10,
-        max_overflow=10,
+        pool_size=20,
+        max_overflow=0,
         pool_timeout=5,
         pool_use_lifo=True,
         json_deserializer=from_json,

@@ -92,8 +92,12 @@ class Job(Base):
     # "metadata" is SQLAlchemy's own name
     labels: Mapped[dict[str, Any] | None] = mapped_column("metadata", Document)
     resources: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
+    integrations: Mapped[list[Any] | None] = mapped_column(Document)
+    """Where its metrics go beside this database (`service/sinks/`); None: nowhere."""
     method: Mapped[dict[str, Any]] = mapped_column(Document)
     """The expanded method: what the engine's `RunConfig.method` accepts."""
+    requested: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
+    """The body as it was sent, for clones; None: made before it was kept. Loaded where it is used."""
     warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
     required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
     """What a machine must offer to run it, sorted, parted by spaces (`jobs/capabilities.py`)."""
@@ -127,6 +131,14 @@ class Job(Base):
     failure: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """`code`, `message`, `hint`, `evidence`."""
 
+    probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """Of a probe, which trains nothing and is nobody's fine-tuning job: `prompts`, at its end `result`."""
+
+    estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What it was expected to cost when it was made (`jobs/estimate.py`)."""
+    actual: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What its steps have cost so far (`jobs/costs.py`)."""
+
     __table_args__ = (
         Index(
             "ix_jobs_claim",
@@ -152,7 +164,15 @@ class Job(Base):
         ),
         Index("ix_jobs_tenant", "tenant", "created_at", "id"),
         # `/metrics` counts in it and reads no row
-        Index("ix_jobs_counts", "state", "pool", "attempt", "fence"),
+        Index(
+            "ix_jobs_counts",
+            "state",
+            "pool",
+            "attempt",
+            "fence",
+            postgresql_where=text("probe IS NULL"),
+            sqlite_where=text("probe IS NULL"),
+        ),
     )
 
 

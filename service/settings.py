@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from grpo_engine.config import Runtime
 from grpo_engine.devices import visible_gpus
+from service.sinks.schemas import Integration
 
 
 class Settings(BaseSettings):
@@ -91,9 +92,21 @@ class Settings(BaseSettings):
     unsafe_graders: Literal["refused", "single-tenant", "single-tenant-production"] = "refused"
     """Whether workers without a sandbox run untrusted code in plain processes, for the only tenant there is
     (docs/sandbox.md). The API never does. Production wants the long word."""
+    integrations: list[Integration] = []
+    """JSON: sinks of every job, in the shape of a job's own `integrations`, which come first."""
+    tensorboard_dir: Path | None = None
+    """Where workers write TensorBoard's files; none: `home/tensorboard`."""
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(str.upper)] = "INFO"
     min_free_disk_bytes: int = Field(256 * 2**20, ge=0)
     """With less than so much free in `home` the service is not ready; `grpo doctor` says it too."""
+    chat_models: int = Field(2, ge=0, le=16)
+    """Models that a worker's machine keeps loaded to be talked to; 0: it answers no requests."""
+    chat_idle_seconds: float = Field(300, gt=0)
+    """So long a model stays loaded that nobody talks to."""
+    chat_module: str = "grpo_engine.serving"
+    """What answers; tests start their own."""
+    max_chats: int = Field(8, ge=1)
+    """Requests of one tenant that wait or are answered at once."""
     warm_engine: bool = True
     """Each worker keeps one engine started ahead, so that a job begins without the seconds of its imports.
     It holds about 370 MB of memory, and no device, while it waits."""
@@ -151,6 +164,10 @@ class Settings(BaseSettings):
     def runs_dir(self) -> Path:
         """Scratch of the engines that run here: `runs/<job>/<fence>`."""
         return self.home / "runs"
+
+    @property
+    def tensorboard_root(self) -> Path:
+        return self.tensorboard_dir or self.home / "tensorboard"
 
     @property
     def key_file(self) -> Path:

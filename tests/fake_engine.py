@@ -29,6 +29,7 @@ from grpo_engine.events import (
     Failed,
     Finished,
     PhaseChanged,
+    Probed,
     RolloutsRecorded,
     Started,
     StepFinished,
@@ -39,6 +40,18 @@ from grpo_engine.events import (
 from grpo_engine.faults import fault_point
 from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
 from grpo_engine.warm import await_job
+
+PROBED = {
+    "groups_solved": 0,
+    "truncated": 0,
+    "grader_errors": 0,
+    "mean_reward": 0.5,
+    "highest_reward": 1.0,
+    "sample_seconds": 0.5,
+    "score_seconds": 0.1,
+    "peak_memory_bytes": 1000,
+}
+"""What every probe finds."""
 
 
 class FakeEngine:
@@ -68,6 +81,8 @@ class FakeEngine:
         print("fake engine starts", flush=True)
         self._resume()
         self._start()
+        if self.config.probe is not None:
+            return self._probe(self.config.probe.prompts)
         while self.step < self.total_steps and not self.stopping:
             if not self._train_step():
                 return 1
@@ -120,9 +135,21 @@ class FakeEngine:
         if self.step == self.faults.get("guard_at"):
             self.stopping, self.reason = True, "guard"
             self._emit(Warned(code="guard_kl", message="too far away", step=self.step))
-        if self.step % self.hyperparameters.checkpoint_interval == 0:
+        if self.config.probe is None and self.step % self.hyperparameters.checkpoint_interval == 0:
             self._save()
         return True
+
+    def _probe(self, num_prompts: int) -> int:
+        """One step a prompt, each a group of one right and one wrong answer."""
+        while self.step < num_prompts and not self.stopping:
+            self._train_step()
+        done = {"prompts": self.step, "groups_with_signal": self.step, "passed": self.step}
+        done |= {"completions": 2 * self.step, "completion_tokens": 4 * self.step}
+        if self.stopping:
+            self._emit(Stopped(step=self.step))
+            return 0
+        self._emit(Probed.model_validate(PROBED | done))
+        return 0
 
     def _report(self) -> None:
         reward = int(self.digest[:4], 16) / 0xFFFF
@@ -195,14 +222,14 @@ class FakeEngine:
         return 0
 
 
-def main() -> int:
+def main(engine: type[FakeEngine] = FakeEngine) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)
     arguments = sys.argv[1:]
     given = parser.parse_args(await_job() if arguments == ["--warm"] else arguments)
     config = RunConfig.model_validate_json(given.config.read_text())
-    return FakeEngine(config, given.run_dir).run()
+    return engine(config, given.run_dir).run()
 
 
 if __name__ == "__main__":

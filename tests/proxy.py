@@ -78,10 +78,11 @@ class Proxy:
         while True:
             try:
                 client, _ = listener.accept()
+            except OSError:  # `refuse`
+                return
+            try:
                 server = socket.create_connection(("127.0.0.1", self._target_port), timeout=5)
             except OSError:
-                if listener.fileno() < 0:
-                    return
                 _close(client)
                 continue
             server.settimeout(None)

@@ -15,6 +15,21 @@ def waiting_engines(worker: int) -> list[int]:
     return [pid for pid in _engines_ahead(Path("/")) if worker in _ancestors(pid)]
 
 
+def talking_engines(worker: int) -> list[int]:
+    """Fake serving engines of this worker process."""
+    found = [
+        int(path.name) for path in Path("/proc").glob("[0-9]*") if b"tests.fake_serving" in _command(path)
+    ]
+    return [pid for pid in found if worker in _ancestors(pid) and is_alive(pid)]
+
+
+def _command(process: Path) -> list[bytes]:
+    try:
+        return (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def working_engines(folder: Path) -> list[int]:
     """Engines that were started ahead and now work somewhere in this folder."""
     return _engines_ahead(folder.resolve())

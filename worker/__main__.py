@@ -6,8 +6,8 @@ import argparse
 
 from service import logs
 from service.settings import Settings
-from worker.attempt import Worker
-from worker.loop import drain_on_signals, work, worker_name
+from worker.attempt import Worker, worker_name
+from worker.loop import drain_on_signals, work
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """The Celery worker of production: `celery -A worker.app worker`. Celery is its doorbell, no more.
 
 A wake-up names a pool; the pool child then claims and runs jobs until none is left. The child lives on, with
-an engine that waits for its next job. SIGTERM (Celery's
-warm shutdown) sets a flag that the child shares, so that it drains and does not train on for days. Beside
-it runs one sweeper process, so that a deployment with a worker has a sweeper.
+an engine that waits for its next job. SIGTERM (Celery's warm shutdown) sets a flag that the child shares, so
+that it drains and does not train on for days. Beside it run one process that sweeps and one that answers
+requests to talk to a model, so that a deployment with a worker has both.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from service.jobs.doorbell import TASK, celery_settings, queue_name
 from service.jobs.wakeups import refuse_eviction
 from service.settings import Settings
 from worker import launch
-from worker.attempt import Worker
-from worker.loop import try_job, worker_name
+from worker.attempt import Worker, worker_name
+from worker.loop import try_job
 from worker.warm import Engines
 
 
@@ -70,8 +70,10 @@ def make_app(settings: Settings) -> Celery:
 settings = Settings()
 draining = SharedFlag()
 app = make_app(settings)
-sweepers: list[subprocess.Popen[bytes]] = []
-"""At most one, started by the main process."""
+BESIDE = (["worker.sweeper", "--beside-worker"], ["worker.chat"])
+"""Modules with their arguments: processes that a worker has beside it."""
+beside: list[subprocess.Popen[bytes]] = []
+"""At most one of each, started by the main process."""
 
 
 @cache
@@ -152,18 +154,17 @@ def touch(**_signal: Any) -> None:
 
 
 @signals.worker_ready.connect
-def start_sweeper(**_signal: Any) -> None:
-    """A sweeper beside this worker; it dies with it. Celery says "ready" again after each reconnect."""
-    if not any(process.poll() is None for process in sweepers):
+def start_beside(**_signal: Any) -> None:
+    """What is beside this worker; it dies with it. Celery says "ready" again after each reconnect."""
+    if not any(process.poll() is None for process in beside):
         launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
-        sweepers[:] = [
-            subprocess.Popen([*launcher, sys.executable, "-m", "worker.sweeper", "--beside-worker"])
-        ]
+        beside[:] = [subprocess.Popen([*launcher, sys.executable, "-m", *module]) for module in BESIDE]
 
 
 @signals.worker_shutdown.connect
-def stop_sweeper(**_signal: Any) -> None:
-    """Ended before its parent, so that nothing is left to reap."""
-    for process in sweepers:
+def stop_beside(**_signal: Any) -> None:
+    """Ended before their parent, so that nothing is left to reap."""
+    for process in beside:
         process.terminate()
+    for process in beside:
         process.wait()

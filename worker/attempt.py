@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -106,6 +108,11 @@ class Worker:
     def touch(self) -> None:
         """Liveness: a file that the main loop touches."""
         self.settings.alive_file.touch()
+
+
+def worker_name() -> str:
+    """Who holds a lease, for people: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"[:128]
 
 
 class Refused(Exception):

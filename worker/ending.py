@@ -22,6 +22,8 @@ def conclude(attempt: Attempt, ending: Ending) -> None:
     """Success counts first, then what the user asked for, then failure; all else is tried again."""
     if ending.finished is not None:
         _conclude_success(attempt, ending.finished)
+    elif ending.probed is not None:  # recorded like every event; a probe leaves no files
+        end(attempt, JobState.SUCCEEDED)
     elif ending.asked == "cancel":
         end(attempt, JobState.CANCELLED)
     elif ending.failed is not None:
@@ -61,7 +63,7 @@ def describe(ending: Ending) -> str:
 
 
 def end(attempt: Attempt, state: JobState) -> None:
-    """Cancelled or paused. Raises Lost."""
+    """Cancelled, paused, or a probe's success. Raises Lost."""
     job = attempt.job
     attempt.write(lambda session: queue.finish(session, job.id, job.fence, state))
 

@@ -14,6 +14,7 @@ from grpo_engine.events import (
     Event,
     Failed,
     Finished,
+    Probed,
     StepFinished,
     StepSkipped,
     Stopped,
@@ -39,6 +40,7 @@ class Ending:
     exit_code: int = 0
     """Negative: the signal that ended it."""
     finished: Finished | None = None
+    probed: Probed | None = None
     failed: Failed | None = None
     stopped: Stopped | None = None
     asked: Wish | None = None
@@ -101,6 +103,8 @@ def take(attempt: Attempt, events: Sequence[Event], ending: Ending) -> None:
             start = index + 1
         elif isinstance(event, Finished):
             ending.finished = event
+        elif isinstance(event, Probed):
+            ending.probed = event
         elif isinstance(event, Failed):
             ending.failed = event
         elif isinstance(event, Stopped):

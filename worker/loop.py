@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import threading
 from contextlib import closing
 
@@ -12,16 +10,14 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from worker.attempt import Worker
+from worker.chat import answer_until
 from worker.runner import run_job
 from worker.sweeper import sweep_until
 from worker.warm import Engines
 
 logger = structlog.get_logger()
-
-
-def worker_name() -> str:
-    """Who holds a lease, for people: host and process."""
-    return f"{socket.gethostname()}:{os.getpid()}"[:128]
+LEAVE_SECONDS = 5.0
+"""For answers on their way to be told that they end."""
 
 
 def drain_on_signals(worker: Worker) -> None:
@@ -38,8 +34,10 @@ def work(worker: Worker, *, once: bool = False) -> None:
         name="sweeper",
         daemon=True,
     )
+    chat = threading.Thread(target=answer_until, args=(worker.draining, worker), name="chat", daemon=True)
     if not once:
         sweeper.start()
+        chat.start()
     with closing(Engines(worker.settings, keep_warm=worker.settings.warm_engine and not once)) as engines:
         while not worker.draining.is_set():
             worker.touch()
@@ -50,6 +48,7 @@ def work(worker: Worker, *, once: bool = False) -> None:
                 engines.prepare()
                 worker.draining.wait(worker.settings.poll_seconds)
     sweeper.join(timeout=worker.settings.sweep_seconds)
+    chat.join(timeout=LEAVE_SECONDS)
 
 
 def try_job(worker: Worker, engines: Engines) -> bool:

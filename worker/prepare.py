@@ -9,30 +9,27 @@ withdrawn and told in the history.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import Method, ModelSource, RunConfig, Runtime
+from grpo_engine.config import Method, ModelSource, ProbeSize, RunConfig, Runtime
 from grpo_engine.manifest import DamagedCheckpoint, verify
 from service.files.parquet import BadParquet, make_jsonl
-from service.jobs import history, publishing, repository
+from service.jobs import history, publishing
 from service.jobs.capabilities import UNSAFE, tell_unsafe
 from service.jobs.grader_checks import method_with_places
 from service.jobs.method_parts import retention_of
 from service.jobs.queue import holds, lock
 from service.models import Checkpoint, File, Job, Metric
-from service.storage import ObjectMissing, sha256_file
+from service.storage import ObjectMissing
 from service.unpack import BadArchive, unpack
+from worker import weights
 from worker.attempt import Attempt, Refused
-
-DOWNLOAD_TRIES = 2
-
-
-class DamagedObject(Exception):
-    """What the storage holds is not what was stored."""
+from worker.weights import DamagedObject, WeightsMissing, download_verified, fetch_weights, find_weights
 
 
 def prepare(attempt: Attempt) -> Path:
@@ -50,6 +47,7 @@ def prepare(attempt: Attempt) -> Path:
         validation_file=validation_file,
         retention_files=_fetch_retention(attempt),
         method=_placed(attempt),
+        probe=ProbeSize(prompts=job.probe["prompts"]) if job.probe is not None else None,
         runtime=_runtime(attempt),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,
@@ -73,7 +71,8 @@ def _placed(attempt: Attempt) -> Method:
     try:
         return cast(Method, method_with_places(attempt.method, attempt.worker.catalog))
     except LookupError as missing:
-        raise _model_missing(str(missing.args[0])) from None
+        gone = weights.missing(str(missing.args[0]))
+        raise Refused("model_not_found", str(gone), gone.hint) from None
 
 
 def _fetch_retention(attempt: Attempt) -> dict[str, str]:
@@ -110,59 +109,19 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
 
 
 def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
-    """Fetch what was stored, and a second time where it is not that. Raises ObjectMissing, DamagedObject."""
-    for _ in range(DOWNLOAD_TRIES):
-        attempt.store(lambda: attempt.worker.storage.download(key, target), is_patient=True)
-        if sha256_file(target) == sha256:
-            return
-    raise DamagedObject("what is stored has the wrong sha256")
+    """Fetch what was stored, for as long as it takes. Raises ObjectMissing, DamagedObject."""
+    patiently = partial(attempt.store, is_patient=True)
+    download_verified(attempt.worker.storage, key, sha256, target, patiently)
 
 
 def _model_source(attempt: Attempt) -> ModelSource:
-    """The job's model: a catalogue entry, an earlier job's whole weights, or its adapter on what it is of."""
-    name, adapter = attempt.job.model, None
-    for _ in range(repository.MAX_LINEAGE):
-        entry = attempt.worker.catalog.find(name)
-        if entry is not None:
-            return ModelSource(name=name, path=entry.path, revision=entry.revision, adapter=adapter)
-        weights = _parent(attempt, name)
-        if weights.kind == "experiences":
-            reason = f"{name} is what a training-free job has learnt and has no weights"
-            raise Refused("model_not_found", reason, "Name the model that it was made with.")
-        if weights.kind == "model":
-            path = str(_fetch_weights(attempt, weights, "parent_model"))
-            return ModelSource(name=name, path=path, adapter=adapter)
-        adapter = adapter or str(_fetch_weights(attempt, weights, "parent_adapter"))
-        name = weights.job.model
-    raise Refused("model_not_found", f"{attempt.job.model} goes on from too many jobs")
-
-
-def _parent(attempt: Attempt, name: str) -> repository.ModelWeights:
-    """The tenant's weights of that name: a job's result or one of its checkpoints."""
-    found = attempt.read(lambda session: repository.resolve_model(session, attempt.job.tenant, name))
-    if found is None:
-        raise _model_missing(name)
-    return found
-
-
-def _model_missing(name: str) -> Refused:
-    hint = "List the models with GET /v1/models; a deleted one cannot be used."
-    return Refused("model_not_found", f"the model {name} is not in the catalogue any more", hint)
-
-
-def _fetch_weights(attempt: Attempt, weights: repository.ModelWeights, name: str) -> Path:
-    archive, target = attempt.folder / f"{name}.tar.gz", attempt.folder / name
+    """The job's model, fetched where it is an earlier job's."""
+    worker, job = attempt.worker, attempt.job
     try:
-        _download(attempt, weights.storage_key, weights.sha256, archive)
-        unpack(archive, target)
-    except ObjectMissing:
-        raise _model_missing(attempt.job.model) from None
-    except (DamagedObject, BadArchive) as damage:
-        hint = "Start from another model, or train this one again."
-        reason = f"the weights of {attempt.job.model} ({weights.job.id}) are damaged: {damage}"
-        raise Refused("model_not_found", reason, hint) from damage
-    archive.unlink()
-    return target
+        found = find_weights(attempt.read, worker.catalog, job.tenant, job.model)
+        return fetch_weights(found, job.model, attempt.folder, partial(_download, attempt))
+    except WeightsMissing as gone:
+        raise Refused("model_not_found", str(gone), gone.hint) from gone
 
 
 def _fetch_checkpoint(attempt: Attempt) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -49,10 +49,11 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class EngineProcess:
     """One engine. Start it in the worker's main thread: the kernel ties the death signal to it.
 
-    Without a run directory it waits for its job outside of every folder, until `hand_over`.
+    Without a run directory it waits for its job outside of every folder, until `hand_over`; or it is one that
+    takes no job but orders (`samplers.py`). `descriptors` stay open in it.
     """
 
-    def __init__(self, command: list[str], run_dir: Path | None) -> None:
+    def __init__(self, command: list[str], run_dir: Path | None, descriptors: Collection[int] = ()) -> None:
         self._lock = threading.Lock()
         self._killer: threading.Timer | None = None
         self._process = subprocess.Popen(
@@ -63,6 +64,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=descriptors,
         )
         assert self._process.stdout is not None
         self._log = EngineLog(self._process.stdout, run_dir)
@@ -72,12 +74,17 @@ class EngineProcess:
         """Process id, and id of its session and process group."""
         return self._process.pid
 
+    @property
+    def door(self) -> IO[bytes]:
+        """Standard input of one that was started without a run directory."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
     def hand_over(self, arguments: Sequence[str], run_dir: Path) -> bool:
         """Give a waiting engine its job. False: it has ended and took nothing."""
-        assert self._process.stdin is not None
         line = json.dumps({"directory": str(run_dir), "arguments": list(arguments)})
         try:
-            with self._process.stdin as door:
+            with self.door as door:
                 door.write(line.encode() + b"\n")
         except BrokenPipeError:
             return False

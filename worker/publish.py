@@ -8,9 +8,9 @@ A healthy engine goes on without a storage: a checkpoint is let go for the next 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 from sqlalchemy.orm import Session
@@ -26,6 +26,7 @@ from service.models import Artifact, File
 from service.storage import StorageError, sha256_file
 from worker.archives import pack_tar, pack_tar_gz
 from worker.attempt import Attempt
+from worker.card import beside_weights
 
 logger = structlog.get_logger()
 WEIGHTS = {"adapter": "adapter", "model": "model", "experiences": "experiences"}
@@ -70,7 +71,8 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     try:
         verify(folder, attempt.job.id)
         state = _store(attempt, folder, f"{prefix}/state.tar")
-        weights = _store(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz")
+        texts = beside_weights(attempt, step=event.step)
+        weights = _store(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz", texts)
     except (DamagedCheckpoint, FileNotFoundError) as error:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
@@ -100,7 +102,8 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     weights_folder = attempt.folder / event.path
     verify(weights_folder.parent, attempt.job.id)
     prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
-    weights = _store(attempt, weights_folder, f"{prefix}/adapter.tar.gz", is_patient=True)
+    texts = beside_weights(attempt)
+    weights = _store(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
     table = attempt.folder / "metrics.csv"
     rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
     table.write_text(metrics.to_csv(rows))
@@ -152,16 +155,28 @@ def _weights_folder(checkpoint: Path) -> Path:
     raise DamagedCheckpoint("it holds neither adapter/ nor model/ nor experiences/")
 
 
-def _store(attempt: Attempt, folder: Path, key: str, *, is_patient: bool = False) -> Stored:
-    """Pack a folder and upload the archive. Raises FileNotFoundError where the folder is gone."""
+def _store(
+    attempt: Attempt,
+    folder: Path,
+    key: str,
+    texts: Mapping[str, str] | None = None,
+    *,
+    is_patient: bool = False,
+) -> Stored:
+    """Pack a folder, with `texts` beside weights, and upload the archive.
+
+    Raises FileNotFoundError where the folder is gone.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     outbox = attempt.folder / "outbox"
     outbox.mkdir(exist_ok=True)
     archive = outbox / Path(key).name
-    pack: Any = pack_tar_gz if key.endswith(".gz") else pack_tar
     try:
-        pack(folder, archive)
+        if texts is None:
+            pack_tar(folder, archive)
+        else:
+            pack_tar_gz(folder, archive, texts)
         return _upload(attempt, archive, key, is_patient=is_patient)
     finally:
         shutil.rmtree(outbox, ignore_errors=True)

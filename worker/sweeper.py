@@ -10,6 +10,8 @@ import argparse
 import signal
 import socket
 import threading
+from contextlib import ExitStack
+from dataclasses import replace
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,7 +24,9 @@ from service.jobs import sweeping
 from service.jobs.capabilities import Machine, announce, of_this_machine, offered_to, tell_of_sandbox
 from service.jobs.wakeups import Wakeups
 from service.settings import Settings
+from service.sinks.packages import installed_sinks
 from worker.attempt import Flag
+from worker.sinks.keeper import keeping
 from worker.webhooks import sending
 
 logger = structlog.get_logger()
@@ -58,16 +62,20 @@ def _announce(session: Session, settings: Settings) -> None:
     machine = Machine(offered_to(session, offered), settings.gpus)
     if machine.capabilities != offered:
         logger.error("UNSAFE: GRPO_UNSAFE_GRADERS is for one tenant, there are more: nothing is offered")
+    machine = replace(machine, capabilities=machine.capabilities | installed_sinks())
     announce(session, socket.gethostname()[:128], settings.pool, machine)
 
 
 def sweep_until(
     stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> None:
-    """A round every `sweep_seconds`, whatever happens to the database; beside it webhooks are sent."""
-    if has_worker:
-        tell_of_sandbox(settings)
-    with sending(stopping, database, settings):
+    """A round every `sweep_seconds`, whatever happens to the database; beside it webhooks are sent, and
+    beside a worker metrics go to their sinks."""
+    with ExitStack() as beside:
+        beside.enter_context(sending(stopping, database, settings))
+        if has_worker:
+            tell_of_sandbox(settings)
+            beside.enter_context(keeping(stopping, database, settings))
         while not stopping.is_set():
             try:
                 sweep_once(database, wakeups, settings, has_worker=has_worker)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol, cast
 
 import torch
@@ -234,14 +235,18 @@ PROOF_PROMPTS = ((5, 9, 2, 7, 3), (4, 8))
 PROOF_TOKENS = (6, 1, 3)
 
 
-def choose_decoder(policy: Policy) -> Callable[[], Decoder]:
-    """The fastest decoder whose logits are the model's own on a few rows of unequal length."""
+def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> Callable[[], Decoder]:
+    """The fastest decoder whose logits are the model's own on a few rows of unequal length.
+
+    Where the policy `is_frozen`, all decodings share what is read out of it once.
+    """
     model, pad, fast = policy.model, policy.pad_token_id, policy.fast
     faster: list[Callable[[], Decoder]] = [lambda: CacheDecoder(model, pad)]
     if policy.shares_prompts:
         faster.insert(0, lambda: SharedDecoder(model, OwnLayers(model)))
     if policy.shares_prompts and fast is not None:
-        faster.insert(0, lambda: SharedDecoder(model, Kernels(fast)))
+        kernels = cache(lambda: Kernels(fast)) if is_frozen else lambda: Kernels(fast)
+        faster.insert(0, lambda: SharedDecoder(model, kernels()))
     expected = _proof_logits(PlainDecoder(model, pad))
     for make in faster:
         try:

@@ -5,7 +5,7 @@ Boundary: token ids and log-probabilities by row; what a row belongs to is the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -116,6 +116,14 @@ def decode(
     decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
 ) -> None:
     """All groups of the prompts, at most `at_once` side by side; the next begin as places become free."""
+    for _ in steps(decoder, prompts, group_size, at_once, rows):
+        pass
+
+
+def steps(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
+) -> Iterator[None]:
+    """The same, for who wants to see the rows grow: it pauses after each look at what has ended."""
     # the others have no position for a row that has ended and goes on
     look_every = rows.look_every if isinstance(decoder, SharedDecoder) else 1
     started = 0
@@ -131,6 +139,7 @@ def decode(
             turn += 1
             if turn % look_every == 0:
                 rows.look()
+                yield
                 if rows.num_running == 0:
                     break
                 if (kept := rows.leave()) is not None:

@@ -17,7 +17,7 @@ from grpo_engine.policy import Policy
 from grpo_engine.records import FinishReason
 from grpo_engine.sampler.base import OnGroup, Sampling, uniforms
 from grpo_engine.sampler.decoding import choose_decoder
-from grpo_engine.sampler.rows import Rows, decode
+from grpo_engine.sampler.rows import Ended, Rows, decode
 from grpo_engine.types import Completion, Group, Prompt
 
 LARGEST_UNIFORM = 1 - 2**-22
@@ -87,15 +87,19 @@ class TorchSampler:
                 place = places[row // group_size]
                 finished(place, Group(prompts_P[place], tuple(made[member] for member in members)))
 
-        rows = Rows(
+        rows = self.rows(places, group_size, sampling, ended)
+        ids = [prompts_P[place].token_ids for place in places]
+        decode(self._decoder(), ids, group_size, max(1, self.sample_budget // group_size), rows)
+
+    def rows(self, places: Sequence[int], group_size: int, sampling: Sampling, ended: Ended) -> Rows:
+        """Empty rows for the groups of the prompts at these places."""
+        return Rows(
             limits=torch.tensor([sampling.limit(place) for place in places for _ in range(group_size)]),
             draws=self._draws(places, group_size, sampling),
             sampling=sampling,
             policy=self.policy,
             ended=ended,
         )
-        ids = [prompts_P[place].token_ids for place in places]
-        decode(self._decoder(), ids, group_size, max(1, self.sample_budget // group_size), rows)
 
     def _draws(self, places: Sequence[int], group_size: int, sampling: Sampling) -> Tensor | None:
         """Uniform numbers [rows, max_tokens]; None for greedy decoding."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from grpo_engine.sandbox.launch import SandboxUnavailable
@@ -18,6 +19,7 @@ MAX_ERROR_CHARACTERS = 2000
 _CHECK_SECONDS = 2.0
 
 
+@cache
 def installed() -> bool:
     return importlib.util.find_spec("pydantic_monty") is not None
 

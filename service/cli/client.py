@@ -5,9 +5,11 @@ Only what may be repeated is repeated: reads, and a create that carries an idemp
 
 from __future__ import annotations
 
+import io
+import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +31,8 @@ HINTS = {
 }
 
 Document = dict[str, Any]
+Sent = Callable[[int, int], None]
+"""Takes the bytes that were sent so far, and all of them."""
 
 
 class Client:
@@ -83,10 +87,10 @@ class Client:
         """DELETE, sent once."""
         return self._json(self._send("DELETE", path))
 
-    def upload(self, path: Path, purpose: str = "fine-tune") -> Document:
-        """The file as a multipart form; its content is streamed from disk."""
+    def upload(self, path: Path, sent: Sent | None = None, purpose: str = "fine-tune") -> Document:
+        """The file as a multipart form; its content is read from disk while it is sent."""
         try:
-            with path.open("rb") as content:
+            with _Counted(path, sent) as content:
                 return self._json(
                     self._send(
                         "POST",
@@ -100,10 +104,16 @@ class Client:
             raise CommandError(f"{path}: {error.strerror}") from error
 
     @contextmanager
-    def streaming(self, path: str, *, headers: Mapping[str, str], **params: Any) -> Iterator[httpx.Response]:
-        """An open response whose status was checked. Raises httpx.TransportError where it breaks off."""
+    def streaming(
+        self, path: str, *, headers: Mapping[str, str], body: Document | None = None, **params: Any
+    ) -> Iterator[httpx.Response]:
+        """An open response whose status was checked; a POST's where there is a body.
+
+        Raises httpx.TransportError where it breaks off.
+        """
         given = {name: value for name, value in params.items() if value is not None}
-        with self._http.stream("GET", path, params=given, headers=headers) as response:
+        method = "GET" if body is None else "POST"
+        with self._http.stream(method, path, params=given, headers=headers, json=body) as response:
             if response.is_error:
                 response.read()
             _check(response)
@@ -148,6 +158,21 @@ class Client:
         except ValueError as error:
             raise CommandError(f"{self.url} does not answer JSON: is it this service?") from error
         return document
+
+
+class _Counted(io.FileIO):
+    """A file that tells how far it is read."""
+
+    def __init__(self, path: Path, sent: Sent | None) -> None:
+        super().__init__(path)
+        self._num_bytes = os.fstat(self.fileno()).st_size
+        self._sent = sent
+
+    def read(self, size: int | None = -1, /) -> Any:
+        piece = super().read(-1 if size is None else size)
+        if self._sent is not None:
+            self._sent(self.tell(), self._num_bytes)
+        return piece
 
 
 def _delay(attempt: int, retry_after: str | None) -> float:

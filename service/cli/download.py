@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
+from service.cli import complete
 from service.cli.client import JOBS, Client
 from service.cli.errors import CommandError
+from service.cli.interrupts import explained
 from service.cli.options import client_of
-from service.cli.output import JsonFlag, console, print_json, stderr
+from service.cli.output import JsonFlag, console, print_json
+from service.cli.partial import Partial
+from service.cli.progress import transfer
+from service.jobs.serving import serve_line
 from service.unpack import BadArchive
 from service.unpack import unpack as unpack_into
 
 ATTEMPTS = 5
+NOTHING_LEFT = "range_not_satisfiable"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def download(
     context: typer.Context,
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
     to: Annotated[Path, typer.Option(help="Folder to write into.", file_okay=False)] = Path(),
     checkpoint: Annotated[
         str | None, typer.Option(help="A checkpoint's id instead of the final one.")
@@ -43,10 +46,21 @@ def download(
         path, sha256 = fetch_adapter(client, job_id, to, checkpoint=checkpoint)
     if extract:
         path = unpack(path)
+    serve = _serve_line(path, checkpoint or job_id) if extract else ""
     if as_json:
-        print_json({"path": str(path), "sha256": sha256})
+        print_json({"path": str(path), "sha256": sha256} | ({"serve": serve} if serve else {}))
     else:
         console.print(f"{path}  sha256 {sha256}", soft_wrap=True)
+        if serve:
+            console.print(serve, soft_wrap=True)
+
+
+def _serve_line(folder: Path, name: str) -> str:
+    """How vLLM serves what was unpacked; empty where nothing beside the weights says it."""
+    manifest = folder / "manifest.json"
+    if not manifest.is_file():
+        return ""
+    return serve_line(json.loads(manifest.read_text(encoding="utf-8")), name=name, path=str(folder))
 
 
 def fetch_adapter(
@@ -54,16 +68,17 @@ def fetch_adapter(
 ) -> tuple[Path, str]:
     """Downloads `<job>.tar.gz` into `to`; returns its path and its verified SHA-256.
 
-    A broken transfer goes on where it stopped. Raises CommandError where the digest is another.
+    A broken transfer goes on where it stopped, one that was broken off by Ctrl-C with the next command.
+    Raises CommandError where the digest is another, Interrupted.
     """
     to.mkdir(parents=True, exist_ok=True)
     target = to / f"{checkpoint or job_id}.tar.gz"
-    with tempfile.TemporaryDirectory(dir=to, prefix=".download-") as folder:
-        partial = Path(folder) / target.name
+    with Partial.of(target) as partial, explained(partial.meaning):
         sha256 = _transfer(client, f"{JOBS}/{job_id}/adapter", partial, checkpoint=checkpoint)
-        if (found := _sha256(partial)) != sha256:
+        if (found := partial.sha256()) != sha256:
+            partial.forget()
             raise CommandError(f"the download is damaged: sha256 {found} instead of {sha256}", code="damaged")
-        os.replace(partial, target)
+        os.replace(partial.path, target)
     return target, sha256
 
 
@@ -85,24 +100,23 @@ def unpack(archive: Path) -> Path:
     return folder
 
 
-def _transfer(client: Client, path: str, partial: Path, **params: Any) -> str:
+def _transfer(client: Client, path: str, partial: Partial, **params: Any) -> str:
     """Writes the body to `partial`; returns the SHA-256 that the service gives for it."""
-    etag = None
-    with partial.open("wb") as file, _bar() as advance:
+    with transfer(f"download {partial.name}") as advance:
         for attempt in range(1, ATTEMPTS + 1):
-            headers = {"Accept-Encoding": "identity"}
-            if etag:
-                headers |= {"Range": f"bytes={file.tell()}-", "If-Range": etag}
+            headers = {"Accept-Encoding": "identity", **partial.range}
             try:
                 with client.streaming(path, headers=headers, **params) as response:
-                    etag = response.headers.get("etag", "")
-                    if response.status_code != httpx.codes.PARTIAL_CONTENT:
-                        file.seek(0)
-                        file.truncate()
+                    is_rest = response.status_code == httpx.codes.PARTIAL_CONTENT
+                    partial.begin(response.headers.get("etag", ""), is_rest=is_rest)
+                    total = _total(response)
                     for chunk in response.iter_raw():
-                        file.write(chunk)
-                        advance(file.tell(), response)
+                        advance(partial.add(chunk), total)
                 return _promised(response)
+            except CommandError as error:
+                if error.code != NOTHING_LEFT or not partial.range:
+                    raise
+                partial.forget()  # all of it is there already: seen again from its beginning
             except httpx.TransportError as error:
                 if attempt == ATTEMPTS:
                     raise CommandError(f"the download broke off: {error}", code="unreachable") from error
@@ -110,28 +124,14 @@ def _transfer(client: Client, path: str, partial: Path, **params: Any) -> str:
     raise AssertionError("the last attempt returns or raises")
 
 
+def _total(response: httpx.Response) -> int | None:
+    whole = response.headers.get("content-range", "").rpartition("/")[2]
+    total = whole or response.headers.get("content-length")
+    return int(total) if total else None
+
+
 def _promised(response: httpx.Response) -> str:
     sha256: str = response.headers.get("x-checksum-sha256", "")
     if not SHA256.fullmatch(sha256):
         raise CommandError("the service gave no sha256 for this download", code="damaged")
     return sha256
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, httpx.Response], None]]:
-    """A progress bar on standard error: advance(bytes so far, response)."""
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as progress:
-        task = progress.add_task("download", total=None)
-
-        def advance(num_bytes: int, response: httpx.Response) -> None:
-            whole = response.headers.get("content-range", "").rpartition("/")[2]
-            total = whole or response.headers.get("content-length")
-            progress.update(task, completed=num_bytes, total=int(total) if total else None)
-
-        yield advance

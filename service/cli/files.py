@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from service.cli import complete
 from service.cli.options import client_of
 from service.cli.output import JsonFlag, at, print_json, print_table, say, size
+from service.cli.upload import uploaded
 
-app = typer.Typer(no_args_is_help=True, help="Upload and list datasets.")
+app = typer.Typer(no_args_is_help=True, help="Upload, list and delete datasets.")
 
 
 @app.command()
@@ -21,11 +23,26 @@ def upload(
 ) -> None:
     """Upload a dataset and print its id."""
     with client_of(context) as client:
-        file = client.upload(path)
+        file = uploaded(client, path)
     if as_json:
         print_json(file)
     else:
         say(file["id"])
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    file_id: Annotated[str, typer.Argument(metavar="FILE", autocompletion=complete.files)],
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete a file that no unfinished job needs."""
+    with client_of(context) as client:
+        deleted = client.delete(f"/v1/files/{file_id}")
+    if as_json:
+        print_json(deleted)
+    else:
+        say(f"{file_id} deleted")
 
 
 @app.command("list")

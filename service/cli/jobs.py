@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from service.cli import complete
 from service.cli.client import JOBS, Client
 from service.cli.errors import CommandError
+from service.cli.interrupts import explained
 from service.cli.options import client_of
 from service.cli.output import JsonFlag, at, duration, print_fields, print_json, print_table, say
+from service.cli.progress import waiting
+from service.cli.upload import rows_in, uploaded
 from service.cli.watch import watch_and_exit
 
-JobId = Annotated[str, typer.Argument(metavar="JOB")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)]
+CREATING = (
+    "The job may have been created all the same: `grpo list` shows it, `grpo cancel ID` ends it. "
+    "The same command again would make another one."
+)
+"""Ctrl-C between the request and its answer."""
 DATASETS = ("training_file", "validation_file")
 
 
@@ -23,7 +33,9 @@ def submit(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.json", exists=True, dir_okay=False)],
     training_file: Annotated[Path | None, typer.Option(help="Upload this and train on it.")] = None,
     validation_file: Annotated[Path | None, typer.Option(help="Upload this and evaluate on it.")] = None,
-    model: Annotated[str | None, typer.Option(help="Start from this model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Start from this model.", autocompletion=complete.models)
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it to the end.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -35,15 +47,23 @@ def submit(
     if model:
         body["model"] = model
     with client_of(context) as client:
-        job = client.create(JOBS, with_uploads(client, body, job_file.parent))
-        if as_json:
-            print_json(job)
-        else:
-            say(job["id"])
-            for warning in job["warnings"]:
-                say(f"warning: {_text(warning)}", "yellow")
+        body, num_rows = with_uploads(client, body, job_file.parent)
+        counted = f"{num_rows:,} rows" if num_rows else "its rows"
+        with explained(CREATING), waiting(f"checking the job and {counted}…"):
+            job = client.create(JOBS, body)
+        say_created(job, as_json=as_json)
         if watch:
             watch_and_exit(client, job["id"], as_json=as_json)
+
+
+def say_created(job: dict[str, Any], *, as_json: bool) -> None:
+    """Its id, and what the checks warn of."""
+    if as_json:
+        print_json(job)
+        return
+    say(job["id"])
+    for warning in job["warnings"]:
+        say(f"warning: {_text(warning)}", "yellow")
 
 
 def read_job(path: Path) -> dict[str, Any]:
@@ -57,9 +77,9 @@ def read_job(path: Path) -> dict[str, Any]:
     return body
 
 
-def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The body with each dataset path replaced by the id of the uploaded file."""
-    body = dict(body)
+def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> tuple[dict[str, Any], int]:
+    """The body with each dataset path replaced by the id of the uploaded file, and the rows of all these."""
+    body, num_rows = dict(body), 0
     for name in DATASETS:
         value = body.get(name)
         if not isinstance(value, str) or value.startswith("file-"):
@@ -69,8 +89,9 @@ def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> dict[str
             raise CommandError(
                 f"{path} does not exist", param=name, hint="give a file id or a path to upload"
             )
-        body[name] = client.upload(path)["id"]
-    return body
+        body[name] = uploaded(client, path)["id"]
+        num_rows += rows_in(path)
+    return body, num_rows
 
 
 def list_jobs(
@@ -128,6 +149,8 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ),
             ("created", at(job["created_at"])),
             ("finished", at(job.get("finished_at"))),
+            ("expected", _span((job.get("estimate") or {}).get("seconds"), duration)),
+            ("took", duration((job.get("actual") or {}).get("seconds"))),
             ("trained model", job.get("fine_tuned_model")),
             ("failure", f"{failure['code']}: {failure['message']}" if failure else None),
             ("hint", failure.get("hint")),
@@ -178,6 +201,10 @@ def _command(context: typer.Context, job_id: str, verb: str, as_json: bool) -> N
     else:
         phase = f" ({job['phase']})" if job["phase"] not in (None, "", job["status"]) else ""
         say(f"{job['id']} {job['status']}{phase}")
+
+
+def _span(expected: dict[str, float] | None, unit: Callable[[float], str]) -> str | None:
+    return f"{unit(expected['low'])} to {unit(expected['high'])}" if expected else None
 
 
 def _method(job: dict[str, Any]) -> str:

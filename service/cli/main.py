@@ -10,15 +10,35 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import audit, doctor, download, files, jobs, keys, models, server, up, watch, webhooks
+from service.cli import (
+    audit,
+    chat,
+    diagnose,
+    doctor,
+    download,
+    files,
+    import_trl,
+    jobs,
+    keys,
+    manifests,
+    merge,
+    models,
+    probe,
+    push,
+    rollouts,
+    server,
+    up,
+    watch,
+    webhooks,
+)
 from service.cli.client import DEFAULT_URL
 from service.cli.errors import CommandError
+from service.cli.interrupts import EXIT_CODE, Interrupted
 from service.cli.options import Connection
 from service.cli.output import json_line, plain
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="GRPO fine-tuning of language models as jobs.\n\n"
@@ -49,7 +69,9 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "doctor": doctor.doctor,
     },
     WORK: {
+        "probe": probe.probe,
         "submit": jobs.submit,
+        "import-trl": import_trl.import_trl,
         "list": jobs.list_jobs,
         "status": jobs.status,
         "watch": watch.watch,
@@ -57,8 +79,18 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "cancel": jobs.cancel,
         "pause": jobs.pause,
         "resume": jobs.resume,
+        "rollouts": rollouts.rollouts,
+        "rescore": rollouts.rescore,
+        "rerun": manifests.rerun,
+        "compare": manifests.compare,
+        "manifest": manifests.manifest,
+        "diagnose": diagnose.diagnose,
+        "retry": diagnose.retry,
         "audit": audit.audit,
         "download": download.download,
+        "merge": merge.merge,
+        "push": push.push,
+        "chat": chat.chat,
     },
 }
 for panel, commands in COMMANDS.items():
@@ -79,6 +111,9 @@ def run() -> None:
         # typer would draw a box around a wrong option, which no program reads
         code = app(standalone_mode=not as_json)
         sys.exit(code if isinstance(code, int) else 0)
+    except Interrupted as error:
+        print(json_line(error.document()) if as_json else f"\n{plain(error.line())}", file=sys.stderr)
+        sys.exit(EXIT_CODE)
     except CommandError as error:
         print(json_line(error.document()) if as_json else f"Error: {plain(error.line())}", file=sys.stderr)
         sys.exit(1)

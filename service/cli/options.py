@@ -22,7 +22,12 @@ class Connection:
 def client_of(context: typer.Context) -> Client:
     """A client for this command. Without a key given, the one that `grpo up` wrote."""
     connection: Connection = context.obj
-    return Client(connection.url, connection.api_key or _first_key())
+    return Client(connection.url, key_of(connection))
+
+
+def key_of(connection: Connection) -> str | None:
+    """The key that was given, or the one that `grpo up` wrote. Raises CommandError."""
+    return connection.api_key or _first_key()
 
 
 def _first_key() -> str | None:

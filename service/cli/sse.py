@@ -101,6 +101,19 @@ def parse(chunks: Iterable[bytes]) -> Iterator[StreamEvent]:
             identifier = value
 
 
+def documents(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """What a stream of OpenAI's says, up to its `[DONE]`. Raises CommandError where it ends before that."""
+    for line in _lines(chunks):
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            document = json.loads(line.removeprefix("data: "))
+            yield document
+            if "error" in document:
+                return
+    raise CommandError("the answer was cut off", code="unreachable")
+
+
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
     rest = b""
     for chunk in chunks:

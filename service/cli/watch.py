@@ -10,8 +10,16 @@ from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from service.cli import complete
 from service.cli.client import JOBS, Client
 from service.cli.options import client_of
 from service.cli.output import JsonFlag, console, literal, plain, print_json, say
@@ -48,6 +56,7 @@ class Bar:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
+            TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[values]}", markup=False),
             console=console,
@@ -116,7 +125,7 @@ def summary(values: dict[str, Any]) -> str:
 
 def watch(
     context: typer.Context,
-    job_id: Annotated[str, typer.Argument(metavar="JOB")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
     as_json: JsonFlag = False,
 ) -> None:
     """Watch a job live. Ctrl-C stops watching; the job goes on."""

@@ -15,7 +15,7 @@ from itertools import chain, combinations
 from typing import Any
 
 import structlog
-from sqlalchemy import delete, distinct, func, select, update
+from sqlalchemy import bindparam, delete, distinct, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -26,6 +26,7 @@ from service.jobs.dataset import Problems
 from service.jobs.method_parts import rules_of, settings_of
 from service.models import ApiKey, Job, WorkerHost
 from service.settings import Settings
+from service.sinks.packages import installed_sinks
 
 logger = structlog.get_logger()
 
@@ -41,6 +42,9 @@ UNSAFE_WARNING = {
 }
 KNOWN_SECONDS = 3600.0
 """A machine that has said nothing for so long is not counted on."""
+_ANNOUNCED = select(WorkerHost).where(
+    WorkerHost.pool == bindparam("of_pool"), WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
+)
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
 
 Capabilities = frozenset[str]
@@ -122,8 +126,7 @@ def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
 
 def announced(session: Session, pool: str) -> list[Machine]:
     """The known machines of a pool."""
-    fresh = WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
-    rows = session.scalars(select(WorkerHost).where(WorkerHost.pool == pool, fresh))
+    rows = session.scalars(_ANNOUNCED, {"of_pool": pool})
     return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 
@@ -143,9 +146,11 @@ def tell_unsafe(session: Session, job: Job) -> bool:
 
 def known_machines(session: Session, settings: Settings) -> list[Machine]:
     """Those that may run a job: embedded, this one. Where none is known the job may wait for one."""
-    found = announced(session, settings.pool)
     if settings.mode == "embedded":
-        found = [Machine(of_this_machine(unsafe_allowed=settings.allows_unsafe), settings.gpus)]
+        offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()
+        found = [Machine(offered, settings.gpus)]
+    else:
+        found = announced(session, settings.pool)
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
 
 

@@ -13,6 +13,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.jobs.estimate import RowTokens
+
 MAX_REMEMBERED = 256
 REMEMBERED_SECONDS = 600.0
 """After so long the rows are read again: a grader's trial may end otherwise on a machine that has changed."""
@@ -26,6 +28,8 @@ class Faultless:
 
     num_rows: Mapping[str, int]
     """By the field that names the file."""
+    row_tokens: Mapping[str, RowTokens]
+    """By the same; empty where they were not counted."""
     warnings: Sequence[dict[str, str]]
     subject: Any
     """The model's texts that rows were counted with: another one is another question."""

@@ -17,6 +17,9 @@ from service.jobs.statements import is_in
 from service.jobs.states import HELD, JobState
 from service.models import Job
 
+IS_JOB = Job.probe.is_(None)
+"""A probe waits, runs and may be overdue like a job, but its end is no fine-tuning's."""
+
 
 class Count(NamedTuple):
     """The jobs of one state and pool."""
@@ -29,9 +32,11 @@ class Count(NamedTuple):
     """Ever. A claim counts the fence and the attempt up, a sweep only the fence."""
 
 
-COUNTS = select(
-    Job.state, Job.pool, func.count(), func.sum(Job.attempt), func.sum(Job.fence - Job.attempt)
-).group_by(Job.state, Job.pool)
+COUNTS = (
+    select(Job.state, Job.pool, func.count(), func.sum(Job.attempt), func.sum(Job.fence - Job.attempt))
+    .where(IS_JOB)
+    .group_by(Job.state, Job.pool)
+)
 _OLDEST = select(Job.pool, db_now() - func.min(Job.created_at)).where(IS_QUEUED).group_by(Job.pool)
 _OVERDUE = (
     select(Job.pool, func.count())
@@ -39,7 +44,7 @@ _OVERDUE = (
     .group_by(Job.pool)
 )
 _CODE = func.coalesce(Job.failure["code"].as_string(), "unknown")
-_CODES = select(_CODE, func.count()).where(is_in("jobs", JobState.FAILED)).group_by(_CODE)
+_CODES = select(_CODE, func.count()).where(is_in("jobs", JobState.FAILED), IS_JOB).group_by(_CODE)
 
 
 def counts(session: Session) -> list[Count]:

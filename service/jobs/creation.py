@@ -19,16 +19,20 @@ from service import audit, quotas
 from service.auth import require_good_key
 from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
-from service.jobs import history, repository
+from service.jobs import history, names, repository
 from service.jobs.capabilities import as_text, required_by
+from service.jobs.estimate import Estimate
 from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
 from service.jobs.reading import read_jobs
-from service.jobs.schemas import JobCreate, JobRead
+from service.jobs.schemas import JobCreate, JobRead, ProbeCreate
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.models import IdempotencyKey, Job
 from service.principal import Principal
+from service.settings import Settings
+from service.sinks.models import sinks_of
+from service.sinks.schemas import as_documents
 
 NUM_FIRST_EVENTS = 2
 """Created, and queued."""
@@ -44,6 +48,8 @@ class Request:
     is_retry: bool = False
     """The client says that it has sent this before (`x-stainless-retry-count` above 0)."""
     request_id: str = ""
+    cloned_from: str | None = None
+    """Id of the job that this one repeats: creating it and cloning it are two requests."""
 
     @property
     def may_be_known(self) -> bool:
@@ -53,7 +59,8 @@ class Request:
     @cached_property
     def sha256(self) -> str:
         """Of the canonical body: the order of keys and omitted defaults make no other request."""
-        canonical = json.dumps(self.body.model_dump(mode="json"), sort_keys=True)
+        body = self.body.model_dump(mode="json")
+        canonical = json.dumps([self.cloned_from, body] if self.cloned_from else body, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -79,6 +86,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     report = preflight.check(tenant, request.body)
     if report.problems.found:
         raise InvalidJob(report.problems.found)
+    expected = preflight.estimate(tenant, request.body, report)
     fault_point("job.checked")
     with preflight.database.transaction() as session:
         repository.lock_tenant(session, tenant)
@@ -89,7 +97,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
         quotas.check_jobs(session, tenant, settings)
         quotas.check_storage(session, tenant, settings, 0)
         _check_still_there(session, request)
-        created = _insert(session, request, report, settings.pool)
+        created = _insert(session, request, report, settings, expected)
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
@@ -113,7 +121,8 @@ def _earlier(session: Session, request: Request) -> Created | None:
         sha256 = request.sha256
         record = repository.find_recent_request(session, tenant, sha256)
         header = "x-deduplicated"
-    job = repository.find_job(session, tenant, record.job_id) if record else None
+    find = repository.find_probe if isinstance(request.body, ProbeCreate) else repository.find_job
+    job = find(session, tenant, record.job_id) if record else None
     return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
 
 
@@ -130,25 +139,30 @@ def _check_still_there(session: Session, request: Request) -> None:
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(session: Session, request: Request, report: Report, pool: str) -> Created:
-    job = _job_of(request, report, pool)
+def _insert(
+    session: Session, request: Request, report: Report, settings: Settings, expected: Estimate
+) -> Created:
+    job = _job_of(request, report, settings)
+    job.estimate = expected.model_dump()
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
-    created = history.Entry("message", f"Created fine-tuning job: {job.id}")
+    origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
+    created = history.Entry("message", f"Created fine-tuning job: {job.id}{origin}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
-    repository.add(session, job, record)
+    noun = "job" if job.probe is None else "probe"
+    audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
+    repository.add(session, job, record, *sinks_of(job))
     history.store(session, job.id, job.event_sequence, created, queued)
-    audit.record(session, request.principal, "job.create", job.id, request.request_id)
     return Created(read_jobs(session, job.tenant, [job])[0])
 
 
-def _job_of(request: Request, report: Report, pool: str) -> Job:
+def _job_of(request: Request, report: Report, settings: Settings) -> Job:
     body = request.body
     job = Job(
         id=new_id("ftjob"),
         tenant=request.principal.tenant,
         state=JobState.QUEUED.value,
-        pool=pool,
+        pool=settings.pool,
         model=body.model,
         training_file=body.training_file,
         validation_file=body.validation_file,
@@ -156,6 +170,8 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
         seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
         resources=body.resources.model_dump(),
         method=report.method.model_dump(mode="json"),
+        requested=body.given,
+        integrations=as_documents(body.integrations or (), settings.integrations) or None,
         total_steps=report.total_steps,
         event_sequence=NUM_FIRST_EVENTS,
         warnings=report.warnings,
@@ -164,4 +180,7 @@ def _job_of(request: Request, report: Report, pool: str) -> Job:
     )
     if body.metadata is not None:
         job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null
+    if isinstance(body, ProbeCreate):
+        job.id, job.probe, job.total_steps = new_id(names.PROBE), body.probe.model_dump(), 0
+        job.integrations = None  # what keeps the metrics of jobs need not hear of it
     return job

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 
+from service.answers import answer
 from service.auth import Reader, Writer
 from service.dependencies import (
     CatalogDep,
     CheckedFilesDep,
     DatabaseDep,
+    PastJobsDep,
     RequestId,
     SettingsDep,
     StorageDep,
@@ -19,7 +21,9 @@ from service.dependencies import (
 )
 from service.downloads import file_response
 from service.errors import InvalidRequest
-from service.jobs import adapters, creation, endpoints_series
+from service.jobs import adapters, cloning, creation, endpoints_manifest, endpoints_series
+from service.jobs.diagnosis.facts import diagnosis_of
+from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.preflight import Preflight
 from service.jobs.schemas import (
     CheckpointRead,
@@ -35,6 +39,7 @@ from service.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
 router.include_router(endpoints_series.router)
+router.include_router(endpoints_manifest.router)
 
 _LABEL = re.compile(r"metadata\[(.+)\]")
 
@@ -49,39 +54,70 @@ async def _preflight(
     catalog: CatalogDep,
     settings: SettingsDep,
     checked_files: CheckedFilesDep,
+    past_jobs: PastJobsDep,
 ) -> Preflight:
-    return Preflight(database, storage, catalog, settings, checked_files)
+    return Preflight(database, storage, catalog, settings, checked_files, past_jobs)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]
 PreflightDep = Annotated[Preflight, Depends(_preflight)]
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
+Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
 
 
-@router.post("/jobs")
+@router.post("/jobs", response_model=JobRead)
 def create_job(
     body: JobCreate,
     principal: Writer,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
     request_id: RequestId,
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> Response:
+    """Check everything, queue the job, answer it; the same request twice makes one job."""
+    request = creation.Request(principal, body, idempotency_key, _is_retry(retry_count), request_id)
+    created = creation.create_job(preflight, wakeups, request)
+    return answer(created.job, created.headers)
+
+
+def _is_retry(count: str) -> bool:
+    return count.isdecimal() and int(count) > 0
+
+
+@router.post("/jobs/{job_id}/clone")
+def clone_job(
+    job_id: str,
+    principal: Writer,
+    preflight: PreflightDep,
+    wakeups: WakeupsDep,
+    request_id: RequestId,
     response: Response,
+    patch: Patch = {},  # noqa: B006 - nobody writes into it
     idempotency_key: IdempotencyKey = None,
     retry_count: RetryCount = "0",
 ) -> JobRead:
-    """Check everything, queue the job, answer it; the same request twice makes one job."""
-    is_retry = retry_count.isdecimal() and int(retry_count) > 0
-    request = creation.Request(principal, body, idempotency_key, is_retry, request_id)
-    created = creation.create_job(preflight, wakeups, request)
+    """A new job that asks for the same, the seed included, but for what the patch changes.
+
+    Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation hold.
+    """
+    asked = (idempotency_key, _is_retry(retry_count), request_id)
+    created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
     response.headers.update(created.headers)
     return created.job
 
 
+@router.get("/jobs/{job_id}/diagnosis")
+def diagnose_job(job_id: str, principal: Reader, database: DatabaseDep) -> Diagnosis:
+    """Why the job failed or learns poorly: causes with their evidence, and the patch that a clone takes."""
+    return diagnosis_of(database, principal.tenant, job_id)
+
+
 @router.post("/jobs/validate")
 def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) -> ValidationRead:
-    """All that creating this job would refuse, without creating it."""
+    """All that creating this job would refuse, and what it will probably cost, without creating it."""
     report = preflight.check(principal.tenant, body)
     problems = [ProblemRead(param=one.param, message=one.message) for one in report.problems.found]
     return ValidationRead(
@@ -91,16 +127,17 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
         rows=RowCounts(training=report.num_training_rows, validation=report.num_validation_rows),
         total_steps=report.total_steps,
         method=report.method.model_dump(mode="json"),
+        estimate=preflight.estimate(principal.tenant, body, report, fresh=True),
     )
 
 
-@router.get("/jobs")
+@router.get("/jobs", response_model=Page[JobRead])
 def list_jobs(
     request: Request, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
-) -> Page[JobRead]:
+) -> Response:
     """Newest first; `metadata[k]=v` narrows to jobs with that pair, `metadata=null` to those without any."""
     labels = _labels(request)
-    return page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit)
+    return answer(page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit))
 
 
 def _labels(request: Request) -> dict[str, str] | None:
@@ -118,9 +155,9 @@ def _labels(request: Request) -> dict[str, str] | None:
     return found or None
 
 
-@router.get("/jobs/{job_id}")
-def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> JobRead:
-    return jobs.read(principal.tenant, job_id)
+@router.get("/jobs/{job_id}", response_model=JobRead)
+def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> Response:
+    return answer(jobs.read(principal.tenant, job_id))
 
 
 @router.post("/jobs/{job_id}/cancel")

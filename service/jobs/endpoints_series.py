@@ -1,4 +1,4 @@
-"""What a job has said over time: metrics, rollouts and the live stream, under `…/jobs/{id}`."""
+"""What a job has said over time: metrics and the live stream, under `…/jobs/{id}`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BaseModel, StringConstraints
 from starlette.concurrency import run_in_threadpool
@@ -15,22 +14,19 @@ from starlette.concurrency import run_in_threadpool
 from service.auth import Reader
 from service.db import Database
 from service.dependencies import DatabaseDep, SettingsDep
-from service.jobs import metrics, rollouts
-from service.jobs.names import rollout_place
+from service.jobs import metrics
 from service.jobs.reading import require_job
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.stream import Feed, stop_on_signals
 from service.jobs.views import event_read
 from service.models import Job, JobEvent
-from service.pagination import MAX_NUMBER, After, Limit, Page, page_of, unknown_cursor
+from service.pagination import MAX_NUMBER
 
 router = APIRouter(prefix="/jobs/{job_id}")
 
 RECONNECT_MS = 2000
 Name = Annotated[str, StringConstraints(pattern="[^,]")]
 Names = Annotated[list[Name] | None, Query(description="Metric names, separated by commas or repeated.")]
-Split = Annotated[Literal["train", "validation", "retention"] | None, Query()]
-Step = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
 
 
 class MetricPage(BaseModel):
@@ -70,42 +66,6 @@ def download_metrics(job_id: str, principal: Reader, database: DatabaseDep, name
         rows = metrics.metric_rows(session, principal.tenant, job_id, names=_split_names(names))
     headers = {"Content-Disposition": f'attachment; filename="{job_id}-metrics.csv"'}
     return Response(metrics.to_csv(rows), media_type="text/csv", headers=headers)
-
-
-@router.get("/rollouts")
-def list_rollouts(
-    job_id: str,
-    principal: Reader,
-    database: DatabaseDep,
-    step: Step = None,
-    split: Split = None,
-    filter: rollouts.Filter | None = None,
-    after: After = None,
-    limit: Limit = 20,
-) -> Page[rollouts.RolloutRead]:
-    """Groups of completions, newest step first; `best` and `worst` order by mean reward, in one page."""
-    place = rollout_place(after) if after is not None else None
-    if after is not None and (place is None or filter in ("best", "worst")):
-        raise unknown_cursor(after)
-    with database.scanning() as session:
-        require_job(session, principal.tenant, job_id)
-        groups = rollouts.rollout_page(
-            session, principal.tenant, job_id, limit=limit, step=step, split=split, wanted=filter, after=place
-        )
-    page = page_of(groups, limit)
-    return page.model_copy(update={"has_more": False}) if filter in ("best", "worst") else page
-
-
-@router.get("/rollouts.jsonl", response_class=Response)
-def export_rollouts(
-    job_id: str, principal: Reader, database: DatabaseDep, step: Step = None, split: Split = None
-) -> Response:
-    """All groups, one a line, in order of steps, token ids included."""
-    with database.reading() as session:
-        require_job(session, principal.tenant, job_id)
-    lines = rollouts.exported_lines(database, principal.tenant, job_id, step=step, split=split)
-    headers = {"Content-Disposition": f'attachment; filename="{job_id}-rollouts.jsonl"'}
-    return StreamingResponse(lines, media_type="application/jsonl", headers=headers)
 
 
 async def _open_feed(

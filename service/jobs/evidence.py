@@ -24,8 +24,10 @@ def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures
         if (job := session.get(Job, job_id)) is None:
             raise LookupError(f"there is no job {job_id}")
         now = session.scalar(select(db_now()))
-    stored = [*stored_of(database, storage, job_id), *_deleted(job)]
-    return check_history(history_of(database, job_id), stored, max_failures=max_failures, now=now)
+    is_probe = job.probe is not None
+    stored = [*stored_of(database, storage, job_id), *(() if is_probe else _deleted(job))]
+    told = history_of(database, job_id)
+    return check_history(told, stored, max_failures=max_failures, is_probe=is_probe, now=now)
 
 
 def job_ids(database: Database) -> list[str]:

@@ -7,7 +7,7 @@ are `dataset.py`'s, `lengths.py`'s, `duplicates.py`'s and `grader_trial.py`'s.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_engine.graders import Grader
@@ -15,6 +15,7 @@ from grpo_engine.tools.specs import function_schemas
 from service.files.parquet import BadParquet, stored_lines
 from service.jobs.dataset import Problems, Row, read_rows
 from service.jobs.duplicates import DuplicateCheck
+from service.jobs.estimate import RowTokens
 from service.jobs.grader_trial import try_grader
 from service.jobs.lengths import LengthCheck
 from service.jobs.method_checks import Warn
@@ -40,6 +41,8 @@ class FileCheck:
     problems: Problems
     warn: Warn
     duplicates: DuplicateCheck
+    row_tokens: dict[str, RowTokens] = field(default_factory=dict)
+    """By the field that names the file: how long its rows are, where they were counted."""
 
     def num_rows(self, use: DatasetUse, file: File | None) -> int:
         """Number of usable rows; what is wrong with the file goes to the problems."""
@@ -61,6 +64,7 @@ class FileCheck:
         return 0
 
     def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:
+        lengths: LengthCheck | None = None
         rows: Iterable[Row] = read_rows(
             lines,
             file=use.param,
@@ -70,10 +74,15 @@ class FileCheck:
         )
         if self.text is not None:
             tools = tuple(function_schemas(getattr(settings_of(self.method), "tools", ())))
-            check = LengthCheck(self.text, self.method, self.context_tokens, use.param, self.problems, tools)
-            rows = check.watch(rows)
+            lengths = LengthCheck(
+                self.text, self.method, self.context_tokens, use.param, self.problems, tools
+            )
+            rows = lengths.watch(rows)
         rows = self.duplicates.watch(rows, use.param)
-        return sum(1 for _ in self._graded(rows, use))
+        num_rows = sum(1 for _ in self._graded(rows, use))
+        if lengths is not None:
+            self.row_tokens[use.param] = lengths.counted
+        return num_rows
 
     def _graded(self, rows: Iterable[Row], use: DatasetUse) -> Iterator[Row]:
         """The same rows, after the grader's templates were resolved and its trial was run on them."""

@@ -56,6 +56,7 @@ def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[s
     """Reasons, and the options that have no effect for them."""
     settings = method.hyperparameters
     loss, estimator = settings.loss_type, settings.advantage
+    yield "models here have no such switch", ("reasoning_effort",)
     if settings.beta == 0:
         yield "beta is 0, so there is no KL term", ("kl_estimator", "kl_placement", "kl_ratio_weight")
     elif settings.kl_placement == "reward":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.jobs.dataset import MAX_PROBLEMS, Problems, Row
+from service.jobs.estimate import RowTokens
 from service.jobs.method_parts import kind_of, settings_of
 from service.tokens import ModelText, RenderError, joined
 
@@ -49,6 +50,8 @@ class LengthCheck:
     _shortest_prompt: int = 0
     _over: list[tuple[str, str]] = field(default_factory=list)
     """Prompts that leave no room to write, place and reason each, as long as no prompt leaves any."""
+    counted: RowTokens = field(default_factory=RowTokens)
+    """All rows so far."""
 
     def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The same rows; those that do not fit have become problems when the last one has passed."""
@@ -92,6 +95,7 @@ class LengthCheck:
             targets = self.text.target_lengths([texts.target or "" for texts in batch])
             for texts, num_prompt, num_target in zip(batch, lengths, targets, strict=True):
                 num_tokens = num_prompt if texts.target is None else num_prompt + num_target
+                self.counted = self.counted.with_row(num_tokens, 0 if texts.target is None else num_target)
                 part = "messages" if rendered else "prompt"
                 self._judge(f"{self.file}[{texts.row.line}].{part}", num_tokens)
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Names that are derived from others: fine-tuned models, their checkpoints, events, rollouts.
+"""Names that are derived from others: fine-tuned models, their checkpoints, events, rollouts, completions.
 
 Boundary: pure functions; a name that does not parse is None.
 """
@@ -10,6 +10,8 @@ import re
 from service.models import Job
 
 MODEL_PREFIX = "ft:"
+PROBE = "ftprobe"
+"""Begins the ids of probes."""
 
 
 def base_of(model: str) -> str:
@@ -48,6 +50,11 @@ def job_of(fine_tuned: str) -> str:
     return f"ftjob-{fine_tuned.rpartition(':')[2]}"
 
 
+def is_probe(row_id: str) -> bool:
+    """Whether a row of the queue is a probe."""
+    return row_id.startswith(f"{PROBE}-")
+
+
 def event_id(job_id: str, sequence: int) -> str:
     return f"ftevent-{job_id.removeprefix('ftjob-')}-{sequence}"
 
@@ -66,3 +73,15 @@ def rollout_place(rollout: str) -> tuple[str, int, int] | None:
     """Split, step and position of a rollout id."""
     match = re.fullmatch(r"rollout-(train|validation|retention)-(\d{1,15})-(\d{1,15})", rollout)
     return (match[1], int(match[2]), int(match[3])) if match else None
+
+
+def completion_id(split: str, step: int, position: int, index: int) -> str:
+    return f"completion-{split}-{step}-{position}-{index}"
+
+
+def completion_place(completion: str) -> tuple[str, int, int, int] | None:
+    """Split, step, position and index of a completion's id."""
+    match = re.fullmatch(
+        r"completion-(train|validation|retention)-(\d{1,15})-(\d{1,15})-(\d{1,9})", completion
+    )
+    return (match[1], int(match[2]), int(match[3]), int(match[4])) if match else None

@@ -2,12 +2,11 @@
 
 Model, files, every row, every template, graders on trial completions, every row's length, rows that come
 twice, what the deployment must offer. Boundary: reads storage, the operator's files and the model's folder,
-writes nothing; memory and time are not estimated here.
+writes nothing; what the job will cost is `estimate.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
@@ -19,17 +18,22 @@ from service.errors import InvalidRequest
 from service.jobs import repository
 from service.jobs.capabilities import check_capabilities, check_gpus, known_machines
 from service.jobs.checked_files import CheckedFiles, Faultless, asked_of_rows
+from service.jobs.costs import PastJobs
 from service.jobs.dataset import Problem, Problems
 from service.jobs.duplicates import DuplicateCheck
+from service.jobs.estimate import Estimate, RowTokens, Subject, estimate
 from service.jobs.file_checks import FileCheck
 from service.jobs.grader_checks import check_grader, check_speakers
 from service.jobs.idle_options import warn_of_idle_options
 from service.jobs.lineage import with_adapter_shape
 from service.jobs.method_checks import check_method, check_tools
 from service.jobs.method_parts import DatasetUse, datasets_of, graders_of, reads_rows, settings_of
+from service.jobs.names import base_of
 from service.jobs.schemas import JobCreate
+from service.jobs.shapes import ModelShape, UnknownShape, model_shape
 from service.models import File
 from service.settings import Settings
+from service.sinks.packages import warn_of_missing
 from service.storage import Storage
 from service.tokens import ModelText, ModelTextError, load_model_text
 
@@ -49,6 +53,11 @@ class Report:
     """`code` and `message` each, as in the job's own."""
     num_training_rows: int = 0
     num_validation_rows: int = 0
+    training_tokens: RowTokens | None = None
+    """None: the rows' lengths were not counted."""
+    shape: ModelShape | None = None
+    """None: the model's weights are not on this machine."""
+    on_gpu: bool = False
 
     def warn(self, code: str, message: str) -> None:
         self.warnings.append({"code": code, "message": message})
@@ -86,6 +95,7 @@ class Preflight:
     catalog: Catalog
     settings: Settings
     checked_files: CheckedFiles
+    past_jobs: PastJobs
 
     def check(self, tenant: str, job: JobCreate) -> Report:
         """All problems of a request, up to a hundred. Raises nothing for what a user may have got wrong."""
@@ -107,32 +117,50 @@ class Preflight:
             reason = f"{job.model!r} is neither in the model catalogue nor one of your fine-tuned models"
             report.problems.add("model", reason, code="model_not_found")
         text = self._model_text(entry, report) if entry else None
+        report.shape = _shape(entry) if entry else None
+        report.on_gpu = any(machine.gpus for machine in machines)
         check_tools(job.method, text, report.warn)
         check_capabilities(job.method, machines, report.problems, report.warn)
         check_gpus(job.resources.gpus, job.method, machines, report.problems, report.warn)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)
-        counts = self._num_rows(self._file_check(report, entry, text), uses, files, report)
+        warn_of_missing([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
+        found = self._read(self._file_check(report, entry, text), uses, files, report)
+        counts = found.num_rows
+        report.training_tokens = found.row_tokens.get("training_file")
         report.num_training_rows = counts["training_file"]
         report.num_validation_rows = counts.get("validation_file", 0)
         return report
 
-    def _num_rows(
+    def estimate(self, tenant: str, job: JobCreate, report: Report, *, fresh: bool = False) -> Estimate:
+        """What the checked job will probably cost. `fresh`: by all past jobs up to this moment."""
+        subject = Subject(
+            model=base_of(job.model),
+            method=report.method,
+            total_steps=report.total_steps,
+            rows=report.training_tokens,
+            shape=report.shape,
+            on_gpu=report.on_gpu,
+            runtime=self.settings.runtime,
+        )
+        return estimate(subject, self.past_jobs.of(self.database, tenant, fresh=fresh))
+
+    def _read(
         self, check: FileCheck, uses: list[DatasetUse], files: dict[str, File], report: Report
-    ) -> Mapping[str, int]:
-        """Rows by the field that names their file; read, or known from an earlier request."""
+    ) -> Faultless:
+        """The rows of every file; read, or known from an earlier request."""
         asked = [(use.param, use.file_id) for use in uses]
         question = (tuple(asked), asked_of_rows(report.method), check.context_tokens)
         had_no_problem, num_warnings = not report.problems.found, len(report.warnings)
         known = self.checked_files.recall(question, check.text) if had_no_problem else None
         if known is not None and self._are_stored([files.get(use.file_id) for use in uses]):
             report.warnings += known.warnings
-            return known.num_rows
-        found = {use.param: check.num_rows(use, files.get(use.file_id)) for use in uses}
+            return known
+        counts = {use.param: check.num_rows(use, files.get(use.file_id)) for use in uses}
+        found = Faultless(counts, check.row_tokens, report.warnings[num_warnings:], check.text)
         if not report.problems.found:
-            faultless = Faultless(found, report.warnings[num_warnings:], check.text)
-            self.checked_files.remember(question, faultless)
+            self.checked_files.remember(question, found)
         return found
 
     def _are_stored(self, files: list[File | None]) -> bool:
@@ -161,6 +189,16 @@ class Preflight:
         except ModelTextError as error:
             report.warn("lengths_unchecked", f"The lengths of the rows were not checked: {error}.")
             return None
+
+
+def _shape(entry: CatalogEntry) -> ModelShape | None:
+    """None where it cannot be known; the estimate says so then."""
+    if entry.folder is None:
+        return None
+    try:
+        return model_shape(entry.folder)
+    except UnknownShape:
+        return None
 
 
 def _warn_of_unused(job: JobCreate, report: Report) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
-from service.jobs import history, statements
+from service.jobs import history, names, statements
 from service.jobs.capabilities import satisfied_by
 from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
@@ -150,7 +150,7 @@ def finish(
     return _move(session, held, state, message, failure=failure, **given)
 
 
-def request_cancel(session: Session, tenant: str, job_id: str) -> JobState | None:
+def request_cancel(session: Session, tenant: str, job_id: str, *, is_probe: bool = False) -> JobState | None:
     """Ask for the end: at once where nobody runs it, else `cancelling`. None: the tenant has no such job."""
     targets = {
         JobState.QUEUED: JobState.CANCELLED,
@@ -159,7 +159,7 @@ def request_cancel(session: Session, tenant: str, job_id: str) -> JobState | Non
         JobState.PAUSING: JobState.CANCELLING,
     }
     already = {JobState.CANCELLING, JobState.CANCELLED}
-    return _request(session, tenant, job_id, targets, already, "Cancel requested.")
+    return _request(session, tenant, job_id, targets, already, "Cancel requested.", is_probe)
 
 
 def request_pause(session: Session, tenant: str, job_id: str) -> JobState | None:
@@ -261,7 +261,8 @@ def _move(
     guard = {"job_id": held.id, "from_state": held.state, "held_fence": held.fence}
     level = "error" if target is JobState.FAILED else level
     entry = _status(target, message, values.get("fence", held.fence), level)
-    return history.move(session, statement, new | guard, entry, events.parameters(target))
+    announced = {} if names.is_probe(held.id) else events.parameters(target)
+    return history.move(session, statement, new | guard, entry, announced)
 
 
 def _request(
@@ -271,8 +272,10 @@ def _request(
     targets: dict[JobState, JobState],
     already: set[JobState],
     message: str,
+    is_probe: bool = False,
 ) -> JobState | None:
-    held = lock(session, Job.id == job_id, Job.tenant == tenant)
+    kind = Job.probe.is_not(None) if is_probe else Job.probe.is_(None)
+    held = lock(session, Job.id == job_id, Job.tenant == tenant, kind)
     if held is None:
         return None
     current = JobState(held.state)

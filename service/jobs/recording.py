@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from grpo_engine import events as engine
-from service.jobs import evaluations, history
+from service.jobs import costs, evaluations, history
 from service.jobs.metrics import add_metrics
 from service.jobs.queue import QUIET, holds
 from service.jobs.states import JobState
@@ -105,6 +105,8 @@ def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]])
         session.execute(statement, rows[start : start + BATCH_ROWS])
 
 
+STARTED = "Training "
+"""Begins the message whose data says what the engine runs with."""
 SKIPPED: dict[engine.SkipReason, str] = {
     "no_signal": "no group had two different rewards",
     "all_masked": "every completion was cut, and cut ones are masked",
@@ -134,6 +136,9 @@ class _Batch:
                 self._evaluated(event)
             case engine.Warned():
                 self._warned(event)
+            case engine.Probed():
+                result = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
+                self.values["probe"] = {**(self.job.probe or {}), "result": clean(result)}
             case engine.RolloutsRecorded():
                 pass  # `rollout_rows` has made their rows
             case engine.CheckpointSaved() | engine.Stopped() | engine.Finished() | engine.Failed():
@@ -141,6 +146,10 @@ class _Batch:
 
     def _tell(self, type_: str, message: str, data: dict[str, Any], level: str = "info") -> None:
         self.entries.append(history.Entry(type_, clean(message), level, clean(data), self.job.fence))
+
+    @property
+    def _actual(self) -> costs.Cost | None:
+        return self.values.get("actual", self.job.actual)
 
     def _phase(self, phase: str) -> None:
         if self.job.state == JobState.RUNNING.value and phase != self.values.get("phase", self.job.phase):
@@ -151,13 +160,15 @@ class _Batch:
 
     def _started(self, event: engine.Started) -> None:
         self.total_steps = self.values["total_steps"] = event.total_steps
+        self.values["actual"] = costs.with_start(self._actual, event)
         how = f"resumed from step {event.resumed_from_step}" if event.resumed_from_step else "started"
         data = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
-        self._tell("message", f"Training {how} on {event.device} ({event.dtype}, {event.sampler}).", data)
+        self._tell("message", f"{STARTED}{how} on {event.device} ({event.dtype}, {event.sampler}).", data)
 
     def _step(self, event: engine.StepFinished | engine.StepSkipped) -> None:
         self.values["step"] = max(event.step, self.values.get("step", self.job.step))
         self.metrics.append((event.step, event.metrics))
+        self.values["actual"] = costs.with_step(self._actual, event.metrics)
         data = self._numbers(event.step, event.metrics, TRAINING_NAMES)
         if isinstance(event, engine.StepSkipped):
             text = f"Step {event.step}/{self.total_steps} skipped: {SKIPPED[event.reason]}."

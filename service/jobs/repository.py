@@ -27,7 +27,8 @@ _ENDED = [state.value for state in TERMINAL]
 
 
 # What nearly every request asks is built once: that takes longer than the database takes to answer.
-_JOB = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
+_ROW = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
+_JOB, _PROBE = _ROW.where(Job.probe.is_(None)), _ROW.where(Job.probe.is_not(None))
 _RESULTS = (
     select(Artifact, File)
     .join(File, File.id == Artifact.id)
@@ -36,6 +37,11 @@ _RESULTS = (
 )
 _FILES = select(File).where(
     File.id.in_(bindparam("file_ids", expanding=True)), File.tenant == bindparam("of_tenant"), exists_now()
+)
+_USABLE_KEYS = select(ApiKey.public_id).where(
+    ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
+    ApiKey.revoked_at.is_(None),
+    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
 )
 _NOW = select(db_now())
 
@@ -65,6 +71,10 @@ def lock_tenant(session: Session, tenant: str) -> None:
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
     return session.scalar(_JOB, {"job_id": job_id, "of_tenant": tenant})
+
+
+def find_probe(session: Session, tenant: str, probe_id: str) -> Job | None:
+    return session.scalar(_PROBE, {"job_id": probe_id, "of_tenant": tenant})
 
 
 def find_by_model(session: Session, tenant: str, fine_tuned_model: str) -> Job | None:
@@ -138,7 +148,7 @@ def page_of_jobs(
     session: Session, tenant: str, *, after: Job | None, limit: int, labels: Mapping[str, str] | None
 ) -> list[Job]:
     """Newest first, `limit` + 1 of them. `labels` empty: those without metadata; None: all."""
-    query = select(Job).where(Job.tenant == tenant)
+    query = select(Job).where(Job.tenant == tenant, Job.probe.is_(None))
     if after is not None:
         query = query.where(tuple_(Job.created_at, Job.id) < (after.created_at, after.id))
     if labels is not None and not labels:
@@ -205,9 +215,7 @@ def events_before(
 
 def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
     """Those API keys that are neither revoked nor expired, for streams that were opened with them."""
-    is_unexpired = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now())
-    query = select(ApiKey.public_id).where(ApiKey.public_id.in_(public_ids), ApiKey.revoked_at.is_(None))
-    return set(session.scalars(query.where(is_unexpired)))
+    return set(session.scalars(_USABLE_KEYS, {"key_ids": list(public_ids)}))
 
 
 def checkpoints_of(

@@ -5,21 +5,25 @@ Boundary: shapes only. The method is the engine's own configuration class, so wh
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     StringConstraints,
     model_serializer,
     model_validator,
 )
 
-from grpo_engine.config import Method
+from grpo_engine.config import Method, ProbeSize, Reinforcement
+from grpo_engine.expand import problem_at
 from grpo_engine.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
+from service.sinks.schemas import Integration
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -59,8 +63,24 @@ class JobCreate(Request):
     method: Method
     hyperparameters: dict[str, Any] | None = None
     """Deprecated by OpenAI: where no method is given they are the supervised method's, else unused."""
-    integrations: list[Any] | None = Field(None, max_length=0)
-    """None yet."""
+    integrations: list[Integration] | None = Field(None, max_length=8)
+    """Where metrics go too: OpenAI's `wandb`, and ours."""
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was sent, before recipes and aliases were expanded: a clone asks for the same again."""
+        return self._given
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remembering(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        job = handler(data)
+        if isinstance(data, dict):
+            # beside a method they mean nothing, and nobody has looked at what is in them
+            unused = "hyperparameters" if data.get("method") is not None else None
+            job._given = {name: value for name, value in data.items() if name != unused}
+        return job
 
     @model_validator(mode="before")
     @classmethod
@@ -72,6 +92,19 @@ class JobCreate(Request):
         given = {"hyperparameters": data.get("hyperparameters") or {}}
         rest = {name: value for name, value in data.items() if name != "hyperparameters"}
         return {**rest, "method": {"type": "supervised", "supervised": given}}
+
+
+class ProbeCreate(JobCreate):
+    """Body of `POST /v1/fine_tuning/probes`: a reinforcement job, and how much of it to try."""
+
+    probe: ProbeSize = ProbeSize()
+
+    @model_validator(mode="after")
+    def _samples(self) -> Self:
+        if not isinstance(self.method, Reinforcement):
+            message = "only a reinforcement job can be probed: the others do not sample groups from the model"
+            raise problem_at(message, "method", "type")
+        return self
 
 
 class ErrorRead(BaseModel):
@@ -154,6 +187,7 @@ class JobRead(BaseModel):
     suffix: str | None
     metadata: dict[str, str] | None
     integrations: list[Any] = []
+    """Those that OpenAI's clients know; `sinks` has all."""
     method: dict[str, Any]
     queue: QueueRead
     progress: ProgressRead
@@ -164,7 +198,14 @@ class JobRead(BaseModel):
     artifacts: list[ArtifactRead]
     failure: FailureRead | None
     resources: dict[str, Any]
+    sinks: list[dict[str, Any]]
+    """Where metrics go beside this service, in the shape of `integrations`."""
     started_at: int | None
+    estimate: dict[str, Any] | None
+    """What it was expected to cost when it was made, as `…/jobs/validate` says it."""
+    actual: dict[str, Any] | None
+    """What its steps have cost so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, and
+    at its end the seconds since it was first started."""
 
 
 class EventRead(BaseModel):
@@ -196,6 +237,30 @@ class ProblemRead(BaseModel):
     message: str
 
 
+class Range(BaseModel):
+    low: float
+    high: float
+
+
+class TokenRange(BaseModel):
+    low: int
+    high: int
+
+
+class Estimate(BaseModel):
+    """Null: nothing is known; `notes` say why, and what the rest rests on."""
+
+    steps: int
+    completions: int
+    """Sampled in all: prompts × group_size × steps."""
+    sampled_tokens: TokenRange
+    trained_tokens: TokenRange | None
+    peak_memory_bytes: TokenRange | None
+    """Of the engine: the GPU's memory, or on a CPU its process's."""
+    seconds: Range | None
+    notes: list[str]
+
+
 class RowCounts(BaseModel):
     training: int
     validation: int
@@ -211,3 +276,4 @@ class ValidationRead(BaseModel):
     rows: RowCounts
     total_steps: int
     method: dict[str, Any]
+    estimate: Estimate

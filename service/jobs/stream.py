@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -243,7 +243,13 @@ async def _heard(watcher: Watcher) -> Update | None:
         return NOTHING
 
 
-def stop_on_signals(feed: Feed) -> None:
+class Stoppable(Protocol):
+    """What keeps answers open."""
+
+    def stop(self) -> None: ...
+
+
+def stop_on_signals(feed: Stoppable) -> None:
     """Ends the streams when the process is asked to stop: a server waits for open answers first.
 
     Our handler calls the one that was there (the server's). Outside of the main thread there are no signals.

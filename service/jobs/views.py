@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.jobs import names
+from service.jobs import costs, names
 from service.jobs.backlog import MAX_PLACE
 from service.jobs.openai_terms import in_openai_terms
 from service.jobs.schemas import (
@@ -58,6 +58,7 @@ def job_read(
         seed=job.seed,
         suffix=job.suffix,
         metadata=job.labels,
+        integrations=[one for one in job.integrations or () if one["type"] == "wandb"],
         method=in_openai_terms(job.method),
         queue=_queue(job, position, now),
         progress=ProgressRead(step=job.step, total_steps=job.total_steps, seconds_remaining=seconds),
@@ -67,6 +68,9 @@ def job_read(
         eval=_evaluation(job, best_checkpoint),
         artifacts=[_artifact(artifact, file) for artifact, file in ordered],
         resources=job.resources,
+        estimate=job.estimate,
+        actual=costs.shown(job),
+        sinks=job.integrations or [],
     )
 
 

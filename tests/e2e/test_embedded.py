@@ -1,10 +1,16 @@
 """The main job on the embedded default: supervised, then GRPO, then an adapter that PEFT loads.
 
-`grpo up`, the real engine, a tiny random model; everything over HTTP.
+`grpo up`, the real engine, a tiny random model; everything over HTTP. docs/before-training.md is run there
+too, because it needs the same.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +26,7 @@ from service.cli.client import JOBS, Client
 from service.cli.download import fetch_adapter, unpack
 from service.cli.watch import watch_job
 from tests.e2e.rollouts import evaluations
-from tests.service.embedded import grpo_job, grpo_up
+from tests.service.embedded import ROOT, Up, grpo_job, grpo_up
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +36,14 @@ TRAIN, HELD_OUT = make_rows(256, 24, left=range(10), right=range(10), seed=2)
 
 @dataclass(frozen=True)
 class Trained:
-    """Both jobs as they ended, and what they left, unpacked."""
+    """Both jobs as they ended, and what they left, unpacked; the service still runs."""
 
+    up: Up
     supervised: dict[str, Any]
     reinforced: dict[str, Any]
     model: Path
     adapter: Path
+    merged: Path
     evaluations: dict[int, list[list[int]]]
     rewards: list[float]
 
@@ -82,11 +90,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             supervised = succeed(client, supervised_job(ids["supervised"]))
             body = reinforcement_job(ids["train"], ids["held_out"], supervised["fine_tuned_model"])
             reinforced = succeed(client, body)
+            model = unpack(fetch_adapter(client, supervised["id"], folder / "downloads")[0])
+            merged = folder / "merged"
+            done = up.grpo("merge", reinforced["id"], "--base", model, "--to", merged)
+            assert done.returncode == 0, done.stderr
             yield Trained(
+                up,
                 supervised,
                 reinforced,
-                unpack(fetch_adapter(client, supervised["id"], folder / "downloads")[0]),
+                model,
                 unpack(fetch_adapter(client, reinforced["id"], folder / "downloads")[0]),
+                merged,
                 evaluations(client, reinforced["id"]),
                 [
                     row["reward"]
@@ -122,6 +136,18 @@ def test_the_downloaded_adapter_decodes_as_the_service_did_after_the_last_step(t
     assert found == trained.evaluations[6]
 
 
+def test_the_merged_model_decodes_as_base_and_adapter(trained: Trained) -> None:
+    found = greedy_tokens(trained.merged, HELD_OUT, max_tokens=MAX_TOKENS)
+    assert found == trained.evaluations[6]
+
+
+def test_the_card_names_what_the_adapter_lies_on(trained: Trained) -> None:
+    card = (trained.adapter / "README.md").read_text()
+    assert f'base_model: "{trained.supervised["fine_tuned_model"]}"' in card
+    assert "--max-lora-rank 8" in card
+    assert "library_name: transformers" in (trained.model / "README.md").read_text()
+
+
 def test_the_reported_reward_is_the_adapter_s_accuracy(trained: Trained) -> None:
     texts = answers(trained.model, HELD_OUT, adapter=trained.adapter, max_tokens=MAX_TOKENS)
     assert trained.reinforced["eval"]["last"]["reward"] == pytest.approx(accuracy(texts, HELD_OUT))
@@ -132,3 +158,43 @@ def test_the_adapter_changed_something(trained: Trained) -> None:
     assert tensors
     changed = [name for name, tensor in tensors.items() if "lora_B" in name and tensor.abs().max() > 0]
     assert len(changed) == sum("lora_B" in name for name in tensors)
+
+
+def test_a_job_cost_what_was_expected_of_it(trained: Trained) -> None:
+    for job in (trained.supervised, trained.reinforced):
+        expected, actual = job["estimate"], job["actual"]
+        assert actual["steps"] == expected["steps"] == job["progress"]["total_steps"]
+        for name in ("sampled_tokens", "trained_tokens", "peak_memory_bytes"):
+            assert expected[name]["low"] <= actual[name] <= expected[name]["high"], name
+
+
+GUIDE = (ROOT / "docs" / "before-training.md").read_text()
+SETUP, VALIDATE, PROBE = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+
+
+def run_block(up: Up, block: str) -> str:
+    """What the guide's commands print, in the repository and with `grpo` on the path."""
+    program = up.home / "bin" / "grpo"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m service.cli "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    environment = up.environment | {"GRPO_URL": up.url, "PATH": path}
+    command = ["bash", "-c", f"set -eu\n{SETUP}{block}"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_guides_request_is_valid_and_has_a_time_from_the_jobs_before(trained: Trained) -> None:
+    found = json.loads(run_block(trained.up, VALIDATE))
+    assert (found["valid"], found["problems"], found["total_steps"]) == (True, [], 5)
+    assert found["estimate"]["completions"] == 5 * 8 * 8
+    assert found["estimate"]["seconds"]["low"] < found["estimate"]["seconds"]["high"]
+    assert any("2 runs with this model on" in note for note in found["estimate"]["notes"])
+
+
+def test_the_guides_probe_says_that_a_random_model_cannot_add(trained: Trained) -> None:
+    assert run_block(trained.up, PROBE).startswith("0 of 128 completions scored")
+    assert len(trained.up.json("list")) == 2, "a probe is no job"
+    assert trained.up.grpo("audit").returncode == 0

@@ -14,9 +14,9 @@ from grpo_engine.errors import GraderError
 from grpo_engine.events import RolloutsRecorded, StepFinished
 from grpo_engine.metrics import PhaseTimer
 from grpo_engine.prompt_source import PromptSource, RestingSource
-from grpo_engine.records import FinishReason, Score
+from grpo_engine.records import OVERLONG, FinishReason, Score
 from grpo_engine.sampler.base import OnGroup, Sampling
-from grpo_engine.scoring import OVERLONG, compare, overlong_punishment, punished, step_ends
+from grpo_engine.scoring import compare, overlong_punishment, punished, step_ends
 from grpo_engine.types import Completion, GradedGroup, Group, Prompt
 from tests.engine.injection import InjectedGrading, injected_trainer, random_steps
 

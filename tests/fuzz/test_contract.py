@@ -18,6 +18,7 @@ from service.jobs.states import JobState
 from service.models import Metric
 from service.settings import Settings
 from tests.fuzz.serving import Api
+from tests.service.answering import answering
 from tests.service.embedded import ROOT
 from tests.service.job_samples import (
     MODEL,
@@ -32,7 +33,7 @@ from tests.service.job_samples import (
 ENVIRONMENT = {"GRPO_MAX_QUEUED_JOBS": "1000000"}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 """Of each operation; 0: the short pass."""
-LARGE_BODIES = r"/jobs$|/jobs/validate$|/graders/"
+LARGE_BODIES = r"/jobs$|/jobs/validate$|/graders/|completions$"
 """Their coverage phase is tens of thousands of requests: only the long pass sends it."""
 
 
@@ -77,9 +78,10 @@ def schemathesis(api: Api, folder: Path, *options: str) -> None:
 
 def test_the_contract_holds_for_whatever_is_sent(api: Api, tmp_path: Path) -> None:
     populate(api.settings, tmp_path)
-    if EXAMPLES:
-        schemathesis(api, tmp_path, "--max-examples", str(EXAMPLES))
-        return
-    fixed = ("--max-examples", "5", "--seed", "1", "--no-shrink")
-    schemathesis(api, tmp_path, "--phases", "fuzzing,stateful", *fixed)
-    schemathesis(api, tmp_path, "--phases", "coverage", "--exclude-path-regex", LARGE_BODIES, *fixed)
+    with answering(api.settings):
+        if EXAMPLES:
+            schemathesis(api, tmp_path, "--max-examples", str(EXAMPLES))
+            return
+        fixed = ("--max-examples", "5", "--seed", "1", "--no-shrink")
+        schemathesis(api, tmp_path, "--phases", "fuzzing,stateful", *fixed)
+        schemathesis(api, tmp_path, "--phases", "coverage", "--exclude-path-regex", LARGE_BODIES, *fixed)

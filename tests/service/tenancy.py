@@ -24,6 +24,8 @@ from service.jobs.history import Entry
 from service.jobs.states import JobState
 from service.models import Base, File, Job, Metric, Rollout
 from service.settings import Settings
+from tests.servers import wait_until
+from tests.service.answering import answering, num_generations
 from tests.service.job_samples import (
     GRADER,
     add_artifact,
@@ -41,8 +43,11 @@ from tests.service.webhook_samples import NOWHERE, WEBHOOKS
 OWNER, OTHER = "tenant-a", "tenant-b"
 ROWS = jsonl(row(), row("What is 3+3?", "6"))
 JOBS = "/v1/fine_tuning/jobs"
+PROBES = "/v1/fine_tuning/probes"
 GRADERS = "/v1/fine_tuning/alpha/graders"
 IDEMPOTENCY_KEY = "the-owners-key"
+NOBODYS = {"chat_workers"}
+"""Tables in which nothing is a tenant's."""
 STATES = (
     JobState.QUEUED,
     JobState.RUNNING,
@@ -88,7 +93,7 @@ def world(settings: Settings, database: Database) -> Iterator[World]:
     """The service over a fresh migrated database, with everything a tenant can have in it."""
     make_model(settings.home)
     settings = settings.model_copy(update={"allowed_hosts": "127.0.0.1:9"})  # there is NOWHERE
-    with serving(create_app(settings)) as url:
+    with answering(settings), serving(create_app(settings)) as url:
         found = World(url, settings, database, _keys(database), {}, [])
         _add_jobs(found)
         _add_over_http(found)
@@ -105,6 +110,13 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         "post /v1/files": {"files": {"file": ("rows.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}},
         f"post {JOBS}": {"json": job},
         f"post {JOBS}/validate": {"json": job},
+        f"post {JOBS}/{{job_id}}/rollouts/rescore": {"json": {"grader": grader}},
+        f"post {PROBES}": {"json": job},
+        f"post {JOBS}/{{job_id}}/clone": {"json": job},
+        "post /v1/chat/completions": {
+            "json": {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
+        },
+        "post /v1/completions": {"json": {"model": "tiny", "prompt": "?"}},
         f"post {GRADERS}/validate": {"json": {"grader": grader}},
         f"post {GRADERS}/run": {"json": {"grader": grader, "model_sample": "4"}},
         f"post {WEBHOOKS}": {"json": webhook},
@@ -118,8 +130,9 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
 def snapshot(found: World) -> dict[str, Any]:
     """Every row and every stored object that is not the other tenant's."""
     rows: dict[str, Any] = {}
+    wait_until(lambda: num_generations(found.database) == 0, what="answers that were delivered are deleted")
     with found.database.reading() as session:
-        for table in Base.metadata.sorted_tables:
+        for table in (table for table in Base.metadata.sorted_tables if table.name not in NOBODYS):
             query = select(table)
             if "tenant" in table.c:
                 query = query.where(table.c.tenant != OTHER)
@@ -166,7 +179,8 @@ def _add_jobs(found: World) -> None:
 
 def _add_history(database: Database, job_id: str) -> None:
     completion = {"text": "4", "reward": 1.0, "tokens": [1], "num_tokens": 1, "finish_reason": "stop"}
-    group = {"row": 0, "prompt": "owner's prompt", "completions": [completion], "has_signal": True}
+    completions = [completion, {**completion, "text": "5", "reward": 0.0}]
+    group = {"row": 0, "prompt": "owner's prompt", "completions": completions, "has_signal": True}
     place = {"split": "train", "step": 1, "position": 0}
     with database.transaction() as session:
         history.append(session, job_id, Entry("message", "started"), Entry("metrics", "1", data={"step": 1}))
@@ -184,6 +198,7 @@ def _add_over_http(found: World) -> None:
         found.ids["posted"] = created.raise_for_status().json()["id"]
         events = owner.get(f"{JOBS}/{found.ids['posted']}/events").raise_for_status().json()
         found.ids["event"] = events["data"][0]["id"]
+        found.ids["probe"] = owner.post(PROBES, json=request(found.ids["unused_file"])).json()["id"]
         _add_webhook(owner, found.ids)
         found.ids["free_file"] = owner.post("/v1/files", **upload).raise_for_status().json()["id"]
 
@@ -219,6 +234,7 @@ def _places(ids: dict[str, str]) -> list[Place]:
             for job, point in checkpoints
         ),
         *(Place({"checkpoint_id": one}, {"checkpoint_id": unknown_checkpoint}) for _, one in checkpoints),
+        Place({"probe_id": ids["probe"]}, {"probe_id": new_id(names.PROBE)}),
         Place({"endpoint_id": ids["webhook"]}, {"endpoint_id": unknown_webhook}),
         Place(
             {"endpoint_id": ids["webhook"], "delivery_id": ids["delivery"]},

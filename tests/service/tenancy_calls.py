@@ -12,10 +12,16 @@ from tests.service.tenancy import GRADERS, JOBS, Place, World, body_of
 
 PUBLIC = {"/livez", "/readyz", "/metrics"}
 """Without a key, and with nothing of any tenant in it."""
-LOOKING_POSTS = {f"post {JOBS}/validate", f"post {GRADERS}/validate", f"post {GRADERS}/run"}
+LOOKING_POSTS = {
+    *(f"post {JOBS}/validate", f"post {JOBS}/{{job_id}}/rollouts/rescore"),
+    *(f"post {GRADERS}/validate", f"post {GRADERS}/run"),
+    *("post /v1/chat/completions", "post /v1/completions"),
+}
 """They change nothing, so that a key that may only read may send them."""
 VARYING_HEADERS = {"x-request-id", "date"}
-MOVING = re.compile(r'"(seconds_remaining|estimated_finish|execution_time)":[0-9.e-]+')
+MOVING = re.compile(
+    r'"(seconds_remaining|estimated_finish|execution_time|created)":[0-9.e-]+|"id":"(chat)?cmpl-\w+"'
+)
 """What is another number each time."""
 
 

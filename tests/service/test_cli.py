@@ -1,17 +1,24 @@
-"""The `grpo` command against a service of `grpo up`, as processes, with a fake engine."""
+"""The `grpo` command against a service of `grpo up`, as processes, with a fake engine; guides too."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from examples.tiny_model import make_model
+from service.jobs.schemas import JobCreate
 from tests.servers import wait_until
 from tests.service.embedded import Up, grpo_job, grpo_up, run_grpo, write_rows
+from worker.sinks.tensorboard_files import newest_step
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +77,8 @@ def test_a_submitted_job_is_watched_to_its_end_and_downloaded(up: Up, job_file: 
     assert hashlib.sha256(archive.read_bytes()).hexdigest() == found["sha256"]
     assert folder == tmp_path / "adapters" / job["id"]
     assert (folder / "adapter_config.json").is_file()
+    module = f"{job['id']}={folder}"
+    assert found["serve"] == f"vllm serve tiny --enable-lora --lora-modules {module} --max-lora-rank 16"
     assert sorted(path.name for path in folder.parent.iterdir()) == [job["id"], f"{job['id']}.tar.gz"]
 
 
@@ -205,3 +214,68 @@ def test_an_audit_finds_nothing_until_something_stored_is_damaged(
 def test_the_audit_of_an_unknown_job_is_an_error(up: Up) -> None:
     found = up.grpo("audit", "ftjob-nowhere", "--json")
     assert (found.returncode, json.loads(found.stderr)["error"]["code"]) == (1, "job_not_found")
+
+
+def blocks(guide: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / guide).read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def guided_job(up: Up, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Id of the job that docs/sinks.md submits."""
+    folder = tmp_path_factory.mktemp("guide")
+    write_rows(folder / "rows.jsonl")
+    job = {**grpo_job("rows.jsonl"), "integrations": [{"type": "tensorboard"}]}
+    (folder / "job.json").write_text(json.dumps(job))
+    (submit,) = blocks("sinks.md", "sh")
+    return re.findall(r"^ftjob-\w+", shell(up, submit, folder), re.MULTILINE)[0]
+
+
+def shell(up: Up, script: str, folder: Path, **variables: str) -> str:
+    """What a guide's commands print, run in `folder`."""
+    key = Path(up.ready["key_file"]).read_text().strip()
+    path = f"{Path(sys.executable).parent}:{up.environment['PATH']}"
+    env = {**up.environment, "PATH": path, "GRPO_URL": up.url, "GRPO_API_KEY": key, **variables}
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_integrations_of_the_guide_are_what_a_job_may_say() -> None:
+    (example,) = blocks("sinks.md", "json")
+    body = JobCreate.model_validate({**grpo_job("file-1"), **json.loads(example)})
+    assert [one.type for one in body.integrations or ()] == ["wandb", "mlflow", "tensorboard"]
+
+
+def test_a_submitted_job_s_steps_are_in_tensorboard_s_folder(up: Up, guided_job: str) -> None:
+    folder = up.home / "tensorboard" / "default" / guided_job
+    wait_until(lambda: folder.is_dir() and newest_step(folder) == 10, 60, "ten steps are written")
+    assert up.job(guided_job)["warnings"] == []
+
+
+def test_the_guide_diagnoses_a_job_and_makes_it_again_with_a_change(
+    up: Up, guided_job: str, tmp_path: Path
+) -> None:
+    ask, _ = blocks("diagnosis.md", "sh")
+    shown = shell(up, ask, tmp_path, JOB=guided_job)
+    assert "[too_few_steps]" in shown
+    again = re.findall(r"^ftjob-\w+", shown, re.MULTILINE)[-1]
+    job = up.job(again)
+    assert (job["status"], job["seed"]) == ("succeeded", up.job(guided_job)["seed"])
+    assert job["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1
+
+
+def test_the_guide_does_the_same_over_http(up: Up, guided_job: str, tmp_path: Path) -> None:
+    _, over_http = blocks("diagnosis.md", "sh")
+    diagnosis, end = json.JSONDecoder().raw_decode(shown := shell(up, over_http, tmp_path, JOB=guided_job))
+    assert (diagnosis["object"], diagnosis["job_id"]) == ("fine_tuning.job.diagnosis", guided_job)
+    job = json.loads(shown[end:])
+    assert job["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1

@@ -13,6 +13,8 @@ from rich.console import Console
 from sqlalchemy import select, update
 
 from service.cli import output, watch
+from service.cli.diagnose import patch_of
+from service.cli.errors import CommandError
 from service.cli.sse import StreamEvent
 from service.db import Database
 from service.jobs.history import Entry, append
@@ -21,7 +23,7 @@ from service.models import ApiKey, AuditEntry, File
 from service.settings import Settings
 from tests.service.embedded import environment, run_grpo
 from tests.service.file_samples import uploaded
-from tests.service.job_samples import add_job
+from tests.service.job_samples import add_job, create, make_model
 
 NASTY = "[/b] [red]x[/] :abc: \x1b[31mred"
 SHOWN = "[/b] [red]x[/] :abc: \\x1b[31mred"
@@ -241,3 +243,40 @@ def test_with_json_a_wrong_option_is_one_json_document(offline: Grpo) -> None:
 
 def test_help_ends_well_with_json_too(offline: Grpo) -> None:
     assert "--expires-in" in offline("keys", "create", "--json", "--help")
+
+
+def test_a_diagnosis_ends_with_the_command_that_makes_the_job_again(grpo: Grpo, database: Database) -> None:
+    failure = {"code": "non_finite", "message": NASTY, "hint": "the hint", "evidence": []}
+    job_id = add_job(database, JobState.FAILED, failure=failure, step=4)
+    assert grpo("diagnose", job_id).splitlines() == [
+        f"{job_id} failed at step 4: "
+        "The loss or its gradient stopped being a number: the updates were too large.",
+        "",
+        "error: The loss or its gradient stopped being a number: the updates were too large. [non_finite]",
+        f"  at step 4 of 10: {SHOWN}",
+        "  the hint",
+        f"  grpo retry {job_id} --set method.reinforcement.hyperparameters.learning_rate=3.3e-06",
+    ]
+
+
+def test_a_retried_job_has_what_was_set_and_else_the_same(
+    grpo: Grpo, client: TestClient, settings: Settings
+) -> None:
+    make_model(settings.home)
+    first = create(client, uploaded(client), metadata={"a": "b"})
+    changes = ("method.reinforcement.hyperparameters.beta=0.1", "suffix=second", "metadata=null")
+    again = json.loads(grpo("retry", first["id"], *(f"--set={change}" for change in changes), "--json"))
+    assert again["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1
+    assert (again["suffix"], again["metadata"], again["seed"]) == ("second", None, first["seed"])
+
+
+@pytest.mark.parametrize("change", ["beta", "=1", "a..b=1", "a=1,a.b=2"])
+def test_a_change_that_names_no_field_is_one_clear_error(change: str) -> None:
+    with pytest.raises(CommandError, match="--set "):
+        patch_of(change.split(","))
+
+
+def test_a_deleted_file_is_gone(grpo: Grpo, client: TestClient) -> None:
+    file_id = uploaded(client)
+    assert grpo("files", "delete", file_id) == f"{file_id} deleted\n"
+    assert client.get(f"/v1/files/{file_id}").status_code == 404

@@ -19,6 +19,7 @@ import pytest
 from service.cli.client import Client
 from service.cli.download import fetch_adapter, unpack
 from service.cli.errors import CommandError
+from service.cli.partial import Partial
 from service.cli.sse import follow, parse
 
 BODY = bytes(range(256)) * 4096
@@ -74,6 +75,32 @@ def test_a_cut_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
         path, sha256 = fetch_adapter(client, "ftjob-1", tmp_path)
     assert ranges == [None, "bytes=300000-", "bytes=600000-"]
     assert (path.read_bytes(), sha256) == (BODY, SHA256)
+
+
+def test_a_download_that_was_whole_already_is_seen_again_from_its_beginning(tmp_path: Path) -> None:
+    ranges: list[str | None] = []
+
+    def all_there(handler: BaseHTTPRequestHandler) -> None:
+        ranges.append(handler.headers["Range"])
+        if handler.headers["Range"]:
+            body = b'{"error": {"message": "m", "code": "range_not_satisfiable", "param": null}}'
+            send(handler, 416, body, length=len(body))
+            return
+        send(handler, 200, BODY, length=len(BODY), ETag=f'"{SHA256}"', x_checksum_sha256=SHA256)
+
+    (tmp_path / ".ftjob-1.tar.gz.part").write_bytes(BODY)
+    (tmp_path / ".ftjob-1.tar.gz.etag").write_text(f'"{SHA256}"')
+    with server(all_there) as url, Client(url, "key") as client:
+        path, _ = fetch_adapter(client, "ftjob-1", tmp_path)
+    assert ranges == [f"bytes={len(BODY)}-", None]
+    assert path.read_bytes() == BODY
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_commands_do_not_write_into_the_same_download(tmp_path: Path) -> None:
+    target = tmp_path / "ftjob-1.tar.gz"
+    with Partial.of(target), pytest.raises(CommandError, match="by another command"), Partial.of(target):
+        raise AssertionError("unreachable: it is locked")
 
 
 def test_a_damaged_download_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

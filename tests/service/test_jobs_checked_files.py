@@ -122,7 +122,7 @@ def test_only_so_many_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_files, "MAX_REMEMBERED", 2)
     kept = checked_files.CheckedFiles()
     for question in ("a", "b", "c"):
-        kept.remember(question, checked_files.Faultless({"training_file": 1}, [], None))
+        kept.remember(question, checked_files.Faultless({"training_file": 1}, {}, [], None))
     assert kept.recall("a", None) is None
     assert kept.recall("b", None) is not None
     assert kept.recall("c", object()) is None, "counted with another tokenizer"

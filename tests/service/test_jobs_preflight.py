@@ -73,7 +73,7 @@ def test_a_foreign_fine_tuned_model_is_an_unknown_one(client: TestClient, databa
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "invalid_value"),
         ({"resources": {"gpus": 65}}, "resources.gpus", "invalid_value"),
-        ({"integrations": [{"type": "wandb"}]}, "integrations", "invalid_value"),
+        ({"integrations": [{"type": "wandb"}]}, "integrations[0].wandb", "missing_field"),
         ({"model": None}, "model", "invalid_value"),
         ({"hyperparameters": {"n_epochs": 0}, "method": None}, None, "invalid_value"),
     ],

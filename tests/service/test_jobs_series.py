@@ -1,10 +1,9 @@
-"""Events, checkpoints, metrics and rollouts: order, pages, filters, exports."""
+"""Events, checkpoints and metrics: order, pages, exports."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from service.jobs import history
 from service.jobs.history import Entry
 from service.jobs.metrics import thinned
 from service.jobs.states import JobState
-from service.models import Metric, Rollout
+from service.models import Metric
 from service.settings import Settings
 from tests.service.job_samples import add_checkpoint, add_job
 
@@ -151,87 +150,6 @@ def test_the_csv_has_step_first(client: TestClient, measured: str) -> None:
     assert answer.text.splitlines()[0] == "step,kl,only_once,reward"
     assert rows[4] == {"step": "5", "kl": "0.01", "only_once": "1.0", "reward": "0.5"}
     assert rows[0]["only_once"] == ""
-
-
-def completion(reward: float | None, *, finish: str = "stop", **more: Any) -> dict[str, Any]:
-    given = {"text": "a", "token_ids": [1, 2, 3], "reward": reward, "parts": {"exact": reward}}
-    return given | {"errors": {}, "advantage": 0.0, "finish_reason": finish, "policy_version": 1} | more
-
-
-@pytest.fixture
-def sampled(database: Database, job_id: str) -> str:
-    """A job with three steps of two groups and one of validation."""
-    error = {"exact": {"code": "other_error", "message": "m"}}
-    groups = [
-        ("train", 1, 0, True, [completion(0.0), completion(1.0)]),
-        ("train", 1, 1, False, [completion(0.0), completion(0.0)]),
-        ("train", 2, 0, True, [completion(1.0), completion(0.5, finish="length")]),
-        ("train", 2, 1, False, [completion(1.0), completion(1.0)]),
-        ("train", 3, 0, True, [completion(None, errors=error), completion(0.25)]),
-        ("train", 3, 1, True, [completion(0.0), completion(0.75)]),
-        ("validation", 3, 0, True, [completion(0.5)]),
-    ]
-    with database.transaction() as session:
-        for split, step, position, has_signal, completions in groups:
-            data = {"row": position, "prompt": "p", "completions": completions, "has_signal": has_signal}
-            place = {"split": split, "step": step, "position": position}
-            session.add(Rollout(job_id=job_id, has_signal=has_signal, data=data, **place))
-    return job_id
-
-
-def places(page: dict[str, Any]) -> list[tuple[str, int, int]]:
-    return [(group["split"], group["step"], group["position"]) for group in page["data"]]
-
-
-def test_rollouts_are_newest_first_page_by_page(client: TestClient, sampled: str) -> None:
-    first = get(client, f"{sampled}/rollouts", limit=4)
-    second = get(client, f"{sampled}/rollouts", limit=4, after=first["last_id"])
-    assert places(first) + places(second) == [
-        ("train", 3, 0),
-        ("train", 3, 1),
-        ("validation", 3, 0),
-        ("train", 2, 0),
-        ("train", 2, 1),
-        ("train", 1, 0),
-        ("train", 1, 1),
-    ]
-    assert (first["has_more"], second["has_more"]) == (True, False)
-    shown = first["data"][1]["completions"][1]
-    assert (shown["reward"], shown["num_tokens"], shown["finish_reason"]) == (0.75, 3, "stop")
-    assert "token_ids" not in shown
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({"step": 2}, [("train", 2, 0), ("train", 2, 1)]),
-        ({"split": "validation"}, [("validation", 3, 0)]),
-        ({"filter": "no_signal"}, [("train", 2, 1), ("train", 1, 1)]),
-        ({"filter": "truncated"}, [("train", 2, 0)]),
-        ({"filter": "grader_error"}, [("train", 3, 0)]),
-        ({"filter": "best", "limit": 2}, [("train", 2, 1), ("train", 2, 0)]),
-        ({"filter": "worst", "limit": 2}, [("train", 1, 1), ("train", 3, 0)]),
-    ],
-)
-def test_rollouts_are_filtered(
-    client: TestClient, sampled: str, params: dict[str, Any], expected: list[tuple[str, int, int]]
-) -> None:
-    assert places(get(client, f"{sampled}/rollouts", **params)) == expected
-
-
-def test_the_export_has_every_group_with_its_tokens(client: TestClient, sampled: str) -> None:
-    answer = client.get(f"{JOBS}/{sampled}/rollouts.jsonl")
-    groups = [json.loads(line) for line in answer.text.splitlines()]
-    assert [(group["step"], group["position"]) for group in groups] == [
-        (1, 0),
-        (1, 1),
-        (2, 0),
-        (2, 1),
-        (3, 0),
-        (3, 1),
-        (3, 0),
-    ]
-    assert groups[0]["completions"][0]["token_ids"] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

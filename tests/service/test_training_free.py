@@ -78,7 +78,7 @@ def test_the_job_succeeds_and_its_held_out_rows_are_answered_better(done: Done) 
 def test_the_download_holds_the_lessons_and_the_prompt(done: Done) -> None:
     archive, _ = fetch_adapter(done.client, done.job["id"], done.folder / "downloads")
     folder = unpack(archive)
-    names = ["experiences.json", "manifest.json", "prompt.json", "prompt.txt"]
+    names = ["README.md", "experiences.json", "manifest.json", "prompt.json", "prompt.txt"]
     assert sorted(path.name for path in folder.iterdir()) == names
     (lesson,) = json.loads((folder / "experiences.json").read_text())
     assert lesson["text"] == LESSON

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_engine.config import Reinforcement, hyperparameters_of
 from service.db import Database
+from service.jobs import names
 from service.jobs.states import JobState
 from service.models import File, Job
 from service.storage import Storage
@@ -67,8 +68,8 @@ def insert_file(
 
 
 def insert_job(database: Database, training_file: str = "file-none", **values: Any) -> str:
-    """A queued job of tenant `acme` on model `tiny`. Answers its id."""
-    job_id = f"ftjob-{next(_numbers):024d}"
+    """A queued job (a `probe`, where that is given) of tenant `acme` on model `tiny`. Answers its id."""
+    job_id = f"{names.PROBE if 'probe' in values else 'ftjob'}-{next(_numbers):024d}"
     shape = method(**values.pop("hyperparameters", {}))
     given = {
         "tenant": "acme",

@@ -1,0 +1,70 @@
+"""`/` and the files it loads. Boundary: static bytes and their headers; no key, no data, no database."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.responses import FileResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.types import Scope
+
+STATIC = Path(str(files("service.dashboard") / "static"))
+PLOTLY = Path(str(files("plotly") / "package_data" / "plotly.min.js"))
+ASSETS = "/dashboard"
+VENDOR = f"{ASSETS}/vendor"
+
+REVALIDATED = "no-cache"
+KEPT = f"public, max-age={7 * 24 * 3600}"
+"""plotly.js is five megabytes and changes with an upgrade only."""
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self' 'unsafe-inline'",  # plotly.js writes style elements
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+# `X-Content-Type-Options` is on every answer of the service already.
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Add the page, its files and plotly.js."""
+
+    @app.get("/", include_in_schema=False)
+    def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html", headers=HEADERS | {"Cache-Control": REVALIDATED})
+
+    app.mount(VENDOR, _OnlyPlotly(directory=PLOTLY.parent))
+    app.mount(ASSETS, _Assets(directory=STATIC))
+
+
+class _Assets(StaticFiles):
+    """The dashboard's own files; each visit asks whether they are still the same."""
+
+    cache_control = REVALIDATED
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS | {"Cache-Control": self.cache_control})
+        return response
+
+
+class _OnlyPlotly(_Assets):
+    """One file of the folder that the package keeps beside its data sets."""
+
+    cache_control = KEPT
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        return await super().get_response(path if path == PLOTLY.name else "", scope)

@@ -1,0 +1,117 @@
+/* The frame: key form, navigation, and which page is shown.
+
+How a page is made
+------------------
+1.  `pages/<name>.js` exports `async function show(root, params, signal)`.
+    root    the empty <main>; everything the page shows goes into it.
+    params  what the address says: `#/jobs/<id>?step=3` → {id, query: URLSearchParams}.
+    signal  fires when the page is left: hand it to every request, stream, pause and listener.
+2.  Its address is in `routes.js` already; give it `nav: "…"` there if the bar should lead to it.
+3.  First `root.append(heading("Title"))`, before any await where the title is known; the frame focuses that
+    h1. Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
+    `failed(box, error, retry)`. What `show` throws is shown as a failure of the whole page, with a button
+    that shows the page again; a part that may fail alone catches and calls `failed` itself.
+4.  Data: `get`, `post`, `paged`, `metricsOf`, `upload`, `download`, `follow` of `api.js`. They throw ApiError
+    {status, message, param, code, problems}. A 401 needs nothing: the frame shows the key form, and
+    afterwards the page again.
+5.  Elements: `el(tag, props, ...children)` of `dom.js`; strings become text nodes. Never innerHTML: prompts,
+    completions, names and messages are other people's text.
+6.  Charts: `lineChart`, `barChart` of `charts.js`; `figure.update(series)` draws again. Each has a table.
+7.  Looks: `style.css` has the tokens (`--ink`, `--faint`, `--line`, `--accent`, `--good`, `--warn`, `--bad`,
+    `--series-1…8`, `--space-1…6`) and the frame; `parts.css` what pages share (.panel, .grid, .facts, .badge,
+    table.list, .bar, .field). A page that needs more has `pages/<name>.css` and calls `styled("<name>")`.
+    Look at it light, dark and at 360 px.
+8.  Keyboard: real <button>, <a href="#/…">, <label>; `announce("…")` tells screen readers what changed.
+9.  Change the address with `location.hash = "#/…"`; `replaceQuery({step: 4})` keeps the page as it is.
+10. Test in `tests/browser/`: the fixture `page` is logged in, `deployment` has finished and running jobs; a
+    console error fails the test; `shots("name")` keeps light, dark and phone screenshots.
+*/
+
+import { key } from "./api.js";
+import { failed, loading } from "./dom.js";
+import { askForKey } from "./login.js";
+import { ROUTES, matched } from "./routes.js";
+import { installTheme } from "./theme_button.js";
+
+const root = document.getElementById("main");
+const forget = document.getElementById("forget");
+const nav = document.getElementById("nav");
+let current = new AbortController();
+let isFirst = true;
+
+async function show() {
+  current.abort(new DOMException("the page was left", "AbortError"));
+  const mine = (current = new AbortController());
+  const found = matched(location.hash);
+  mark(found);
+  root.replaceChildren();
+  if (!key.get()) return ask();
+  forget.hidden = nav.hidden = false;
+  try {
+    const page = await moduleOf(found);
+    if (mine.signal.aborted) return;
+    whenTitled(mine.signal);
+    await page.show(root, found.params, mine.signal);
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    if (error.status === undefined) console.error(error);
+    failed(root, error, show);
+  }
+}
+
+async function moduleOf(found) {
+  if (!found) throw Object.assign(new Error("There is no page at this address."), { status: 404 });
+  loading(root);
+  const page = await import(`./pages/${found.page}.js`);
+  root.replaceChildren();
+  return page;
+}
+
+// Focuses the title as soon as the page has one; not the first page's: there one begins at the top.
+function whenTitled(signal) {
+  const look = () => {
+    const title = root.querySelector("h1");
+    if (!title) return;
+    seen.disconnect();
+    if (!isFirst) title.focus({ preventScroll: true });
+    if (!isFirst) window.scrollTo(0, 0);
+    isFirst = false;
+  };
+  const seen = new MutationObserver(look);
+  seen.observe(root, { childList: true, subtree: true });
+  signal.addEventListener("abort", () => seen.disconnect());
+}
+
+function ask(error) {
+  current.abort(new DOMException("the key is gone", "AbortError"));
+  key.forget();
+  forget.hidden = nav.hidden = true;
+  askForKey(root, error, show);
+}
+
+function mark(found) {
+  for (const link of nav.children) {
+    const isHere = found && link.getAttribute("href") === `#${found.path}`;
+    const isAbove = found && location.hash.startsWith(`${link.getAttribute("href")}/`);
+    if (isHere) link.setAttribute("aria-current", "page");
+    else if (isAbove) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function start() {
+  const links = ROUTES.filter((route) => route.nav).map((route) =>
+    Object.assign(document.createElement("a"), { href: `#${route.path}`, textContent: route.nav }));
+  nav.append(...links);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // its address would be taken for a page's
+    root.focus();
+  });
+  forget.addEventListener("click", () => ask());
+  window.addEventListener("key-refused", (event) => ask(event.detail));
+  window.addEventListener("hashchange", show);
+  installTheme(document.getElementById("theme"));
+  show();
+}
+
+start();

@@ -1,0 +1,150 @@
+// Elements, the states every page has (loading, empty, failed), and how numbers and times are written.
+// Boundary: whatever is data becomes a text node or an attribute, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+// el("button", {class: "primary", onclick: f, "aria-label": "…"}, "text", child, [more], null)
+// `on…` are listeners, booleans are set or left out, `style` is an object; everything else is an attribute.
+export function el(tag, props, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+export function svg(tag, props, ...children) {
+  return fill(document.createElementNS(SVG, tag), props, children);
+}
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [rule, set] of Object.entries(value)) element.style.setProperty(rule, set);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+// The top of a page: its h1 (which the frame focuses), what belongs to it, and its actions on the right.
+export function heading(title, { above, below, actions = [] } = {}) {
+  document.title = `${title} · GRPO service`;
+  return el("div", { class: "heading" },
+    el("div", {}, above, el("h1", { tabindex: -1 }, title), below),
+    el("div", { class: "actions" }, actions));
+}
+
+export function section(title, ...children) {
+  const id = `section-${(section.count = (section.count ?? 0) + 1)}`;
+  return el("section", { "aria-labelledby": id }, el("h2", { id }, title), children);
+}
+
+export function button(text, onclick, { kind = "", ...props } = {}) {
+  return el("button", { type: "button", class: kind, onclick, ...props }, text);
+}
+
+// A list as a table that scrolls sideways by itself; `rows` are <tr>.
+export function table(caption, columns, rows, kind = "") {
+  const head = columns.map((name) => el("th", { scope: "col" }, name));
+  return el("div", { class: "panel flush scroll", role: "region", "aria-label": caption, tabindex: 0 },
+    el("table", { class: `list ${kind}` },
+      el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}
+
+// ---- states: each replaces what is in `root`
+
+export function loading(root, what = "Loading") {
+  root.replaceChildren(el("p", { class: "state busy", role: "status" }, `${what}…`));
+}
+
+export function empty(root, title, hint, ...actions) {
+  root.replaceChildren(el("div", { class: "state" }, el("h3", {}, title), hint && el("p", {}, hint), actions));
+}
+
+// `retry`: what the button does; none for what would fail again.
+export function failed(root, error, retry) {
+  root.replaceChildren(el("div", { class: "state error", role: "alert" },
+    el("h3", {}, titleOf(error)),
+    el("p", {}, error.message),
+    problems(error),
+    error.requestId && el("p", { class: "faint" }, "Request ", el("code", {}, error.requestId)),
+    retry && button("Try again", retry)));
+}
+
+// An ApiError's list of {param, message}, or nothing.
+export function problems(error) {
+  if (!error.problems?.length) return null;
+  return el("ul", { class: "problems" }, error.problems.map((one) =>
+    el("li", {}, one.param && el("code", {}, one.param), one.param && " ", one.message)));
+}
+
+function titleOf(error) {
+  if (error.status === 0) return "No connection to the service";
+  if (error.status === 404) return "Not found";
+  if (error.status === 403) return "This key may not do that";
+  return error.status >= 500 ? "The service has a problem" : "That did not work";
+}
+
+// Said to screen readers; nothing is shown.
+export function announce(text) {
+  document.getElementById("announcer").textContent = text;
+}
+
+// A question with two answers, in a modal dialog. → whether the answer was yes.
+export function confirmed(question, { detail, yes = "Yes", no = "No", kind = "danger" } = {}) {
+  return new Promise((resolve) => {
+    const dialog = el("dialog", { "aria-labelledby": "question", onclose: () => {
+      resolve(dialog.returnValue === "yes");
+      dialog.remove();
+    } },
+    el("h2", { id: "question" }, question), detail && el("p", {}, detail),
+    el("div", { class: "actions" },
+      button(no, () => dialog.close("no"), { autofocus: true }),
+      button(yes, () => dialog.close("yes"), { kind })));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+// ---- numbers, sizes, times
+
+// Four significant digits at most; very small and very large ones with an exponent.
+export function number(value, digits = 4) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e", " e").replaceAll("-", "−");
+  const rounded = Number(value.toPrecision(digits));
+  const text = size >= 10 ** digits ? String(Math.round(value)) : String(rounded);
+  const [whole, fraction] = text.split(".");
+  const grouped = whole.replace("-", "−").replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
+  return fraction === undefined ? grouped : `${grouped}.${fraction}`;
+}
+
+export const percent = (value) => (value === null || value === undefined ? "–" : `${number(100 * value, 3)} %`);
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; count >= 1024 && unit < units.length - 1; unit += 1) count /= 1024;
+  return `${number(count, 3)} ${units[unit]}`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 10) return `${number(seconds, 2)} s`;
+  if (seconds < 59.5) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
+}
+
+// Unix seconds → a <time> that says how long ago, and the whole date when pointed at.
+export function ago(unix) {
+  if (!unix) return "–";
+  const past = Date.now() / 1000 - unix;
+  const words = past < 45 ? "just now" : `${duration(past)} ago`;
+  return el("time", { datetime: new Date(unix * 1000).toISOString(), title: moment(unix) }, words);
+}
+
+export function moment(unix) {
+  return new Date(unix * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+}

@@ -1,0 +1,122 @@
+// Requests to the service: the key, errors as objects, JSON in and out, pages of a list, and pauses.
+// Boundary: HTTP only; what the paths mean is `api.js`'s.
+
+const KEY = "grpo.key";
+const BASE = new URL("./", document.baseURI);
+const BUSY_TRIES = 3;
+
+export const key = {
+  get: () => localStorage.getItem(KEY),
+  set: (value) => localStorage.setItem(KEY, value),
+  forget: () => localStorage.removeItem(KEY),
+};
+
+// What went wrong, in OpenAI's shape. `status` 0: the service did not answer at all.
+// `problems`: a list of {param, message} where an answer has several.
+export class ApiError extends Error {
+  constructor({ status, message, type, param, code, problems, requestId, retryAfter }) {
+    super(message);
+    this.name = "ApiError";
+    Object.assign(this, { status, type, param, code, problems: problems ?? [], requestId, retryAfter });
+  }
+}
+
+// Tells the frame, which shows the key form; thrown too, so that the page stops where it is.
+export function refuseKey(error) {
+  window.dispatchEvent(new CustomEvent("key-refused", { detail: error }));
+  return error;
+}
+
+export function unanswered() {
+  return new ApiError({ status: 0, code: "unanswered", message: "The service does not answer. Is it running?" });
+}
+
+export function url(path, query = {}) {
+  const target = new URL(path.replace(/^\//, ""), BASE);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== undefined && value !== null && value !== "") target.searchParams.set(name, value);
+  }
+  return target;
+}
+
+export async function errorOf(response) {
+  const body = await response.json().catch(() => ({}));
+  const said = body.error ?? {};
+  return new ApiError({
+    status: response.status,
+    message: said.message ?? `The service answered ${response.status} ${response.statusText}.`,
+    type: said.type,
+    param: said.param,
+    code: said.code,
+    problems: said.problems ?? body.problems,
+    requestId: response.headers.get("x-request-id"),
+    retryAfter: Number(response.headers.get("retry-after")) || undefined,
+  });
+}
+
+// The raw response, which is a good one. Throws ApiError, or AbortError when `signal` fires.
+// options: {method, query, headers, body, signal}; a body that is a plain value is sent as JSON.
+export async function request(path, options = {}) {
+  const { method = "GET", query, headers = {}, body, signal } = options;
+  const init = { method, signal, headers: { Authorization: `Bearer ${key.get() ?? ""}`, ...headers } };
+  if (body !== undefined) {
+    const isForm = body instanceof FormData;
+    init.body = isForm ? body : JSON.stringify(body);
+    if (!isForm) init.headers["Content-Type"] = "application/json";
+  }
+  let response;
+  try {
+    response = await fetch(url(path, query), init);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : unanswered();
+  }
+  if (response.ok) return response;
+  const error = await errorOf(response);
+  throw error.status === 401 ? refuseKey(error) : error;
+}
+
+// GET → JSON. A service that says "later" is asked again a few times, as it wishes.
+export async function get(path, { query, signal } = {}) {
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      return await (await request(path, { query, signal })).json();
+    } catch (error) {
+      if (error.status !== 429 || attempt === BUSY_TRIES) throw error;
+      await pause(Math.min(error.retryAfter ?? attempt, 5), signal);
+    }
+  }
+}
+
+export async function post(path, body, { headers, signal } = {}) {
+  return (await request(path, { method: "POST", body, headers, signal })).json();
+}
+
+export async function remove(path, { signal } = {}) {
+  return (await request(path, { method: "DELETE", signal })).json();
+}
+
+// A list, page by page: `const pages = paged("/v1/…", {limit: 20})`, then `await pages.next()` gives the next
+// rows as long as `pages.hasMore`.
+export function paged(path, query = {}, { signal } = {}) {
+  return {
+    hasMore: true,
+    after: undefined,
+    async next() {
+      const page = await get(path, { query: { ...query, after: this.after }, signal });
+      this.hasMore = page.has_more;
+      this.after = page.last_id ?? page.data.at(-1)?.id;
+      return page.data;
+    },
+  };
+}
+
+// Waits, or ends with AbortError when the page is left.
+export function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, seconds * 1000);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
+}

@@ -1,0 +1,53 @@
+// What several pages show of a job: its name, status, progress, kind, and the links between its pages.
+
+import { duration, el } from "./dom.js";
+
+const OVER = new Set(["succeeded", "failed", "cancelled"]);
+
+export const isOver = (job) => OVER.has(job.status);
+export const jobName = (job) => job.suffix ?? job.id;
+export const kindOf = (job) => KINDS[job.method.type] ?? job.method.type;
+const KINDS = { reinforcement: "GRPO", supervised: "Supervised", training_free: "Training-free" };
+
+// The pages of one job, in order; a page that is built has its line here.
+const JOB_PAGES = [
+  { page: "job", path: "", label: "Overview" },
+  { page: "rollouts", path: "/rollouts", label: "Rollouts" },
+];
+
+export function jobPages(id, here) {
+  if (JOB_PAGES.length < 2) return null;
+  return el("nav", { class: "tabs", "aria-label": "Pages of this job" }, JOB_PAGES.map((one) =>
+    el("a", { href: `#/jobs/${id}${one.path}`, "aria-current": one.page === here && "page" }, one.label)));
+}
+
+// `running` while it ends too: the phase tells it from one that trains.
+export function statusBadge(job) {
+  const shown = job.phase === "cancelling" || job.phase === "pausing" ? "cancelling" : job.status;
+  const words = shown === "cancelling" ? job.phase : job.status.replace("_", " ");
+  return el("span", { class: `badge ${shown}` }, words);
+}
+
+// One line on what is happening now, "" where the status says it all.
+export function doing(job) {
+  if (job.status === "queued" && job.queue.reason) return job.queue.reason;
+  if (job.status === "failed") return job.failure?.message ?? "";
+  if (job.status !== "running" || job.phase === "cancelling" || job.phase === "pausing") return "";
+  const left = job.progress.seconds_remaining;
+  return left ? `${job.phase} · about ${duration(left)} left` : job.phase;
+}
+
+export function progressBar(job) {
+  const { step, total_steps: total } = job.progress;
+  const share = total ? step / total : 0;
+  const bar = el("div", {
+    class: `bar ${job.status}`, role: "progressbar", "aria-label": `Progress of ${jobName(job)}`,
+    "aria-valuemin": 0, "aria-valuemax": total, "aria-valuenow": step, "aria-valuetext": `step ${step} of ${total}`,
+  });
+  bar.append(el("i", { style: { width: `${100 * share}%` } }));
+  return bar;
+}
+
+export function labels(job) {
+  return Object.entries(job.metadata ?? {}).map(([name, value]) => `${name}=${value}`);
+}

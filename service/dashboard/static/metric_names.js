@@ -1,0 +1,109 @@
+// The engine's metrics: what they are called on the page, how their values are written, and which ones make a
+// chart together. A chart whose metrics a job does not have is not drawn.
+
+import { duration, number, percent } from "./dom.js";
+
+const SHARES = new Set(["frac_reward_zero_std", "completions/clipped_ratio", "pass_at_1", "pass_at_group"]);
+const LABELS = {
+  reward: "Reward",
+  reward_std: "Spread of the reward",
+  frac_reward_zero_std: "Groups without signal",
+  loss: "Loss",
+  kl: "KL to the reference",
+  entropy: "Entropy",
+  grad_norm: "Gradient norm",
+  learning_rate: "Learning rate",
+  beta: "β",
+  step_time: "Seconds per step",
+  pass_at_1: "Pass rate of a completion",
+  pass_at_group: "Pass rate of a group",
+  "completions/mean_length": "Completion length",
+  "completions/clipped_ratio": "Truncated completions",
+  "perf/sampled_tokens_per_second": "Sampled tokens/s",
+  "perf/trained_tokens_per_second": "Trained tokens/s",
+  "eval/reward": "Held-out reward",
+  "eval/loss": "Held-out loss",
+};
+
+export const labelOf = (name) => LABELS[name] ?? name;
+
+export function formatOf(name) {
+  if (SHARES.has(name) || name.endsWith("error_rate") || name.startsWith("clip_ratio/")) return percent;
+  if (name.endsWith("_seconds") || name === "step_time") return duration;
+  return (value) => number(value);
+}
+
+// name → series; the same number of points for each, null where a row has none.
+export function seriesOf(rows, name, more = {}) {
+  const known = rows.filter((row) => row[name] !== undefined);
+  return { name: labelOf(name), x: known.map((row) => row.step), y: known.map((row) => row[name]), ...more };
+}
+
+const matching = (names, pattern) => [...names].filter((name) => pattern.test(name)).sort();
+const lines = (pattern, label) => (rows, names) =>
+  matching(names, pattern).map((name) => seriesOf(rows, name, { name: label?.(name) ?? labelOf(name) }));
+const one = (name, more) => (rows, names) => (names.has(name) ? [seriesOf(rows, name, more)] : []);
+const middle = (name) => name.split("/").slice(1, -1).join("/");
+
+// The held-out rows' values, and before them the evaluation before training, which belongs to no step.
+function heldOut(rows, names, name, baseline) {
+  if (!names.has(`eval/${name}`)) return [];
+  const line = seriesOf(rows, `eval/${name}`, { name: "Held-out", markers: true, color: 2 });
+  if (baseline?.[name] === undefined || line.x[0] === 0) return [line];
+  return [{ ...line, x: [0, ...line.x], y: [baseline[name], ...line.y] }];
+}
+
+function rewards(rows, names, { baseline }) {
+  if (!names.has("reward")) return [];
+  const line = seriesOf(rows, "reward", { color: 1 });
+  const spread = seriesOf(rows, "reward_std").y;
+  if (spread.length === line.y.length) {
+    line.low = line.y.map((value, at) => value - spread[at]);
+    line.high = line.y.map((value, at) => value + spread[at]);
+  }
+  const held = heldOut(rows, names, "reward", baseline);
+  return [{ ...line, name: held.length ? "Training" : "Reward" }, ...held];
+}
+
+function losses(rows, names, { baseline }) {
+  const held = heldOut(rows, names, "loss", baseline);
+  return [...one("loss", held.length ? { name: "Training" } : {})(rows, names), ...held];
+}
+
+function lengths(rows, names) {
+  const [line] = one("completions/mean_length")(rows, names);
+  if (!line) return [];
+  const edges = { low: "completions/min_length", high: "completions/max_length" };
+  for (const [edge, name] of Object.entries(edges)) {
+    const values = seriesOf(rows, name).y;
+    if (values.length === line.y.length) line[edge] = values;
+  }
+  return [line.low && line.high ? line : { ...line, low: undefined }];
+}
+
+function graderErrors(rows, names) {
+  const found = lines(/^rewards\/.+\/error_rate$/, middle)(rows, names);
+  return found.some((series) => series.y.some((value) => value > 0)) ? found : [];
+}
+
+const phases = lines(/^timing\/.+_seconds$/, (name) => name.slice("timing/".length, -"_seconds".length));
+const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).split("_")[0]);
+const share = { format: percent, fromZero: true, yaxis: { tickformat: ".0%" } };
+
+// In the order of the page. `series(rows, names, job.eval)`; `hint`: what to read in it.
+export const CHARTS = [
+  { title: "Reward", series: rewards, isWide: true, hint: "Mean of a step; the band is one standard deviation of its rewards." },
+  { title: "Reward by grader", series: lines(/^rewards\/.+\/mean$/, middle) },
+  { title: "Loss", series: losses },
+  { title: "KL to the reference", series: one("kl"), fromZero: true },
+  { title: "Entropy", series: one("entropy"), fromZero: true },
+  { title: "Completion length", series: lengths, fromZero: true, hint: "Tokens: mean, and shortest to longest." },
+  { title: "Truncated completions", series: one("completions/clipped_ratio"), ...share },
+  { title: "Groups without signal", series: one("frac_reward_zero_std"), ...share,
+    hint: "All completions of the group were scored alike: nothing to learn from it." },
+  { title: "Pass rate", series: lines(/^pass_at_/, (name) => (name === "pass_at_1" ? "completion" : "group")), ...share },
+  { title: "Grader errors", series: graderErrors, ...share },
+  { title: "Tokens per second", series: speeds, fromZero: true },
+  { title: "Time by phase", series: phases, bars: true, format: duration, yaxis: { ticksuffix: " s" } },
+  { title: "Gradient norm", series: one("grad_norm"), fromZero: true },
+];

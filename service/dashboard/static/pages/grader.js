@@ -1,0 +1,139 @@
+// The grader bench: a reward rule, an answer, a row; what it scores, and what is wrong with it.
+
+import { styled } from "../address.js";
+import { post } from "../api.js";
+import { announce, button, el, empty, failed, heading, loading } from "../dom.js";
+import { EXAMPLES } from "./grader_examples.js";
+import { scored } from "./grader_result.js";
+
+const GRADERS = "/v1/fine_tuning/alpha/graders";
+
+export async function show(root, params, signal) {
+  const bench = new Bench(signal);
+  root.append(heading("Grader bench", {
+    below: el("p", { class: "hint" }, "Try a reward rule on one answer before a job trains with it. Nothing is stored."),
+  }));
+  await styled("grader");
+  root.append(el("div", { class: "bench" }, bench.form(), bench.result));
+  bench.choose(EXAMPLES[0]);
+}
+
+class Bench {
+  constructor(signal) {
+    this.signal = signal;
+    this.grader = new JsonField("grader", "Grader (JSON)", { rows: 12 });
+    this.item = new JsonField("item", "Row of the dataset (JSON), item.* in the grader", { rows: 4, isOptional: true });
+    this.sample = el("textarea", { id: "sample", rows: 5, spellcheck: "false" });
+    this.result = el("section", { class: "panel result", "aria-label": "Result" });
+    this.buttons = [
+      button("Run", null, { kind: "primary", type: "submit" }),
+      button("Check only", () => this.check()),
+    ];
+  }
+
+  form() {
+    const examples = el("select", { id: "example", onchange: (event) => this.choose(EXAMPLES[event.target.value]) },
+      EXAMPLES.map((example, at) => el("option", { value: at }, example.name)));
+    return el("form", { class: "panel", novalidate: true, onsubmit: (event) => {
+      event.preventDefault();
+      this.run();
+    } },
+    field("Start from", examples), this.grader.root, field("Answer of the model", this.sample), this.item.root,
+    el("div", { class: "row" }, this.buttons));
+  }
+
+  choose(example) {
+    this.grader.set(example.grader);
+    this.item.set(example.item);
+    this.sample.value = example.sample;
+    empty(this.result, "Not run yet", "Run gives the score that training would give. Check only reads the grader.");
+  }
+
+  async run() {
+    const [grader, item] = [this.grader.get(), this.item.get()];
+    if (grader === undefined || item === undefined) return;
+    const body = { grader, model_sample: this.sample.value, item };
+    await this.ask("/run", body, (answer) => this.result.replaceChildren(...scored(answer)), "The grader has scored it");
+  }
+
+  async check() {
+    const grader = this.grader.get();
+    if (grader === undefined) return;
+    const told = (answer) => this.result.replaceChildren(
+      el("div", { class: "note good" }, el("h3", {}, "The grader can be used"),
+        el("p", {}, "With every default filled in, this is how the service reads it:")),
+      el("pre", { class: "code", tabindex: 0 }, JSON.stringify(answer.grader, null, 2)));
+    await this.ask("/validate", { grader }, told, "The grader can be used");
+  }
+
+  async ask(path, body, show, done) {
+    this.grader.accept();
+    for (const each of this.buttons) each.disabled = true;
+    loading(this.result, "Asking the service");
+    try {
+      show(await post(`${GRADERS}${path}`, body, { signal: this.signal }));
+      announce(done);
+    } catch (error) {
+      if (this.signal.aborted) return;
+      this.refused(error);
+    }
+    for (const each of this.buttons) each.disabled = false;
+  }
+
+  refused(error) {
+    const field = [this.grader, this.item].find((one) => one.owns(error.param));
+    field?.refuse(error.message);
+    failed(this.result, error);
+    if (error.param) {
+      this.result.firstElementChild.append(el("p", { class: "hint" }, "Field ", el("code", {}, error.param)));
+    }
+  }
+}
+
+function field(label, control, ...more) {
+  return el("div", { class: "field" }, el("label", { for: control.id }, label), control, more);
+}
+
+// A text area whose text must be JSON, and that says where it is not.
+class JsonField {
+  constructor(id, label, { rows, isOptional = false }) {
+    this.id = id;
+    this.isOptional = isOptional;
+    this.said = el("p", { class: "problem", role: "alert", id: `${id}-problem` });
+    this.input = el("textarea", { id, rows, spellcheck: "false", "aria-describedby": `${id}-problem` });
+    this.root = field(label, this.input, this.said);
+  }
+
+  set(value) {
+    this.input.value = JSON.stringify(value, null, 2);
+    this.accept();
+  }
+
+  // The object; null where nothing is given and may be; undefined where it is not JSON, which is then said.
+  get() {
+    this.accept();
+    const text = this.input.value.trim();
+    if (!text && this.isOptional) return null;
+    try {
+      return JSON.parse(text);
+    } catch (error) {
+      this.refuse(text ? `This is not JSON: ${error.message}` : "Something is needed here.");
+      this.input.focus();
+      return undefined;
+    }
+  }
+
+  owns(param) {
+    return param === this.id || Boolean(param?.startsWith(`${this.id}.`));
+  }
+
+  refuse(message) {
+    this.said.textContent = message;
+    this.input.setAttribute("aria-invalid", "true");
+  }
+
+  accept() {
+    this.said.textContent = "";
+    this.input.removeAttribute("aria-invalid");
+  }
+}

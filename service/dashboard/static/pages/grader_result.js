@@ -1,0 +1,61 @@
+// What a grader's run has given, as elements. Boundary: reads the answer; asks nothing.
+
+import { duration, el, number } from "../dom.js";
+
+const DETAILS = ["python_grader_runtime_error_details", "model_grader_server_error_details"];
+
+// → elements: the score, its parts, and what went wrong
+export function scored(answer) {
+  const { metadata } = answer;
+  return [
+    verdict(answer),
+    el("dl", { class: "figures" },
+      figure("Reward", answer.scorable ? number(answer.reward) : "none"),
+      figure("Rule", metadata.type),
+      figure("Took", took(metadata.execution_time)),
+      metadata.token_usage ? figure("Judge's tokens", number(metadata.token_usage)) : null),
+    parts(answer.sub_rewards),
+    errors(answer),
+  ].filter(Boolean);
+}
+
+const took = (seconds) => (seconds < 1 ? `${number(1000 * seconds, 2)} ms` : duration(seconds));
+
+function verdict(answer) {
+  if (answer.scorable) return el("h2", {}, "Scored");
+  return el("div", { class: "note bad", role: "alert" },
+    el("h3", {}, "It could not be scored"),
+    el("p", {}, "In training such a completion is left out. It is never counted as 0."));
+}
+
+function figure(name, value) {
+  return el("div", {}, el("dt", {}, name), el("dd", {}, value));
+}
+
+function parts(rewards) {
+  const rows = Object.entries(rewards);
+  if (!rows.length) return null;
+  return el("div", { class: "scroll" }, el("table", { class: "list parts" },
+    el("thead", {}, el("tr", {}, ["Part", "Reward", ""].map((name) => el("th", { scope: "col" }, name)))),
+    el("tbody", {}, rows.map(([name, reward]) => el("tr", {},
+      el("th", { scope: "row" }, name), el("td", { class: "numeric" }, reward === null ? "none" : number(reward)),
+      el("td", { class: "shown", "aria-hidden": "true" }, bar(reward)))))));
+}
+
+// Rewards are mostly between 0 and 1; what is beyond fills it or leaves it empty.
+function bar(reward) {
+  const share = Math.min(1, Math.max(0, reward ?? 0));
+  return el("div", { class: "bar" }, el("i", { style: { width: `${100 * share}%` } }));
+}
+
+function errors(answer) {
+  const named = Object.entries(answer.grader_errors);
+  const flags = answer.metadata.errors;
+  const details = DETAILS.map((name) => flags[name]).filter(Boolean);
+  if (!named.length && !details.length) return null;
+  return el("div", {},
+    el("h3", {}, "What went wrong"),
+    el("ul", { class: "problems" }, named.map(([part, error]) =>
+      el("li", {}, part && [el("strong", {}, part), " "], error.message, " ", el("code", { class: "faint" }, error.code)))),
+    details.map((text) => el("pre", { class: "code", tabindex: 0 }, text)));
+}

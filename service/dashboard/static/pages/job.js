@@ -1,0 +1,124 @@
+// One job: what it does now, how well, why it failed, its curves, checkpoints, configuration and history.
+// The stream rings, the API tells: after each ring the job, its newest metrics and events are read again.
+
+import { styled } from "../address.js";
+import { follow, get, jobPath, metricsOf, pause } from "../api.js";
+import { announce, el, failed, loading } from "../dom.js";
+import { isOver } from "../job_parts.js";
+import { Charts } from "./job_charts.js";
+import { Diagnosis } from "./job_diagnosis.js";
+import { Events } from "./job_events.js";
+import { Checkpoints, configuration } from "./job_files.js";
+import { Summary } from "./job_summary.js";
+
+const POINTS = 500;
+const REST_SECONDS = 1;
+const QUIET_SECONDS = 5;
+
+export async function show(root, params, signal) {
+  const page = new JobPage(params.id, signal);
+  loading(root, "Loading the job");
+  await Promise.all([styled("job"), page.load()]);
+  root.replaceChildren(...page.parts());
+  await Promise.all([
+    page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.events.load(), page.diagnosis.load(),
+  ]);
+  if (!isOver(page.job)) await page.stayFresh();
+}
+
+class JobPage {
+  constructor(id, signal) {
+    this.id = id;
+    this.signal = signal;
+    this.rows = [];
+  }
+
+  async load() {
+    this.job = await get(jobPath(this.id), { signal: this.signal });
+    this.rows = await metricsOf(this.id, { points: POINTS, signal: this.signal });
+    this.summary = new Summary(this.job, { changed: (job) => this.told(job), signal: this.signal });
+    this.charts = new Charts();
+    this.diagnosis = new Diagnosis(this.id, this.signal);
+    this.checkpoints = new Checkpoints(this.id, this.signal);
+    this.events = new Events(this.id, this.signal);
+  }
+
+  parts() {
+    this.trouble = el("div");
+    return [
+      ...this.summary.parts, this.diagnosis.root, this.trouble, this.charts.root,
+      el("div", { class: "split" }, el("div", { class: "pile" }, this.checkpoints.root, this.summary.cost), configuration(this.job)), this.events.root,
+    ];
+  }
+
+  told(job) {
+    if (job.status !== this.job.status) announce(`The job is ${job.status}`);
+    this.job = job;
+    this.summary.update(job);
+  }
+
+  // ---- live
+
+  async stayFresh() {
+    const bell = new Bell();
+    const stop = new AbortController();
+    const either = AbortSignal.any([this.signal, stop.signal]);
+    const stream = follow(this.id, {
+      after: this.events.newest, signal: either, onEvent: () => bell.ring(), onConnection: () => bell.ring(),
+    }).catch((error) => (either.aborted ? null : this.failed(error)));
+    while (!isOver(this.job)) {
+      await bell.heard(QUIET_SECONDS, this.signal);
+      await pause(REST_SECONDS, this.signal);
+      await this.refresh();
+    }
+    stop.abort();
+    await stream;
+  }
+
+  async refresh() {
+    try {
+      const job = await get(jobPath(this.id), { signal: this.signal });
+      await this.readMetrics();
+      this.told(job);
+      await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.events.refresh()]);
+      if (isOver(job)) await this.diagnosis.load();
+      this.trouble.replaceChildren();
+    } catch (error) {
+      if (this.signal.aborted) throw error;
+      this.failed(error);
+    }
+  }
+
+  // What is new; the last row again, because an evaluation of its step comes after it. All of them, thinned,
+  // once too many have come.
+  async readMetrics() {
+    const isShort = this.rows.length > 0 && this.rows.length < 2 * POINTS;
+    const afterStep = isShort ? this.rows.at(-1).step - 1 : undefined;
+    const fresh = await metricsOf(this.id, { points: POINTS, afterStep, signal: this.signal });
+    const first = fresh[0]?.step ?? Infinity;
+    this.rows = [...this.rows.filter((row) => row.step < first), ...fresh];
+  }
+
+  failed(error) {
+    if (error.status === undefined) console.error(error);
+    failed(this.trouble, error);
+  }
+}
+
+// Rings are remembered until they are heard.
+class Bell {
+  constructor() {
+    this.wasRung = false;
+  }
+
+  ring() {
+    this.wasRung = true;
+    this.wake?.();
+  }
+
+  async heard(seconds, signal) {
+    const woken = new Promise((resolve) => (this.wake = resolve));
+    if (!this.wasRung) await Promise.race([woken, pause(seconds, signal)]);
+    this.wasRung = false;
+  }
+}

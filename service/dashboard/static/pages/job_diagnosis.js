@@ -1,0 +1,57 @@
+// Why a job failed or learns poorly, as the service's rules say it: cause, evidence, and the job again with a change.
+
+import { get, jobPath, post } from "../api.js";
+import { announce, button, confirmed, el, failed, section } from "../dom.js";
+
+const KINDS = { error: "bad", warning: "warn", info: "" };
+
+export class Diagnosis {
+  constructor(id, signal) {
+    this.id = id;
+    this.signal = signal;
+    this.problem = el("div");
+    this.list = el("div");
+    this.root = section("Diagnosis", this.problem, this.list);
+    this.root.hidden = true;
+  }
+
+  // Written anew only where the findings are others: somebody may be reading one.
+  async load() {
+    const found = await get(jobPath(this.id, "/diagnosis"), { signal: this.signal });
+    const told = JSON.stringify(found.findings);
+    if (told === this.told) return;
+    this.told = told;
+    this.list.replaceChildren(...found.findings.map((one) => this.finding(one)));
+    this.root.hidden = !found.findings.length;
+  }
+
+  finding(one) {
+    return el("article", { class: `note ${KINDS[one.severity]}` },
+      el("p", {}, el("strong", {}, one.cause), " ", el("code", { class: "faint" }, one.code)),
+      el("ul", { class: "small" }, one.evidence.map((line) => el("li", {}, line))),
+      one.advice && el("p", {}, one.advice),
+      one.field && el("p", { class: "small" }, el("code", {}, one.field), this.change(one)),
+      el("div", { class: "row" },
+        one.patch && button(one.field ? "Clone with this change" : "Run it again", (event) => this.clone(one, event.target)),
+        el("a", { class: "small", href: `#/new?from=${encodeURIComponent(this.id)}` }, "Change it in the form")));
+  }
+
+  change({ current, suggested }) {
+    return suggested === null ? null : ` ${JSON.stringify(current)} → ${JSON.stringify(suggested)}`;
+  }
+
+  async clone(one, pressed) {
+    const detail = "A new job with the same request and seed; this one stays as it is.";
+    if (!(await confirmed("Start this job again?", { detail, yes: "Start it", no: "Not now", kind: "primary" }))) return;
+    pressed.disabled = true;
+    this.problem.replaceChildren();
+    try {
+      const job = await post(jobPath(this.id, "/clone"), one.patch, { signal: this.signal });
+      announce("The new job waits for a worker");
+      location.hash = `#/jobs/${job.id}`;
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.problem, error);
+    }
+    pressed.disabled = false;
+  }
+}

@@ -1,0 +1,103 @@
+// What a job leaves behind: checkpoints, weights, metrics, rollouts, each with a download; and what it was
+// asked to do.
+
+import { download, get, jobPath } from "../api.js";
+import { ago, announce, button, bytes, el, empty, number, percent, section, table } from "../dom.js";
+import { downloads } from "./job_downloads.js";
+
+export class Checkpoints {
+  constructor(id, signal) {
+    this.id = id;
+    this.signal = signal;
+    this.box = el("div");
+    this.rows = new Map();
+    this.files = el("div", { class: "row files" });
+    this.root = section("Checkpoints and downloads", this.files, this.box);
+  }
+
+  // Reads the list again where there is a new step; `job` tells which files there are.
+  async load(job) {
+    this.offer(job);
+    if (this.step === job.progress.step && this.status === job.status) return;
+    [this.step, this.status] = [job.progress.step, job.status];
+    const page = await get(jobPath(this.id, "/checkpoints"), { query: { limit: 100 }, signal: this.signal });
+    this.show(page.data);
+  }
+
+  offer(job) {
+    const wanted = downloads(job);
+    const names = wanted.map((one) => one.label).join();
+    if (names === this.offered) return;
+    this.offered = names;
+    this.files.replaceChildren(...wanted.map((one) => downloadButton(one.label, one.path, one.query, this.signal)));
+  }
+
+  show(checkpoints) {
+    if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "One is kept at every checkpoint_interval steps.");
+    const rows = checkpoints.map((one) => this.rowOf(one));
+    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", "Reward", "Saved", ""], rows, "tight"));
+  }
+
+  // The same row for the same checkpoint: a download goes on in it.
+  rowOf(checkpoint) {
+    const state = `${checkpoint.id} ${checkpoint.is_best}`;
+    if (!this.rows.has(state)) this.rows.set(state, this.row(checkpoint));
+    return this.rows.get(state);
+  }
+
+  row(checkpoint) {
+    const step = checkpoint.step_number;
+    const reward = checkpoint.metrics["eval/reward"] ?? checkpoint.metrics.reward;
+    return el("tr", {},
+      el("th", { scope: "row" }, number(step), checkpoint.is_best && [" ", el("span", { class: "tag" }, "best")]),
+      el("td", {}, number(reward)), el("td", {}, ago(checkpoint.created_at), el("div", { class: "small faint" }, bytes(checkpoint.bytes))),
+      el("td", {}, downloadButton("Download",
+        jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), {}, this.signal, `Download the checkpoint of step ${step}`)));
+  }
+}
+
+// While it loads, the button tells how far it is; afterwards it is itself again.
+function downloadButton(label, path, query, signal, title) {
+  const problem = el("span", { class: "problem small", role: "alert" });
+  const pressed = button(label, async () => {
+    pressed.disabled = true;
+    problem.textContent = "";
+    try {
+      await download(path, { query, signal, onProgress: (fraction, received) => {
+        pressed.textContent = fraction === null ? bytes(received) : percent(fraction);
+      } });
+      announce(`${label}: done`);
+    } catch (error) {
+      if (!signal.aborted) problem.textContent = error.message;
+    }
+    pressed.textContent = label;
+    pressed.disabled = false;
+  }, { kind: "small", "aria-label": title });
+  return el("span", { class: "row" }, pressed, problem);
+}
+
+// ---- configuration
+
+export function configuration(job) {
+  const method = job.method[job.method.type];
+  const given = { ...method.hyperparameters };
+  const rest = Object.fromEntries(Object.entries(method).filter(([name]) => name !== "hyperparameters"));
+  const facts = {
+    model: job.model, fine_tuned_model: job.fine_tuned_model, training_file: job.training_file,
+    validation_file: job.validation_file, seed: job.seed, gpus: job.resources.gpus,
+  };
+  return section("Configuration", el("div", { class: "panel" },
+    factList(facts),
+    method.grader && folded(`Grader: ${method.grader.rule ?? method.grader.type}`, json(rest)),
+    folded(`Hyperparameters (${Object.keys(given).length})`, factList(given)),
+    folded("The whole request as JSON", json({ model: job.model, ...facts, method: job.method, metadata: job.metadata }))));
+}
+
+const folded = (title, ...content) => el("details", {}, el("summary", {}, title), content);
+const json = (value) => el("pre", { class: "code" }, JSON.stringify(value, null, 2));
+
+function factList(values) {
+  const known = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
+  return el("dl", { class: "facts" }, known.map(([name, value]) =>
+    [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, typeof value === "object" ? JSON.stringify(value) : String(value))]));
+}

@@ -1,0 +1,39 @@
+// A new job: choose, check, probe, start. `#/new?from=<job id>` begins with that job's request.
+
+import { get, JOBS, paged } from "../api.js";
+import { styled } from "../address.js";
+import { button, el, empty, heading, loading } from "../dom.js";
+import { actions } from "./new_actions.js";
+import { blank, draftOf, keptDraft, requestOf } from "./new_draft.js";
+import { dataPart, methodParts, modelPart } from "./new_form.js";
+
+const SHOWN_FILES = 100;
+
+export async function show(root, params, signal) {
+  styled("new");
+  const from = params.query.get("from");
+  let draft;
+  root.append(heading("New job", {
+    below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), "."),
+    actions: [button("Begin anew", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
+  }));
+  const box = root.appendChild(el("div"));
+  loading(box, "Loading models and files");
+  const [models, files, job] = await Promise.all([
+    get("/v1/models", { signal }),
+    paged("/v1/files", { purpose: "fine-tune", limit: SHOWN_FILES }, { signal }).next(),
+    from ? get(`${JOBS}/${from}`, { signal }) : null,
+  ]);
+  if (models.data.length === 0) return noModels(box);
+  draft = draftOf(job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id });
+  const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
+    modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft));
+  box.replaceChildren(form, actions(draft, form, signal));
+  box.className = "new-job";
+}
+
+function noModels(box) {
+  empty(box, "There is no model yet",
+    "Put a folder with a model's config.json and safetensors into the service's models folder, or run:",
+    el("pre", { class: "code" }, "grpo models add NAME FOLDER_OR_HUB_ID"));
+}

@@ -1,0 +1,99 @@
+// Check, probe, start: what is done with the request, and what came of it.
+
+import { get, JOBS, pause, post } from "../api.js";
+import { announce, button, el, failed, loading } from "../dom.js";
+import { forgetDraft, paramOf } from "./new_draft.js";
+import { jsonArea, mark } from "./new_fields.js";
+import { showCheck, showProbe, showProblems, showProbing } from "./new_findings.js";
+import { focusField } from "./new_form.js";
+
+const PROBES = "/v1/fine_tuning/probes";
+const PROMPTS = 16;
+const ENDED = ["succeeded", "failed", "cancelled"];
+const POLL_SECONDS = 0.7;
+
+// `form`: the element whose fields show their own problems.
+export function actions(draft, form, signal) {
+  const found = el("div", { class: "stack", "aria-live": "polite" });
+  const changed = el("p", { class: "hint", hidden: true, role: "status" }, "The request has changed since.");
+  const page = { draft, form, signal, found, changed, idempotencyKey: newKey() };
+  draft.listen(() => {
+    page.idempotencyKey = newKey(); // another body is another request
+    mark(form, new Map());
+    changed.hidden = !found.hasChildNodes();
+  });
+  const check = button("Check", () => run(page, buttons, () => checked(page)));
+  const probe = button("Probe", () => run(page, buttons, () => probed(page)));
+  const start = button("Start", () => run(page, buttons, () => started(page)), { kind: "primary" });
+  const buttons = [check, probe, start];
+  const allowProbe = () => { probe.hidden = draft.type !== "reinforcement"; };
+  draft.listen(allowProbe);
+  allowProbe();
+  const [json, complaint] = jsonArea(draft, null, { rows: 22, id: "new-json", "aria-label": "The request as JSON" });
+  return el("aside", { class: "actions-column stack", "aria-label": "Check and start" },
+    el("div", { class: "panel stack" },
+      el("div", { class: "row" }, buttons),
+      el("p", { class: "hint" }, "Check reads every row and tries the grader. Probe lets the model answer a few prompts before any training."),
+      changed, found),
+    el("details", { class: "panel", open: window.matchMedia("(min-width: 900px)").matches }, el("summary", {}, "The request as JSON"), json, complaint));
+}
+
+// Pages that came without TLS have no randomUUID.
+const newKey = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+
+async function run(page, buttons, action) {
+  page.changed.hidden = true;
+  for (const each of buttons) each.disabled = true;
+  try {
+    await action();
+  } catch (error) {
+    if (!page.signal.aborted) refused(page, error);
+  } finally {
+    for (const each of buttons) each.disabled = false;
+  }
+}
+
+async function checked(page) {
+  loading(page.found, "Reading every row");
+  const report = await post(`${JOBS}/validate`, page.draft.body, { signal: page.signal });
+  if (!report.valid) return blamed(page, report.problems);
+  page.found.replaceChildren(...showCheck(report).flat());
+  announce("Ready to start");
+}
+
+async function probed(page) {
+  const { draft, found, signal } = page;
+  loading(found, "Reading every row");
+  let probe = await post(PROBES, { ...draft.body, probe: { prompts: PROMPTS } }, { signal });
+  const stop = button("Cancel the probe", () => post(`${PROBES}/${probe.id}/cancel`, undefined, { signal }).catch((error) => announce(error.message)));
+  while (!ENDED.includes(probe.status)) {
+    found.replaceChildren(showProbing(probe), stop);
+    await pause(POLL_SECONDS, signal);
+    probe = await get(`${PROBES}/${probe.id}`, { signal });
+  }
+  found.replaceChildren(showProbe(probe, focusField));
+}
+
+async function started(page) {
+  loading(page.found, "Starting");
+  const headers = { "Idempotency-Key": page.idempotencyKey };
+  const job = await post(JOBS, page.draft.body, { headers, signal: page.signal });
+  forgetDraft();
+  location.hash = `#/jobs/${job.id}`;
+}
+
+// A refusal names its field or fields; anything else is shown as what it is.
+function refused(page, error) {
+  const listed = error.problems.length ? error.problems : error.param ? [{ param: error.param, message: error.message }] : [];
+  if (error.status === 400 && listed.length) blamed(page, listed);
+  else failed(page.found, error);
+}
+
+function blamed(page, problems) {
+  const params = [...page.form.querySelectorAll("[data-param]")].map((box) => box.dataset.param);
+  const placed = problems.map((one) => ({ ...one, field: paramOf(one, params, page.draft) }));
+  const byParam = new Map();
+  for (const one of placed) byParam.set(one.field, [...(byParam.get(one.field) ?? []), one.message]);
+  mark(page.form, byParam);
+  page.found.replaceChildren(showProblems(placed, focusField));
+}

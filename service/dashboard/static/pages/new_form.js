@@ -1,0 +1,159 @@
+// The form's four parts: model, data, reward, settings. Boundary: fields and the files' list; the actions
+// beside them are `new_actions.js`'s.
+
+import { request, upload } from "../api.js";
+import { ago, announce, bytes, el, percent, section } from "../dom.js";
+import { methodOf } from "./new_draft.js";
+import { field, idOf, input, select } from "./new_fields.js";
+import { graderForm } from "./new_grader.js";
+
+const PEEK_BYTES = 65_535;
+const METHODS = [
+  ["reinforcement", "Reinforcement (GRPO): learns from a reward"],
+  ["supervised", "Supervised: imitates the rows' last turns"],
+  ["training_free", "Training-free: writes lessons for a prompt"],
+];
+const GROUP = ["group_size", "Completions per prompt", "They are compared with one another; more give a steadier signal and take as much longer."];
+const LONGEST = ["max_completion_tokens", "Longest completion, in tokens", "What is longer is cut and rarely scores; memory and time grow with it."];
+const RATE = ["learning_rate", "Learning rate", "Higher learns faster and breaks sooner."];
+const RANK = ["lora.rank", "LoRA rank", "Size of the adapter; 8 to 32 is usual."];
+const SETTINGS = {
+  reinforcement: [
+    GROUP,
+    ["prompts_per_step", "Prompts per step", "Larger steps are steadier and slower."],
+    ["n_steps", "Steps", "How often the model is changed; 50 show whether it learns at all."],
+    LONGEST,
+    RATE,
+    ["beta", "Pull towards the base model (β)", "0 lets it go wherever the reward leads; 0.04 keeps it close."],
+    RANK,
+  ],
+  supervised: [
+    ["n_epochs", "Epochs", "Times each row is seen; many fit the rows and nothing else."],
+    ["batch_size", "Rows per step", "Larger steps are steadier and slower."],
+    RATE,
+    ["max_tokens", "Longest row, in tokens", "Longer rows are refused, never cut."],
+    RANK,
+  ],
+  training_free: [
+    GROUP,
+    ["prompts_per_step", "Rows per step", "The lessons change once a step."],
+    ["n_epochs", "Epochs", "Times each row is tried."],
+    LONGEST,
+  ],
+};
+
+export function modelPart(draft, models) {
+  const bases = models.filter((model) => model.owned_by === "catalogue").map((model) => [model.id, model.id]);
+  const own = models.filter((model) => model.owned_by !== "catalogue").map((model) => [model.id, `${model.id} (yours)`]);
+  const options = [...(draft.body.model ? [] : [["", "Choose a model"]]), ...bases, ...own];
+  const method = select(draft, "method.type", METHODS, (type) => {
+    draft.set("method", methodOf(type));
+    return type;
+  });
+  return section("Model", el("div", { class: "panel stack" },
+    field("model", "Start from", "A base model, or one of yours to go on from.", select(draft, "model", options)),
+    field("method.type", "Method", null, method),
+    field("suffix", "Name of the result", "Letters, digits and . _ - ; helps to find it later.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
+}
+
+export function dataPart(draft, files, signal) {
+  const rows = el("div", { class: "stack" });
+  const fields = el("datalist", { id: "row-fields" });
+  const training = select(draft, "training_file", [["", files.length ? "Choose a file" : "No file yet: upload one"], ...files.map(named)]);
+  const held = select(draft, "validation_file", [["", "None"], ...files.map(named)]);
+  const add = (file) => {
+    for (const control of [training, held]) control.options[0].after(el("option", { value: file.id }, named(file)[1]));
+    draft.set("training_file", file.id);
+  };
+  let peeked;
+  const peek = async () => {
+    const id = draft.body.training_file;
+    if (id === peeked) return;
+    peeked = id;
+    const row = id ? await firstRow(id, signal).catch(() => null) : null;
+    if (peeked === id) showRow(rows, fields, row);
+  };
+  draft.listen(peek);
+  peek();
+  return section("Data", el("div", { class: "panel stack" },
+    field("training_file", "Training file", null, training, uploader(add, signal)), rows, fields,
+    field("validation_file", "Held-out file", "Rows that are not trained on: they show whether it really learnt.", held)));
+}
+
+const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago(file.created_at).textContent ?? ""}`];
+
+// The button that uploads, with its progress.
+function uploader(onUploaded, signal) {
+  const bar = el("i", { style: { width: "0%" } });
+  const progress = el("div", { class: "bar", hidden: true }, bar);
+  const said = el("p", { class: "hint", role: "status" }, "JSONL or Parquet, one example a row: {\"messages\": […], \"answer\": …}");
+  const picker = el("input", { type: "file", accept: ".jsonl,.parquet,.json", id: "new-upload", class: "unseen" });
+  picker.addEventListener("change", async () => {
+    const [file] = picker.files;
+    if (!file) return;
+    progress.hidden = false;
+    said.className = "hint";
+    try {
+      const stored = await upload(file, { signal, onProgress: (part) => {
+        bar.style.width = `${100 * part}%`;
+        said.textContent = `Uploading ${file.name}: ${percent(part)}`;
+      } });
+      said.textContent = `${file.name} is uploaded.`;
+      onUploaded(stored);
+    } catch (error) {
+      if (signal.aborted) return;
+      said.className = "problem small";
+      said.textContent = error.message;
+      announce(error.message);
+    } finally {
+      progress.hidden = true;
+      picker.value = "";
+    }
+  });
+  return el("div", { class: "stack" },
+    el("div", { class: "row" }, picker, el("label", { for: "new-upload", class: "button" }, "Upload a file"), said), progress);
+}
+
+// The file's first row; null where it cannot be shown, as Parquet cannot.
+async function firstRow(id, signal) {
+  const answer = await request(`/v1/files/${id}/content`, { headers: { Range: `bytes=0-${PEEK_BYTES}` }, signal });
+  const [line] = (await answer.text()).split("\n");
+  return JSON.parse(line);
+}
+
+function showRow(box, list, row) {
+  const names = Object.keys(row ?? {}).filter((name) => !["messages", "prompt", "tools"].includes(name));
+  list.replaceChildren(...names.map((name) => el("option", { value: `{{item.${name}}}` })));
+  if (!row) return box.replaceChildren();
+  const said = row.messages?.at(-1)?.content ?? row.prompt ?? "";
+  box.replaceChildren(el("div", { class: "note stack" },
+    el("p", { class: "small faint" }, "The first row"),
+    el("p", { class: "text cut-lines" }, typeof said === "string" ? said : JSON.stringify(said)),
+    el("p", { class: "small" }, "Fields for the grader: ", names.length
+      ? names.map((name) => el("code", { class: "tag" }, `{{item.${name}}}`))
+      : "none")));
+}
+
+// Reward and settings follow the method, so they are drawn again when it changes.
+export function methodParts(draft) {
+  const box = el("div", { class: "parts" });
+  let shown;
+  const draw = () => {
+    if (draft.type === shown) return;
+    shown = draft.type;
+    const at = `method.${shown}`;
+    const settings = SETTINGS[shown] ?? [];
+    box.replaceChildren(
+      ...(shown === "supervised" ? [] : [section("Reward", el("div", { class: "panel" }, graderForm(draft, `${at}.grader`)))]),
+      section("Settings", el("div", { class: "panel settings" }, settings.map(([name, label, hint]) =>
+        field(`${at}.hyperparameters.${name}`, label, hint,
+          input(draft, `${at}.hyperparameters.${name}`, { kind: "number", min: 0, inputmode: "decimal" }))))));
+  };
+  draft.listen(draw);
+  draw();
+  return box;
+}
+
+export function focusField(param) {
+  document.getElementById(idOf(param))?.focus();
+}

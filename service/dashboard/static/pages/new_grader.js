@@ -1,0 +1,95 @@
+// The grader: a small form for the common rules, and JSON for all of them.
+
+import { el } from "../dom.js";
+import { field, input, jsonArea, select, textarea } from "./new_fields.js";
+
+const OUTPUT = "{{sample.output_text}}";
+const PYTHON = `def grade(sample, item):
+    return 1.0 if item["answer"] in sample["output_text"] else 0.0
+`;
+
+// What each rule starts as, and what its form asks for.
+const RULES = {
+  numeric: {
+    label: "The last number of the answer is right",
+    start: { reference: "{{item.answer}}" },
+    parts: (draft, at) => [reference(draft, at, "The right number"), tag(draft, at),
+      field(`${at}.absolute_tolerance`, "May be off by", "0 wants exactly this number.",
+        input(draft, `${at}.absolute_tolerance`, { kind: "number", min: 0, placeholder: "0" }))],
+  },
+  math: {
+    label: "The formula of the answer is equal to the right one",
+    start: { reference: "{{item.answer}}" },
+    parts: (draft, at) => [reference(draft, at, "The right formula")],
+  },
+  string_check: {
+    label: "The answer is, or contains, a given text",
+    start: { operation: "eq", input: OUTPUT, reference: "{{item.answer}}" },
+    parts: (draft, at) => [reference(draft, at, "The text"),
+      field(`${at}.operation`, "Compare", null, select(draft, `${at}.operation`, [
+        ["eq", "is exactly the text"], ["ne", "is anything but the text"],
+        ["like", "contains the text"], ["ilike", "contains the text, in upper or lower case"]]))],
+  },
+  text_similarity: {
+    label: "The answer resembles a given text",
+    start: { input: OUTPUT, reference: "{{item.answer}}", evaluation_metric: "rouge_l" },
+    parts: (draft, at) => [reference(draft, at, "The text"),
+      field(`${at}.evaluation_metric`, "Measure", "A number from 0 to 1: every bit of likeness is rewarded.",
+        select(draft, `${at}.evaluation_metric`, ["rouge_l", "bleu", "gleu", "meteor", "fuzzy_match"].map((name) => [name, name])))],
+  },
+  format: {
+    label: "The answer has a given form",
+    start: { tags: ["think", "answer"] },
+    parts: (draft, at) => [
+      field(`${at}.tags`, "Tags, in this order", "think, answer wants <think>…</think><answer>…</answer>.",
+        input(draft, `${at}.tags`, { parse: names, format: (tags) => [].concat(tags).join(", ") }))],
+  },
+  python: {
+    label: "A Python function says",
+    start: { source: PYTHON },
+    parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without a network; an exception is an error, not a 0.",
+      textarea(draft, `${at}.source`, { rows: 7 }))],
+  },
+};
+const OTHERS = ["multi", "length", "code_tests", "process", "score_model", "reward_model", "endpoint"];
+
+const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
+
+function reference(draft, at, label) {
+  return field(`${at}.reference`, label, "{{item.NAME}} stands for that field of the row.",
+    input(draft, `${at}.reference`, { list: "row-fields" }));
+}
+
+function tag(draft, at) {
+  return field(`${at}.tag`, "Look inside this tag only", "Empty: the whole answer.",
+    input(draft, `${at}.tag`, { placeholder: "answer" }));
+}
+
+// The box of the grader of a method at `at`; drawn again when its rule changes.
+export function graderForm(draft, at) {
+  const box = el("div", { class: "stack" });
+  const parts = el("div", { class: "stack" });
+  let shown;
+  const draw = () => {
+    const type = draft.get(`${at}.type`);
+    if (type === shown) return;
+    shown = type;
+    const known = RULES[type];
+    parts.replaceChildren(...(known ? known.parts(draft, at) : [el("p", { class: "hint" }, "This rule is written as JSON.")]));
+    details.open ||= !known;
+  };
+  const options = [
+    ...Object.entries(RULES).map(([type, rule]) => [type, rule.label]),
+    ...OTHERS.map((type) => [type, `${type} (as JSON)`]),
+  ];
+  const kind = select(draft, `${at}.type`, options, (type) => {
+    draft.set(at, { type, ...structuredClone(RULES[type]?.start ?? {}) });
+    return type;
+  });
+  const json = field(`${at}`, "Grader as JSON", null, ...jsonArea(draft, at, { rows: 8 }));
+  const details = el("details", {}, el("summary", {}, "As JSON, with every option"), json);
+  box.append(field(`${at}.type`, "A completion earns reward when", null, kind), parts, details);
+  draft.listen(draw);
+  draw();
+  return box;
+}

@@ -1,0 +1,174 @@
+// What a job sampled, one prompt's group at a time: `#/jobs/<id>/rollouts?step=3&filter=no_signal&group=…`.
+// Boundary: which groups there are is the API's answer to the address; drawing one is `rollouts_group.js`'s.
+
+import { replaceQuery, styled } from "../address.js";
+import { follow, get, jobPath, paged } from "../api.js";
+import { announce, button, el, empty, failed, heading, loading } from "../dom.js";
+import { isOver, jobName, jobPages, statusBadge } from "../job_parts.js";
+import { Controls, NAMES } from "./rollouts_controls.js";
+import { Exports } from "./rollouts_exports.js";
+import { GroupView } from "./rollouts_group.js";
+import { Rescore } from "./rollouts_rescore.js";
+
+const PAGE = 20;
+
+export async function show(root, params, signal) {
+  loading(root, "Loading the rollouts");
+  const job = await get(jobPath(params.id), { signal });
+  const [overview] = await Promise.all([overviewOf(job.id, signal), styled("rollouts")]);
+  const page = new RolloutsPage(job, overview, params.query, signal);
+  root.replaceChildren(...page.parts());
+  await page.load(params.query.get("group"));
+  if (!isOver(job)) await page.stayFresh();
+}
+
+const overviewOf = (id, signal) => get(jobPath(id, "/rollouts/overview"), { signal });
+
+class RolloutsPage {
+  constructor(job, overview, query, signal) {
+    this.job = job;
+    this.signal = signal;
+    this.groups = [];
+    this.at = 0;
+    this.controls = new Controls(overview, query, () => this.changed());
+    this.previous = button("Previous", () => this.go(-1), { "aria-label": "Previous group" });
+    this.next = button("Next", () => this.go(1), { "aria-label": "Next group" });
+    this.place = el("span", { class: "place", role: "status" });
+    this.pager = el("div", { class: "row pager" }, this.previous, this.place, this.next);
+    this.box = el("div", { class: "group" });
+    this.status = el("span", {}, statusBadge(job));
+    this.view = new GroupView();
+    this.rescore = new Rescore(job, () => this.controls.query(), signal, (answer) => this.view.compareWith(answer));
+  }
+
+  parts() {
+    const name = jobName(this.job);
+    const exports = new Exports(this.job.id, () => this.controls.query(), this.signal);
+    return [
+      heading("Rollouts", {
+        above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"),
+        below: el("div", { class: "row about" }, this.status, el("span", {}, name)),
+        actions: [exports.root],
+      }),
+      jobPages(this.job.id, "rollouts"), exports.problem, this.controls.root, this.pager, this.box, this.rescore.root,
+    ];
+  }
+
+  async changed() {
+    if (this.signal.aborted) return; // the slider rests a moment before it asks
+    replaceQuery({ ...this.controls.state, group: null });
+    await this.load();
+  }
+
+  // The first groups of what is asked for; `wanted`: the id of the one to show, if it is among them.
+  async load(wanted) {
+    const mine = (this.loading = {});
+    if (!this.controls.hasSteps) return this.nothingYet();
+    if (!this.groups.length) this.stand(() => loading(this.box, "Loading groups"));
+    this.box.setAttribute("aria-busy", true); // what is shown stays meanwhile: a slider should not make it flicker
+    this.pages = paged(jobPath(this.job.id, "/rollouts"), { limit: PAGE, ...this.controls.query() }, { signal: this.signal });
+    try {
+      const first = await this.pages.next();
+      if (this.loading !== mine) return;
+      this.groups = first;
+      this.at = Math.max(0, first.findIndex((group) => group.id === wanted));
+      this.show();
+    } catch (error) {
+      if (this.signal.aborted || this.loading !== mine) return;
+      if (error.status === undefined) throw error;
+      this.groups = [];
+      this.stand(() => failed(this.box, error, () => this.load(wanted)));
+    }
+  }
+
+  // A state in the place of a group.
+  stand(show) {
+    this.pager.hidden = this.rescore.root.hidden = true;
+    this.box.removeAttribute("aria-busy");
+    show();
+  }
+
+  show() {
+    const group = this.groups[this.at];
+    if (!group) return this.nothingFits();
+    this.box.removeAttribute("aria-busy");
+    this.place.textContent = `Group ${this.at + 1} of ${this.groups.length}${this.pages.hasMore ? "+" : ""}`;
+    this.previous.disabled = this.at === 0;
+    this.next.disabled = this.at + 1 >= this.groups.length && !this.pages.hasMore;
+    this.pager.hidden = this.rescore.root.hidden = false;
+    this.box.replaceChildren(this.view.root);
+    this.view.show(group, (completion) => this.controls.admits(completion));
+    replaceQuery({ group: group.id });
+  }
+
+  async go(by) {
+    if (this.at + by >= this.groups.length && this.pages.hasMore && !(await this.grow())) return;
+    this.at = Math.max(0, Math.min(this.at + by, this.groups.length - 1));
+    this.show();
+  }
+
+  // The next page's groups too; false where it did not come, or is asked for no more.
+  async grow() {
+    const pages = this.pages;
+    this.next.disabled = true; // asked for twice it would come twice
+    try {
+      const more = await pages.next();
+      if (pages !== this.pages) return false;
+      this.groups.push(...more);
+      return true;
+    } catch (error) {
+      if (this.signal.aborted) return false;
+      if (error.status === undefined) throw error;
+      failed(this.box, error, () => this.show());
+      return false;
+    }
+  }
+
+  nothingYet() {
+    const hint = this.job.method.type === "supervised"
+      ? "Supervised jobs learn from answers that are given; they sample none."
+      : "They appear with the first step.";
+    this.stand(() => empty(this.box, "No rollouts yet", hint));
+  }
+
+  nothingFits() {
+    const filter = this.controls.state.filter;
+    const what = filter ? `“${NAMES[filter].toLowerCase()}”` : "this question";
+    this.stand(() => empty(this.box, "No group fits", `Nothing here answers to ${what}.`,
+      button("Show all groups", () => this.controls.clear())));
+    announce("No group fits");
+  }
+
+  // ---- live: the stream tells that a step has come, the overview which ones there are
+
+  async stayFresh() {
+    const newest = await get(jobPath(this.job.id, "/events"), { query: { limit: 1 }, signal: this.signal });
+    const after = newest.data.length ? Number(newest.data[0].id.split("-").at(-1)) : 0;
+    const onEvent = (event) => event.type === "metrics" && this.refresh();
+    await follow(this.job.id, { after, signal: this.signal, onEvent });
+    this.status.replaceChildren(statusBadge(await get(jobPath(this.job.id), { signal: this.signal })));
+  }
+
+  // One question at a time, and one more where a step came meanwhile.
+  async refresh() {
+    this.isStale = true;
+    if (this.isAsking) return;
+    this.isAsking = true;
+    try {
+      while (this.isStale) {
+        this.isStale = false;
+        await this.offer(await overviewOf(this.job.id, this.signal));
+      }
+    } catch (error) {
+      if (!this.signal.aborted && error.status === undefined) throw error;
+    } finally {
+      this.isAsking = false; // what could not be told now is told with the next step
+    }
+  }
+
+  async offer(overview) {
+    const wasEmpty = !this.controls.hasSteps;
+    this.controls.offer(overview);
+    if (wasEmpty && this.controls.hasSteps) await this.load();
+  }
+}

@@ -1,0 +1,78 @@
+// A job's live stream: fetch and its body instead of EventSource, which could not send the key in a header.
+// Boundary: server-sent events in, objects out; what they mean is the page's.
+
+import { errorOf, key, pause, refuseKey, unanswered, url } from "./http.js";
+import { jobPath } from "./paths.js";
+
+const LONGEST_WAIT = 15;
+const NEXT_LOOK = 0.5;
+
+// Calls `onEvent({type: "metrics"|"event"|"status", id, data})` for each event after number `after` (without:
+// from the first), until the job is over (then it returns) or `signal` fires (then it throws AbortError).
+// A lost connection is made again from the last number; `onConnection(isUp)` hears of both.
+export async function follow(jobId, { after, signal, onEvent, onConnection }) {
+  let last = after;
+  for (let failures = 0; ; failures += 1) {
+    try {
+      const response = await open(jobId, last, signal);
+      if (response === null) return;
+      onConnection?.(true);
+      for await (const event of eventsOf(response.body, signal)) {
+        last = event.id;
+        failures = 0;
+        onEvent(event);
+      }
+      await pause(NEXT_LOOK, signal);
+    } catch (error) {
+      if (!isPassing(error)) throw error;
+      onConnection?.(false);
+      await pause(error.retryAfter ?? Math.min(LONGEST_WAIT, 2 ** failures), signal);
+    }
+  }
+}
+
+// No answer, a full or a broken service may be another time; a refusal, leaving and a mistake of ours stay.
+function isPassing(error) {
+  return error.status === 0 || error.status === 408 || error.status === 429 || error.status >= 500;
+}
+
+// The response; null: all was told and the job is over.
+async function open(jobId, last, signal) {
+  const headers = { Authorization: `Bearer ${key.get() ?? ""}`, Accept: "text/event-stream" };
+  if (Number.isInteger(last)) headers["Last-Event-ID"] = String(last);
+  const asked = fetch(url(jobPath(jobId, "/stream")), { headers, signal, cache: "no-store" });
+  const response = await asked.catch((error) => lost(error, signal));
+  if (response.status === 204) return null;
+  if (response.ok) return response;
+  const error = await errorOf(response);
+  throw error.status === 401 ? refuseKey(error) : error;
+}
+
+async function* eventsOf(body, signal) {
+  let buffer = "";
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  const read = () => reader.read().catch((error) => lost(error, signal));
+  try {
+    for (let { done, value } = await read(); !done; { done, value } = await read()) {
+      const blocks = (buffer + value).split(/\r?\n\r?\n/);
+      buffer = blocks.pop();
+      yield* blocks.map(parse).filter(Boolean);
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // it may have failed already, and that is what is being told
+  }
+}
+
+function lost(error, signal) {
+  throw signal?.aborted ? error : unanswered();
+}
+
+function parse(block) {
+  const fields = {};
+  for (const line of block.split(/\r?\n/)) {
+    const [, name, value] = /^([^:]+): ?(.*)$/.exec(line) ?? [];
+    if (name) fields[name] = value;
+  }
+  if (fields.data === undefined) return null;
+  return { type: fields.event, id: Number(fields.id), data: JSON.parse(fields.data) };
+}

@@ -1,0 +1,7 @@
+// Light or dark, before the first paint: what was chosen here, else what the system says.
+// A classic script in the head, because modules run too late and the page would flash.
+"use strict";
+{
+  const chosen = localStorage.getItem("grpo.theme");
+  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+}

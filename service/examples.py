@@ -1,0 +1,90 @@
+"""An example of each request: what `/docs` shows as a body and as a line of curl.
+
+`tests/service/test_examples_of_routes.py` sends every one of them. Boundary: examples of requests; what is
+answered stands in the schemas.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Document = dict[str, Any]
+
+JOBS = "/v1/fine_tuning/jobs"
+GRADERS = "/v1/fine_tuning/alpha/graders"
+WEBHOOKS = "/v1/webhook_endpoints"
+GRADER: Document = {"type": "numeric", "reference": "{{item.answer}}"}
+JOB: Document = {
+    "model": "tiny",
+    "training_file": "file-…",
+    "method": {
+        "type": "reinforcement",
+        "reinforcement": {
+            "grader": GRADER,
+            "hyperparameters": {"group_size": 8, "beta": 0.04, "n_steps": 100, "max_completion_tokens": 32},
+        },
+    },
+}
+CHAT: Document = {"model": "tiny", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "seed": 1}
+WEBHOOK: Document = {"url": "https://example.com/hook", "event_types": ["fine_tuning.job.succeeded"]}
+BODIES: dict[str, Document] = {
+    f"post {JOBS}": JOB,
+    f"post {JOBS}/validate": JOB,
+    f"post {JOBS}/{{job_id}}/clone": {
+        "method": {"reinforcement": {"hyperparameters": {"beta": 0.1}}},
+        "seed": None,
+    },
+    f"post {JOBS}/{{job_id}}/rollouts/rescore": {"grader": GRADER, "limit": 64},
+    "post /v1/fine_tuning/probes": {**JOB, "probe": {"prompts": 16}},
+    f"post {GRADERS}/validate": {"grader": GRADER},
+    f"post {GRADERS}/run": {"grader": GRADER, "item": {"answer": 42}, "model_sample": "It is 42."},
+    "post /v1/chat/completions": CHAT,
+    "post /v1/completions": {"model": "tiny", "prompt": "17 + 25 =", "max_tokens": 8},
+    f"post {WEBHOOKS}": WEBHOOK,
+    f"post {WEBHOOKS}/{{endpoint_id}}": {"event_types": ["fine_tuning.job.failed"]},
+    f"post {WEBHOOKS}/{{endpoint_id}}/rotate_secret": {},
+    f"post {WEBHOOKS}/{{endpoint_id}}/test": {"event_type": "fine_tuning.job.succeeded"},
+}
+QUERIES = {
+    f"get {JOBS}": "?limit=5&metadata[team]=maths",
+    f"get {JOBS}/{{job_id}}/metrics": "?after_step=10&names=reward,kl",
+    f"get {JOBS}/{{job_id}}/rollouts": "?step=5&filter=worst",
+    f"get {JOBS}/{{job_id}}/rollouts/completions": "?filter=truncated",
+    f"get {JOBS}/{{job_id}}/adapter": "?checkpoint=final",
+    "get /v1/files": "?purpose=fine-tune",
+}
+SAVED = ("/content", "/adapter", ".csv", ".jsonl")
+"""Routes that answer a file."""
+
+
+def curl(name: str) -> str:
+    """The request of an operation such as `get /v1/files`, for a shell; braces stand for an id."""
+    method, path = name.split(" ", 1)
+    words = ["curl"]
+    if method == "delete":
+        words.append("-X DELETE")
+    elif method == "post" and name not in BODIES and path != "/v1/files":
+        words.append("-X POST")
+    if path.endswith("/stream"):
+        words.append("-N")
+    words.append(f"'http://127.0.0.1:8000{path}{QUERIES.get(name, '')}'")
+    if path.startswith("/v1/"):
+        words.append('-H "Authorization: Bearer $GRPO_API_KEY"')
+    if path.endswith(SAVED):
+        words.append("-OJ")
+    if name == "post /v1/files":
+        words.append("-F purpose=fine-tune -F file=@train.jsonl")
+    if name in BODIES:
+        words.append(
+            f"-H 'Content-Type: application/json' -d '{json.dumps(BODIES[name], ensure_ascii=False)}'"
+        )
+    return " \\\n  ".join(words)
+
+
+def add_example(name: str, operation: Document) -> None:
+    """The line of curl under the description, and the body where there is one."""
+    operation["description"] = f"{operation.get('description', '')}\n\n```sh\n{curl(name)}\n```".strip()
+    if name in BODIES:
+        content = operation["requestBody"]["content"]["application/json"]
+        content["example"] = BODIES[name]

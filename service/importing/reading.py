@@ -1,0 +1,130 @@
+"""What lies in files: the configuration, the sources of reward functions, the dataset's rows.
+
+Boundary: reads and writes files for the command; nothing in them is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from service.files.parquet import BadParquet, make_jsonl
+
+MAX_ROWS, MAX_BYTES = 50_000, 512 * 2**20
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+
+
+class Unreadable(Exception):
+    """A file is not what it should be."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A YAML mapping, or the `name=value` overrides of a command line in a shell script."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".sh":
+        return _overrides(text)
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise Unreadable(f"{path} is not YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise Unreadable(f"{path} holds no mapping of fields")
+    return {str(name): value for name, value in config.items()}
+
+
+def _overrides(text: str) -> dict[str, Any]:
+    """Dotted names with their values; the script's own plain variables are filled in."""
+    lines = text.replace("\\\n", " ").splitlines()
+    words = [word for line in lines for word in _words(line)]
+    pairs = [match.groups() for word in words if (match := _OVERRIDE.fullmatch(word))]
+    variables = {name: value for name, value in pairs if "." not in name}
+
+    def filled(value: str) -> str:
+        return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), value)
+
+    return {name: yaml.safe_load(filled(value) or "null") for name, value in pairs if "." in name}
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # a quotation over several lines: no override of ours
+        return []
+
+
+def read_sources(names: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
+    """`package.module.function` or `file.py:function` → its module's source, where it is found."""
+    places = list(folders)
+    found = {}
+    for name in names:
+        path = _relative(name)
+        for folder in places:
+            if (folder / path).is_file():
+                found[name] = (folder / path).read_text(encoding="utf-8")
+                break
+    return found
+
+
+def _relative(name: str) -> Path:
+    if ":" in name:
+        return Path(name.rpartition(":")[0])
+    return Path(f"{name.rpartition('.')[0].replace('.', '/')}.py")
+
+
+def as_rows(path: Path, target: Path) -> Path:
+    """The dataset as this service reads it: itself, or `target` where its rows had to be rewritten.
+
+    A `prompt` of messages is called `messages` here; the messages stay beside it as `prompt_messages`, for
+    reward functions that look at prompts.
+    """
+    content = path
+    if path.suffix == ".parquet":
+        shutil.copyfile(path, target)
+        try:
+            make_jsonl(target, max_rows=MAX_ROWS, max_bytes=MAX_BYTES)
+        except BadParquet as error:
+            raise Unreadable(f"{path}: {error.reason}") from error
+        content = target
+    rows = list(_rows(content))
+    if content == path and not any(isinstance(row.get("prompt"), list) for row in rows):
+        return path
+    target.write_text(
+        "".join(json.dumps(_row(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+    )
+    return target
+
+
+def num_rows(path: Path) -> int:
+    """Of a JSONL file that `as_rows` has seen."""
+    with path.open("rb") as lines:
+        return sum(bool(line.strip()) for line in lines)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise Unreadable(f"{path}, line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise Unreadable(f"{path}, line {number}: no JSON object")
+            yield row
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    prompt = row.get("prompt")
+    if not isinstance(prompt, list):
+        return dict(row)
+    rest = {name: value for name, value in row.items() if name != "prompt"}
+    return {"messages": prompt, **rest, "prompt_messages": prompt}

@@ -1,0 +1,181 @@
+"""A reward function of TRL → graders: its built-in ones by name, a Python function by its source.
+
+Boundary: pure. The source is parsed and never run here; it runs in the sandbox, as every `python` grader.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.importing.rules import Refusal
+
+SUPPLIED = ("prompts", "completions")
+"""What the wrapper passes beside the row's columns."""
+NOT_HERE = {
+    "completion_ids": "a grader sees the text and its number of tokens, not the tokens",
+    "trainer_state": "a grader knows nothing of the training",
+    "environments": "tools are named in the job",
+}
+OPTIONAL = ("log_extra", "log_metric")
+"""TRL supplies them; functions must do without, as their defaults say."""
+WRAPPED = "called with one completion at a time, in the sandbox, with the standard library alone"
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Graders by a suffix of the function's key, and its term in the formula."""
+
+    graders: Mapping[str, dict[str, Any]]
+    formula: str = "{key}"
+    note: str = ""
+
+
+SOLUTION = "{{item.solution}}"
+BUILT_IN = {
+    "accuracy_reward": Reward(
+        {"": {"type": "math", "reference": SOLUTION}},
+        note="numbers and expressions outside of LaTeX count as answers too",
+    ),
+    "reasoning_accuracy_reward": Reward(
+        {"": {"type": "math", "reference": SOLUTION}},
+        note="the whole completion is read for its answer, not only what follows </think>",
+    ),
+    "think_format_reward": Reward(
+        {
+            "_tags": {"type": "format", "tags": ["think"]},
+            "_start": {"type": "format", "pattern": r"(?s)<think>.*", "match": "full"},
+        },
+        "min({key}_tags, {key}_start)",
+        note="a second </think> is wrong here",
+    ),
+    "get_soft_overlong_punishment": Reward(
+        {"": {"type": "length", "mode": "soft_overlong", "unit": "tokens", "maximum": 1280, "buffer": 256}}
+    ),
+}
+"""With the arguments that TRL's script gives them."""
+
+
+def grader_of(name: str, sources: Mapping[str, str]) -> Reward:
+    """Raises Refusal."""
+    plain = name.removeprefix("trl.rewards.")
+    if plain in BUILT_IN:
+        return BUILT_IN[plain]
+    if name not in sources:
+        raise Refusal("its file was not found: give --reward file.py:function")
+    function = re.split(r"[.:]", name)[-1]
+    source, note = wrapped(sources[name], function)
+    return Reward({"": {"type": "python", "source": source}}, note=note)
+
+
+def key_of(name: str, taken: Iterable[str]) -> str:
+    """A variable of the formula that is not taken."""
+    key = re.sub(r"\W", "_", name)[:48] or "reward"
+    key = f"r_{key}" if key[0].isdigit() else key
+    others = set(taken)
+    return next(each for each in (key, *(f"{key}_{n}" for n in range(2, 99))) if each not in others)
+
+
+def wrapped(source: str, name: str) -> tuple[str, str]:
+    """The module with a `grade(sample, item)` that calls the function, and what is to be known of it.
+
+    Raises Refusal where the function cannot be called so.
+    """
+    function = _function(source, name)
+    columns = _columns(function)
+    note = f"{WRAPPED}; the rows need {', '.join(columns)}" if columns else WRAPPED
+    return f"{source.rstrip()}\n\n\n{_adapter(function)}", note
+
+
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""What verl calls a reward function with."""
+
+
+def wrapped_verl(source: str | None, reference: str) -> tuple[str, str]:
+    """The same for verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+    if source is None:
+        raise Refusal("its file was not found: give --reward file.py:function")
+    function = _function(source, reference.rpartition(":")[2])
+    names = [each.arg for each in (*function.args.args, *function.args.kwonlyargs)]
+    if others := [name for name in _columns(function) if name not in VERL]:
+        raise Refusal(f"verl calls it with {', '.join(VERL)}, and it needs {', '.join(others)}")
+    taken = VERL if function.args.kwarg else tuple(name for name in VERL if name in names)
+    adapter = f"""def grade(sample, item):
+    given = {{
+        "data_source": item.get("data_source"),
+        "solution_str": sample["output_text"],
+        "ground_truth": item["reward_model"]["ground_truth"],
+        "extra_info": item.get("extra_info"),
+    }}
+    return {function.name}(**{{name: given[name] for name in {taken!r}}})
+"""
+    return f"{source.rstrip()}\n\n\n{adapter}", f"{WRAPPED}; the rows need reward_model.ground_truth"
+
+
+def _function(source: str, name: str) -> ast.FunctionDef:
+    """The function of that name, where the sandbox can call it. Raises Refusal."""
+    try:
+        module = ast.parse(source)
+    except SyntaxError as error:
+        raise Refusal(f"line {error.lineno}: {error.msg}") from None
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    found = {node.name: node for node in module.body if isinstance(node, kinds)}
+    if name not in found:
+        raise Refusal(f"its file defines no function {name} at its top level")
+    if "grade" in found:
+        raise Refusal("its file has a function named grade, which is the grader's own name")
+    function = found[name]
+    if isinstance(function, ast.AsyncFunctionDef):
+        raise Refusal("async functions are not called here: an `endpoint` grader can ask other machines")
+    if foreign := _foreign_modules(module):
+        which = ", ".join(foreign)
+        raise Refusal(f"the sandbox has the standard library alone, and it imports {which}; see `endpoint`")
+    return function
+
+
+def _foreign_modules(module: ast.Module) -> list[str]:
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or "").partition(".")[0])
+    return sorted(names - sys.stdlib_module_names)
+
+
+def _columns(function: ast.FunctionDef) -> list[str]:
+    """Columns that it cannot be called without. Raises Refusal for what only TRL's trainer has."""
+    arguments = function.args
+    places = [*arguments.posonlyargs, *arguments.args]
+    needed = [each.arg for each in places[: len(places) - len(arguments.defaults)]]
+    needed += [
+        each.arg
+        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
+    if arguments.posonlyargs:
+        raise Refusal("TRL calls by name, and some of its parameters have none")
+    for name, why in NOT_HERE.items():
+        if name in needed:
+            raise Refusal(f"it needs {name}: {why}")
+    return [name for name in needed if name not in SUPPLIED]
+
+
+def _adapter(function: ast.FunctionDef) -> str:
+    """Source of `grade`: one completion as lists of one; `None` stays what it is, no number."""
+    arguments = function.args
+    names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+    taken = f"{{name: given[name] for name in {tuple(sorted(names))!r} if name in given}}"
+    passed = "given" if arguments.kwarg else taken
+    return f"""def grade(sample, item):
+    text = sample["output_text"]
+    is_plain = "prompt" in item
+    given = {{name: [value] for name, value in item.items() if name not in ("prompt", "prompt_messages")}}
+    given["prompts"] = [item["prompt"] if is_plain else item.get("prompt_messages")]
+    given["completions"] = [text if is_plain else [{{"role": "assistant", "content": text}}]]
+    return {function.name}(**{passed})[0]
+"""

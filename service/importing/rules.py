@@ -1,0 +1,212 @@
+"""How another system's configuration becomes a job: rules over its fields, and a line of report for each.
+
+Boundary: pure. What a source's fields mean stands in its own table (`trl.py`, `axolotl.py`, `verl.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["maps", "differs", "not needed", "refused", "unknown"]
+JOB_FIELDS = ("model", "training_file", "validation_file", "seed", "suffix", "metadata")
+"""Targets that stand in the job itself; all others are hyperparameters, but for the grader."""
+_SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+_SECRET = re.compile(r"token|secret|password|api_key", re.IGNORECASE)
+
+
+class Refusal(Exception):
+    """This value cannot be carried over; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one field, or of several that say one thing together."""
+
+    fields: tuple[str, ...]
+    values: tuple[Any, ...]
+    verdict: Verdict
+    to: str = ""
+    """Where it stands in the job."""
+    why: str = ""
+    stated: bool = True
+    """False: the source's own default, which a job here would not have."""
+
+    def document(self) -> dict[str, Any]:
+        given = dict(zip(self.fields, self.values, strict=True))
+        return {"fields": given, **{name: getattr(self, name) for name in ("verdict", "to", "why", "stated")}}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the configuration itself does not say."""
+
+    num_processes: int = 1
+    """Of `accelerate launch`: they share a step's completions."""
+    model: str | None = None
+    """A name of the catalogue, in the place of the configuration's."""
+    data: str | None = None
+    validation_data: str | None = None
+    num_rows: int | None = None
+    """Of the dataset, where it is known."""
+    rewards: tuple[str, ...] = ()
+    """Reward functions that the training script passes itself: `file.py:function`."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Reward function as it is named → the source of its module."""
+
+
+@dataclass
+class Translation:
+    """One configuration on its way: what is given, what the job has by now, and the report."""
+
+    given: Mapping[str, Any]
+    options: Options
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    targets: dict[str, Any] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Any:
+        """The given value, or the source's default."""
+        return self.given.get(name, self.defaults.get(name))
+
+    def states(self, *names: str) -> bool:
+        return any(name in self.given for name in names)
+
+    def maps(self, names: str | tuple[str, ...], to: str, value: Any, *, differs: str = "") -> None:
+        """The job says it: the same, or with a difference that is told."""
+        self.targets[to] = value
+        shown = value.get("type") if isinstance(value, dict) else value
+        self._tell(names, "differs" if differs else "maps", f"{to}: {shown}", differs)
+
+    def differs(self, names: str | tuple[str, ...], why: str) -> None:
+        """Nothing of it stands in the job, and the result is another one."""
+        self._tell(names, "differs", "", why)
+
+    def leaves(self, names: str | tuple[str, ...], why: str) -> None:
+        """Nothing is lost without it."""
+        self._tell(names, "not needed", "", why)
+
+    def refuses(self, names: str | tuple[str, ...], why: str) -> None:
+        self._tell(names, "refused", "", why)
+
+    def _tell(self, names: str | tuple[str, ...], verdict: Verdict, to: str, why: str) -> None:
+        fields = (names,) if isinstance(names, str) else names
+        stated = tuple(name for name in fields if name in self.given)
+        if not stated and not to and verdict != "refused":
+            return
+        shown = stated or fields
+        values = tuple(shown_value(name, self[name]) for name in shown)
+        self.lines.append(Line(shown, values, verdict, to, why, bool(stated)))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of some fields: `apply` writes targets and lines."""
+
+    defaults: Mapping[str, Any]
+    """Each field with the source's default; `UNSET` where it plays no part."""
+    apply: Callable[[Translation], None]
+
+
+UNSET = object()
+
+
+def maps(
+    name: str,
+    default: Any,
+    to: str,
+    convert: Callable[[Any], Any] = lambda value: value,
+    *,
+    differs: str = "",
+) -> Rule:
+    """The field has its counterpart. `convert` may raise Refusal."""
+
+    def apply(translation: Translation) -> None:
+        translation.maps(name, to, convert(translation[name]), differs=differs)
+
+    return Rule({name: default}, apply)
+
+
+def only(name: str, *allowed: Any, why: str) -> Rule:
+    """The first value, its default, and the others are what happens here; any other one is refused."""
+
+    def apply(translation: Translation) -> None:
+        if translation[name] in allowed:
+            translation.leaves(name, "so it is here")
+        else:
+            translation.refuses(name, why)
+
+    return Rule({name: allowed[0]}, apply)
+
+
+def unneeded(why: str, names: str) -> Rule:
+    """Fields, parted by spaces, that change nothing here: somebody else does their work, or nobody must."""
+
+    def apply(translation: Translation) -> None:
+        for name in names.split():
+            translation.leaves(name, why)
+
+    return Rule(dict.fromkeys(names.split(), UNSET), apply)
+
+
+def unlike(name: str, default: Any, why: str) -> Rule:
+    """A value other than the default is not carried over, which changes the result in a way that is told."""
+
+    def apply(translation: Translation) -> None:
+        if translation[name] == default:
+            translation.leaves(name, "so it is here")
+        else:
+            translation.differs(name, why)
+
+    return Rule({name: default}, apply)
+
+
+def together(apply: Callable[[Translation], None], **defaults: Any) -> Rule:
+    """Fields that only together say something."""
+    return Rule(defaults, apply)
+
+
+def number(value: Any) -> Any:
+    """YAML reads `1e-6` as a text; the systems that wrote it read a number."""
+    return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
+
+
+def whole(value: Any) -> int:
+    """3.0 → 3. Raises Refusal for a fraction."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise Refusal(f"a whole number is needed, not {value!r}")
+    return int(value)
+
+
+def shown_value(name: str, value: Any) -> Any:
+    """As a report may show it."""
+    if isinstance(value, Mapping):
+        return {key: shown_value(str(key), part) for key, part in value.items()}
+    return "…" if value and _SECRET.search(name) and isinstance(value, str) else value
+
+
+def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Options) -> Translation:
+    """All rules over a flat configuration; a field that no rule knows is reported."""
+    defaults = {name: value for rule in rules for name, value in rule.defaults.items()}
+    numbers = {name: number(value) for name, value in given.items()}
+    translation = Translation(numbers, options, defaults)
+    for rule in rules:
+        try:
+            rule.apply(translation)
+        except (Refusal, TypeError, ValueError, ZeroDivisionError) as error:
+            # a value of another kind than the field's, which the source's own classes would refuse too
+            stated = tuple(name for name in rule.defaults if name in numbers) or tuple(rule.defaults)
+            translation.refuses(stated, str(error))
+    told = {name for line in translation.lines for name in line.fields}
+    for name in numbers.keys() & defaults.keys() - told:
+        # every rule names what it used, so this is a value with which the source does nothing either
+        translation.leaves(name, "so it is here")
+    for name, value in numbers.items():
+        if name not in defaults:
+            line = Line(
+                (name,), (shown_value(name, value),), "unknown", why="no field of this system is called so"
+            )
+            translation.lines.append(line)
+    return translation

@@ -1,0 +1,101 @@
+"""TRL's reward functions, their weights and what becomes of several: a grader and an advantage.
+
+Boundary: writes to a translation; what one function is here, `rewards.py` knows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.importing import rewards as functions
+from service.importing.rules import Refusal, Translation
+
+ADVANTAGES = {
+    "group": "group_std",
+    "batch": "batch_std",
+    "none": "mean_only",
+    True: "group_std",
+    False: "mean_only",
+}
+UNSCORED = "where one part gives no number the completion is left out of its group; TRL adds up the others"
+
+
+@dataclass
+class _Rewards:
+    graders: dict[str, Any] = field(default_factory=dict)
+    terms: list[str] = field(default_factory=list)
+    """Of the formula, one for each function, in TRL's order."""
+    notes: list[str] = field(default_factory=list)
+
+
+def rewards(translation: Translation) -> None:
+    found = _collected(translation)
+    if not found.terms:
+        if not any(line.verdict == "refused" and "reward_funcs" in line.fields for line in translation.lines):
+            why = "no reward: name the training script's own by --reward file.py:function"
+            translation.refuses("reward_funcs", why)
+        return
+    weights = translation["reward_weights"] or [1.0] * len(found.terms)
+    if len(weights) != len(found.terms):
+        why = f"{len(weights)} weights for {len(found.terms)} reward functions"
+        translation.refuses("reward_weights", why)
+        return
+    if len(found.graders) > 1:
+        found.notes.append(UNSCORED)
+    translation.maps(
+        ("reward_funcs", "reward_model_name_or_path", "reward_weights"),
+        "grader",
+        _combined(translation, found, [float(weight) for weight in weights]),
+        differs="; ".join(found.notes),
+    )
+
+
+def _collected(translation: Translation) -> _Rewards:
+    found = _Rewards()
+    if reward_model := translation["reward_model_name_or_path"]:
+        key = functions.key_of(str(reward_model).rpartition("/")[2], found.graders)
+        found.graders[key] = {"type": "reward_model", "model": str(reward_model)}
+        found.terms.append(key)
+        found.notes.append(f"{reward_model} must be in the catalogue, with one label")
+    given = translation["reward_funcs"]
+    names = [given] if isinstance(given, str) else list(given or [])
+    for name in [*names, *translation.options.rewards]:
+        try:
+            reward = functions.grader_of(str(name), translation.options.sources)
+        except Refusal as refusal:
+            translation.refuses("reward_funcs", f"{name}: {refusal}")
+            continue
+        key = functions.key_of(re.split(r"[.:]", str(name))[-1], found.graders)
+        found.graders |= {f"{key}{suffix}": grader for suffix, grader in reward.graders.items()}
+        found.terms.append(reward.formula.format(key=key))
+        found.notes += [f"{key}: {reward.note}"] if reward.note else []
+    return found
+
+
+def _combined(translation: Translation, found: _Rewards, weights: list[float]) -> dict[str, Any]:
+    """The job's grader; sets the advantage beside it."""
+    names = ("multi_objective_aggregation", "scale_rewards")
+    if translation["multi_objective_aggregation"] == "normalize_then_sum":
+        if len(found.terms) < len(found.graders):
+            translation.refuses(
+                names[0], "think_format_reward has two parts here, which cannot be one of the sums"
+            )
+        translation.maps(names, "advantage", "gdpo")
+        by_key = dict(zip(found.graders, weights, strict=False))
+        return {"type": "multi", "graders": found.graders, "aggregation": "gdpo", "weights": by_key}
+    if translation[names[0]] != "sum_then_normalize":
+        translation.refuses(names[0], "there are sum_then_normalize and normalize_then_sum")
+    scale = translation["scale_rewards"]
+    if scale not in ADVANTAGES:
+        translation.refuses("scale_rewards", "there are group, batch and none")
+    translation.maps("scale_rewards", "advantage", ADVANTAGES.get(scale, "group_std"))
+    translation.leaves("multi_objective_aggregation", "rewards are summed first, as here")
+    if found.terms == list(found.graders) and weights == [1.0]:
+        return {"name": found.terms[0], **found.graders[found.terms[0]]}
+    terms = [
+        term if weight == 1 else f"{weight:g} * {term}"
+        for term, weight in zip(found.terms, weights, strict=True)
+    ]
+    return {"type": "multi", "graders": found.graders, "calculate_output": " + ".join(terms)}

@@ -1,0 +1,105 @@
+"""A run as the database knows it. Boundary: reads only; what it means is said by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import correlation
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.db import Database
+from service.jobs import metrics
+from service.jobs.diagnosis.findings import Diagnosis
+from service.jobs.diagnosis.rules import diagnose
+from service.jobs.diagnosis.run import Groups, Run
+from service.jobs.reading import require_job
+from service.jobs.states import JobState
+from service.models import Rollout
+
+MAX_GROUPS = 200
+"""The newest ones: enough for shares, and no more than one answer may read."""
+FULL_REWARD = 1.0
+"""What the engine counts as passed."""
+
+
+def diagnosis_of(database: Database, tenant: str, job_id: str) -> Diagnosis:
+    """Raises NotFound."""
+    with database.reading() as session:
+        run = _read(session, tenant, job_id)
+    return diagnose(run)
+
+
+def _read(session: Session, tenant: str, job_id: str) -> Run:
+    job = require_job(session, tenant, job_id)
+    state = JobState(job.state)
+    newest = select(Rollout.step, Rollout.data).where(Rollout.job_id == job_id, Rollout.split == "train")
+    newest = newest.order_by(Rollout.step.desc(), Rollout.position).limit(MAX_GROUPS)
+    return Run(
+        job_id=job_id,
+        state=state,
+        method=job.method,
+        step=job.step,
+        total_steps=job.total_steps,
+        metrics=metrics.metric_rows(session, tenant, job_id),
+        groups=counted([(step, data["completions"]) for step, data in session.execute(newest)]),
+        evaluation=job.evaluation,
+        failure=job.failure if state is JobState.FAILED else None,
+    )
+
+
+Completions = Sequence[Mapping[str, Any]]
+
+
+def counted(groups: Sequence[tuple[int, Completions]]) -> Groups:
+    """Groups with their steps, newest first → what rules want to know of them."""
+    if not groups:
+        return Groups()
+    flat = [rewards[0] for _, one in groups if len(set(rewards := _rewards(one))) == 1]
+    num_wrong, num_right = sum(reward <= 0 for reward in flat), sum(reward >= FULL_REWARD for reward in flat)
+    completions = [completion for _, group in groups for completion in group]
+    return Groups(
+        num=len(groups),
+        num_wrong=num_wrong,
+        num_right=num_right,
+        num_between=len(flat) - num_wrong - num_right,
+        first_step=groups[-1][0],
+        last_step=groups[0][0],
+        errors=_errors(groups),
+        explained=_explained(completions),
+    )
+
+
+def _rewards(completions: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [one["reward"] for one in completions if one.get("reward") is not None]
+
+
+def _errors(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
+    """Code → its number, and the newest message."""
+    found: dict[str, tuple[int, str]] = {}
+    for step, part, error in _all_errors(groups):
+        count, example = found.get(error["code"], (0, f"in step {step} of {part}: {error['message']}"))
+        found[error["code"]] = (count + 1, example)
+    return found
+
+
+def _all_errors(groups: Sequence[tuple[int, Completions]]) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+    for step, completions in groups:
+        for completion in completions:
+            for part, error in (completion.get("errors") or {}).items():
+                yield step, part, error
+
+
+def _explained(completions: Completions) -> dict[str, float]:
+    """Part → r² of the reward and its score; only parts that vary."""
+    scored = [one for one in completions if one.get("reward") is not None]
+    names = sorted({name for one in scored for name in one.get("parts") or {}})
+    found: dict[str, float] = {}
+    for name in names:
+        pairs = [
+            (one["reward"], score) for one in scored if (score := one.get("parts", {}).get(name)) is not None
+        ]
+        if len({reward for reward, _ in pairs}) > 1 and len({score for _, score in pairs}) > 1:
+            found[name] = correlation(*zip(*pairs, strict=True)) ** 2
+    return found

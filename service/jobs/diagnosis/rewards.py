@@ -1,0 +1,114 @@
+"""Whether the reward pays for what is meant: errors, cut completions, length, the parts of a reward.
+
+Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
+"""
+
+from __future__ import annotations
+
+from grpo_engine.guards import DEFAULT_THRESHOLDS
+from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
+from service.jobs.diagnosis.findings import Finding, number
+from service.jobs.diagnosis.run import MIN_STEPS, Run, Span
+
+LONGER = 1.5
+"""Completions that grew by half are no variation of the prompts."""
+DOMINATING = 0.95
+"""Share of the reward's variation that goes with one part …"""
+SILENT = 0.1
+"""… while every other part explains less than this."""
+MAX_TOKENS = 131_072
+
+
+def unscored(run: Run) -> Finding | None:
+    """A part of the grader fails on many completions."""
+    names = {name for row in run.metrics for name in row if name.endswith("/error_rate")}
+    limit = DEFAULT_THRESHOLDS["grader_errors"]
+    spans = [(name, span) for name in sorted(names) if (span := run.recent(name)) and span.mean >= limit]
+    failed = run.failure is not None and run.failure["code"] == "grader_contract"
+    if not spans or failed:
+        return None
+    lines = [f"{span.text(name)} (limit {limit:g})" for name, span in spans]
+    cause = "Graders cannot score many of the completions; what they leave out is no part of the training."
+    advice = "Look at them in the rollouts (filter=grader_error) and mend the grader."
+    found = run.finding("grader_errors", cause, [*lines, *error_lines(run)], advice)
+    return slow_or_wrong_grader(run, found)
+
+
+def cut(run: Run) -> Finding | None:
+    """Many completions end at the limit."""
+    share, length = run.recent("completions/clipped_ratio"), run.trend("completions/mean_length")
+    limit = DEFAULT_THRESHOLDS["truncation"]
+    if share is None or share.mean < limit:
+        return None
+    grows = length is not None and length.rises
+    evidence = [f"{share.text('completions/clipped_ratio')} (limit {limit:g})"]
+    evidence += length.evidence if length and grows else []
+    more = ", and they are still growing" if grows else ""
+    cause = f"Many completions are cut at max_completion_tokens{more}: what is cut mostly counts as wrong."
+    advice = (
+        "Allow more tokens; or mask what was cut (mask_truncated_completions) so that it teaches nothing."
+    )
+    found = run.finding("truncation", cause, evidence, advice)
+    return run.setting(
+        found, "max_completion_tokens", min(MAX_TOKENS, 2 * run.settings["max_completion_tokens"])
+    )
+
+
+def paid_for_length(run: Run) -> Finding | None:
+    """Longer is better, whatever is said."""
+    correlation = run.recent("completions/reward_length_correlation")
+    length = run.trend("completions/mean_length")
+    limit = DEFAULT_THRESHOLDS["reward_length"]
+    if correlation is None or correlation.mean < limit:
+        return None
+    grew = length is not None and length.rises and length.late.mean >= LONGER * length.early.mean
+    evidence = [f"{correlation.text('completions/reward_length_correlation')} (limit {limit:g})"]
+    evidence += length.evidence if length and grew else []
+    cause = "The reward pays for length: a policy that is paid so writes longer and not better."
+    advice = "Mend the grader, or let the reward fall before the limit of tokens."
+    found = run.finding("length_hacking", cause, evidence, advice)
+    return run.setting(found, "overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
+
+
+def silent_parts(run: Run) -> Finding | None:
+    """A part of the reward that never differs: it decides nothing."""
+    spreads = _of_parts(run, "std")
+    means = _of_parts(run, "mean")
+    if len(spreads) < 2 or len(run.metrics) < MIN_STEPS:
+        return None
+    silent = [part for part in spreads if not any(value for _, value in run.series(f"rewards/{part}/std"))]
+    if not silent or len(silent) == len(spreads):
+        return None
+    lines = [
+        f"{means[part].text(f'rewards/{part}/mean')}, and its std is 0 in all {len(run.metrics)} steps"
+        for part in silent
+    ]
+    named = ", ".join(silent)
+    cause = f"These parts of the grader give every completion the same score: {named}."
+    advice = "Try the part on a few completions with …/graders/run; correct it, or leave it out."
+    return run.at(run.finding("silent_part", cause, lines, advice), f"method.{run.kind}.grader")
+
+
+def one_part_rules(run: Run) -> Finding | None:
+    """One part of several decides alone."""
+    explained = run.groups.explained
+    if len(explained) < 2:
+        return None
+    first, *others = sorted(explained, key=explained.__getitem__, reverse=True)
+    if explained[first] < DOMINATING or any(explained[other] > SILENT for other in others):
+        return None
+    lines = [f"r² of the reward and {part}: {number(explained[part])}" for part in (first, *others)]
+    lines.append(
+        f"over {run.groups.num} stored groups of steps {run.groups.first_step}–{run.groups.last_step}"
+    )
+    cause = f"{first} decides the reward alone: what the other parts ask for is not learnt."
+    advice = "Give the others more weight, or normalise each part by itself (aggregation: gdpo)."
+    found = run.finding("dominating_part", cause, lines, advice)
+    return run.at(found, f"method.{run.kind}.grader")
+
+
+def _of_parts(run: Run, what: str) -> dict[str, Span]:
+    """Part → its recent mean or std."""
+    names = {name for row in run.metrics for name in row if name.startswith("rewards/")}
+    parts = sorted(name.split("/", 1)[1].rpartition("/")[0] for name in names if name.endswith(f"/{what}"))
+    return {part: span for part in parts if (span := run.recent(f"rewards/{part}/{what}"))}

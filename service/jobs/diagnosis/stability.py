@@ -1,0 +1,85 @@
+"""Whether the policy moves in steps that it survives: KL, entropy, clipping, gradients.
+
+Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+from grpo_engine.guards import DEFAULT_THRESHOLDS, START_STEPS
+from service.jobs.diagnosis.findings import Finding, number
+from service.jobs.diagnosis.run import Run
+from service.jobs.diagnosis.signal import calmer, closer
+
+MAX_CLIPPED = 0.3
+"""Share of tokens outside of the clip range. A few percent are usual; a third means that most of a step is
+spent on where the loss gives no gradient."""
+SPIKE = 10.0
+"""Times the median norm of the gradient."""
+MIN_SPIKES = 3
+"""One or two are an odd batch."""
+HIGHER_CLIP = 0.28
+"""DAPO's epsilon_high, which keeps rare tokens alive."""
+RATIO_LOSSES = frozenset({"grpo", "dapo", "dr_grpo", "bnpo"})
+"""Losses whose upper clip range is one of a token's ratio."""
+SHOWN_SPIKES = 5
+
+
+def far_away(run: Run) -> Finding | None:
+    """The KL of a completion is beyond what the reference still holds."""
+    kl, length = run.recent("kl"), run.recent("completions/mean_length")
+    limit = DEFAULT_THRESHOLDS["kl"]
+    if kl is None or length is None or kl.mean * length.mean < limit:
+        return None
+    nats = number(kl.mean * length.mean)
+    evidence = [f"{kl.text('kl')} a token × {number(length.mean)} tokens = {nats} nats (limit {limit:g})"]
+    cause = "The policy is far away from the reference: rewards are won there by tricks, and abilities lost."
+    advice = "Pull it back with a larger beta, or take smaller steps."
+    return closer(run, run.finding("kl_explosion", cause, evidence, advice))
+
+
+def collapsed(run: Run) -> Finding | None:
+    """The policy always says the same."""
+    points, late = run.series("entropy"), run.recent("entropy")
+    limit = DEFAULT_THRESHOLDS["entropy"]
+    if late is None or len(points) <= 2 * START_STEPS:
+        return None
+    start = fmean(value for _, value in points[:START_STEPS])
+    if start <= 0 or late.mean > limit * start:
+        return None
+    first = f"steps {points[0][0]}–{points[START_STEPS - 1][0]}: entropy {number(start)}"
+    evidence = [first, f"{late.text('entropy')} (limit {limit:g} of the start)"]
+    cause = "The entropy has collapsed: a policy that always says the same explores nothing any more."
+    advice = "Let rare tokens grow faster, or take smaller steps."
+    found = run.finding("entropy_collapse", cause, evidence, advice)
+    if run.settings["loss_type"] in RATIO_LOSSES and run.settings["epsilon_high"] < HIGHER_CLIP:
+        return run.setting(found, "epsilon_high", HIGHER_CLIP)
+    return calmer(run, found)
+
+
+def too_fast(run: Run) -> Finding | None:
+    """Updates that the clip range cuts off, or gradients that jump."""
+    evidence = [*_clipped(run), *_spikes(run)]
+    if not evidence:
+        return None
+    cause = "The learning rate is too high: updates overshoot."
+    advice = "Take a third of it."
+    return calmer(run, run.finding("learning_rate_too_high", cause, evidence, advice))
+
+
+def _clipped(run: Run) -> list[str]:
+    clipped = run.recent("clip_ratio/region_mean")
+    if clipped is None or clipped.mean < MAX_CLIPPED:
+        return []
+    return [f"{clipped.text('clip_ratio/region_mean')} (limit {MAX_CLIPPED:g})"]
+
+
+def _spikes(run: Run) -> list[str]:
+    norms = run.series("grad_norm")
+    usual = median(norm for _, norm in norms) if norms else 0.0
+    spikes = [(step, norm) for step, norm in norms if usual > 0 and norm >= SPIKE * usual]
+    if len(spikes) < MIN_SPIKES:
+        return []
+    shown = ", ".join(f"{number(norm)} in step {step}" for step, norm in spikes[-SHOWN_SPIKES:])
+    return [f"grad_norm is {number(usual)} in the median, {len(spikes)} times over {SPIKE:g} × that: {shown}"]

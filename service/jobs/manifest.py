@@ -1,0 +1,149 @@
+"""A job's manifest: all that decided its result, so that it can be checked, compared and run again.
+
+Two jobs of equal data, rules, configuration, seed and software have equal manifests, but for their `job`,
+which says who they are. It is left out where the manifest lies beside the weights, so that equal runs make
+equal archives.
+
+Boundary: pure; `provenance.py` collects the facts. What could be a secret, a header's value, is not in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT = 1
+HIDDEN = "…"
+"""In the place of a header's value."""
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A dataset of a job."""
+
+    id: str
+    filename: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a job and of its run."""
+
+    model: str
+    base: str
+    """What it is or comes from: the hub's name of it, or the catalogue's where it lies in a folder."""
+    revision: str | None
+    method: Mapping[str, Any]
+    seed: int
+    resources: Mapping[str, Any]
+    files: Mapping[str, DataFile]
+    """By the field that names it: `training_file`, `validation_file`, `retention.<name>`."""
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """`versions`, `device`, `dtype`, `sampler`; empty before it has started."""
+    service_version: str = ""
+
+
+def document(facts: Facts) -> Document:
+    """The manifest without `job`."""
+    method = _named_by_content(facts)
+    settings = method[method["type"]]
+    configuration = {"method": method, "seed": facts.seed, "resources": dict(facts.resources)}
+    graders = {name: settings[name] for name in ("grader", "eval_grader") if settings.get(name)}
+    return {
+        "format": FORMAT,
+        "model": {"name": facts.model, "base": facts.base, "revision": facts.revision},
+        "data": {
+            name: {"sha256": file.sha256, "bytes": file.num_bytes} for name, file in facts.files.items()
+        },
+        "graders": {name: {"type": rule["type"], "sha256": sha256(rule)} for name, rule in graders.items()},
+        "configuration_sha256": sha256(configuration),
+        **_without_secrets(configuration),
+        "engine": dict(facts.engine),
+        "service": {"version": facts.service_version},
+        "evaluation": dict(facts.evaluation),
+    }
+
+
+def sha256(value: Any) -> str:
+    """Of its canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def text(manifest: Mapping[str, Any]) -> str:
+    """As it lies in an archive."""
+    return json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _named_by_content(facts: Facts) -> Document:
+    """The method, its retention sets naming their rows by what is in them."""
+    method: Document = copy.deepcopy(dict(facts.method))
+    for kept in method[method["type"]].get("retention") or ():
+        file = facts.files.get(f"retention.{kept['name']}")
+        kept["file"] = f"sha256:{file.sha256}" if file else HIDDEN
+    return method
+
+
+def _without_secrets(value: Any) -> Any:
+    """Headers of graders and tools carry keys."""
+    if isinstance(value, Mapping):
+        return {
+            name: dict.fromkeys(part, HIDDEN)
+            if name == "headers" and isinstance(part, Mapping)
+            else _without_secrets(part)
+            for name, part in value.items()
+        }
+    return [_without_secrets(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def hides_secrets(manifest: Mapping[str, Any]) -> bool:
+    """Whether a job made of it would lack a header's value."""
+    return any(value == HIDDEN for _, value in _leaves(manifest["method"]))
+
+
+def request_of(manifest: Mapping[str, Any], file_ids: Mapping[str, str]) -> Document:
+    """Body of the POST that asks for the same job again; `file_ids` by the sha256 of their content."""
+    method = copy.deepcopy(dict(manifest["method"]))
+    for kept in method[method["type"]].get("retention") or ():
+        kept["file"] = file_ids[kept["file"].removeprefix("sha256:")]
+    asked = {name: manifest.get("job", {}).get(name) for name in ("suffix", "metadata")}
+    files = {
+        name: file_ids[file["sha256"]]
+        for name, file in manifest["data"].items()
+        if not name.startswith("retention.")
+    }
+    given = {"model": manifest["model"]["name"], "seed": manifest["seed"], "resources": manifest["resources"]}
+    return {**given, **files, **{name: value for name, value in asked.items() if value}, "method": method}
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Document]:
+    """Fields that are not equal, by their path; what says who they are is not compared."""
+    one, other = (dict(_leaves({**each, "job": None, "object": None})) for each in (left, right))
+    paths = sorted(one.keys() | other.keys())
+    return [
+        {"field": path, "left": one.get(path), "right": other.get(path)}
+        for path in paths
+        if one.get(path) != other.get(path)
+    ]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of everything that holds nothing else; an empty list or object is a value."""
+    parts: Iterator[tuple[str, Any]]
+    if isinstance(value, Mapping) and value:
+        parts = ((f"{path}.{name}" if path else str(name), part) for name, part in value.items())
+    elif isinstance(value, list | tuple) and value:
+        parts = ((f"{path}[{index}]", part) for index, part in enumerate(value))
+    else:
+        yield path, value
+        return
+    for place, part in parts:
+        yield from _leaves(part, place)

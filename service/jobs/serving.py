@@ -1,0 +1,35 @@
+"""The one line that serves a job's result in vLLM.
+
+Boundary: pure text.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_engine.config import Lora
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What `--max-lora-rank` may be."""
+
+
+def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
+    """`vllm serve …` for what lies unpacked at `path`; empty where a job made no weights."""
+    method = manifest["method"]
+    settings = method[method["type"]]["hyperparameters"]
+    if method["type"] == "training_free":
+        return ""
+    lora = settings.get("lora")
+    if lora == "full":
+        return f"vllm serve {shlex.quote(path)} --served-model-name {shlex.quote(name)}"
+    asked = lora["rank"] if lora else Lora().rank
+    rank = next((each for each in RANKS if each >= asked), RANKS[-1])
+    model = manifest["model"]
+    revision = f" --revision {shlex.quote(model['revision'])}" if model["revision"] else ""
+    module = shlex.quote(f"{name}={path}")
+    return (
+        f"vllm serve {shlex.quote(model['base'])}{revision} --enable-lora "
+        f"--lora-modules {module} --max-lora-rank {rank}"
+    )

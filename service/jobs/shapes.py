@@ -1,0 +1,101 @@
+"""How large a model is: from its config.json and the headers of its safetensors files, without its weights.
+
+Boundary: reads a folder of the catalogue, cached until a file of it changes; what follows is `estimate.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+MAX_HEADER_BYTES = 64 * 2**20
+_NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
+"""Matrices that `all-linear` leaves alone."""
+
+
+class UnknownShape(Exception):
+    """The folder does not say how large its model is."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer's weight."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What memory depends on."""
+
+    num_parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    kv_width: int
+    """Of one token's keys (or values) in a layer: heads × their size."""
+    vocabulary: int
+    matrices: tuple[Matrix, ...]
+
+    def adapter_parameters(self, rank: int, targets: str | tuple[str, ...]) -> int:
+        """Of a LoRA adapter on all linear layers, or on those whose name ends as one of `targets`."""
+        chosen = [each for each in self.matrices if targets == "all-linear" or _is_named(each.name, targets)]
+        return sum(rank * (each.rows + each.columns) for each in chosen)
+
+
+def model_shape(folder: Path) -> ModelShape:
+    """Raises UnknownShape where a file is missing or says something else."""
+    weights = sorted(folder.glob("*.safetensors"))
+    stamp = tuple(path.stat().st_mtime_ns for path in [folder / "config.json", *weights] if path.is_file())
+    return _read(folder, tuple(weights), stamp)
+
+
+@lru_cache(maxsize=32)
+def _read(folder: Path, weights: tuple[Path, ...], _stamp: tuple[int, ...]) -> ModelShape:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        config = config.get("text_config", config)
+        tensors = dict(item for path in weights for item in _tensors(path))
+        return _shape(config, tensors)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnknownShape(f"{folder.name} does not say how large it is: {error!r}") from error
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, list[int]]]:
+    """Name and shape of each tensor: eight bytes of length, then JSON."""
+    with path.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        if num_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"{path.name} has a header of {num_bytes} bytes")
+        header = json.loads(file.read(num_bytes))
+    return ((name, entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _shape(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> ModelShape:
+    if not tensors:
+        raise ValueError("there are no safetensors files")
+    hidden = config.get("hidden_size") or config["n_embd"]
+    heads = config.get("num_attention_heads") or config["n_head"]
+    head_size = config.get("head_dim") or hidden // heads
+    linear = [(name, shape) for name, shape in tensors.items() if len(shape) == 2]
+    return ModelShape(
+        num_parameters=sum(math.prod(shape) for shape in tensors.values()),
+        layers=config.get("num_hidden_layers") or config["n_layer"],
+        hidden=hidden,
+        intermediate=config.get("intermediate_size") or config.get("n_inner") or 4 * hidden,
+        kv_width=(config.get("num_key_value_heads") or heads) * head_size,
+        vocabulary=config["vocab_size"],
+        matrices=tuple(Matrix(name, *shape) for name, shape in linear if not _NOT_ADAPTED.search(name)),
+    )
+
+
+def _is_named(name: str, targets: str | tuple[str, ...]) -> bool:
+    return any(name.removesuffix(".weight").endswith(target) for target in targets)

@@ -1,0 +1,59 @@
+"""`/v1/fine_tuning/probes`: HTTP in, HTTP out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+
+from service.auth import Reader, Writer
+from service.dependencies import DatabaseDep, RequestId, WakeupsDep
+from service.jobs import creation
+from service.jobs.endpoints import IdempotencyKey, PreflightDep, RetryCount
+from service.jobs.schemas import ProbeCreate
+from service.probing.schemas import ProbeRead
+from service.probing.service import Probes
+
+router = APIRouter(prefix="/v1/fine_tuning/probes", tags=["fine-tuning"])
+
+
+async def _probes(database: DatabaseDep) -> Probes:
+    return Probes(database)
+
+
+ProbesDep = Annotated[Probes, Depends(_probes)]
+
+
+@router.post("")
+def create_probe(
+    body: ProbeCreate,
+    principal: Writer,
+    preflight: PreflightDep,
+    wakeups: WakeupsDep,
+    probes: ProbesDep,
+    request_id: RequestId,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> ProbeRead:
+    """Sample the model on some of the job's prompts and say, before any training, whether GRPO can learn.
+
+    The body is a job's, checked like one. A worker runs the probe; it counts against the limits of jobs.
+    """
+    is_retry = retry_count.isdecimal() and int(retry_count) > 0
+    request = creation.Request(principal, body, idempotency_key, is_retry, request_id)
+    created = creation.create_job(preflight, wakeups, request)
+    response.headers.update(created.headers)
+    return probes.read(principal.tenant, created.job.id)
+
+
+@router.get("/{probe_id}")
+def retrieve_probe(probe_id: str, principal: Reader, probes: ProbesDep) -> ProbeRead:
+    """Its state; once it has succeeded, its result and some of its groups."""
+    return probes.read(principal.tenant, probe_id)
+
+
+@router.post("/{probe_id}/cancel")
+def cancel_probe(probe_id: str, principal: Writer, probes: ProbesDep, request_id: RequestId) -> ProbeRead:
+    """Ends the probe; it has no result then."""
+    return probes.cancel(principal, probe_id, request_id)

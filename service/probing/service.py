@@ -1,0 +1,104 @@
+"""Probes: rows of the jobs' queue whose engine samples and scores, and trains nothing.
+
+Boundary: decides and opens transactions. A probe is made, claimed, leased and swept as a job is
+(`jobs/creation.py`, `jobs/queue.py`); what its counts mean is `verdict.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from grpo_engine.config import ReinforcementHyperparameters
+from grpo_engine.events import Probed
+from service import audit
+from service.db import Database
+from service.errors import InvalidRequest, NotFound
+from service.jobs import queue, repository
+from service.jobs.reading import read_jobs
+from service.jobs.states import JobState
+from service.models import Job, Rollout
+from service.principal import Principal
+from service.probing.schemas import AdviceRead, ProbeRead, ProbeResult
+from service.probing.verdict import judge
+from service.rollouts.repository import Entry, rollout_read
+from service.rollouts.schemas import RolloutRead
+
+SHOWN_GROUPS = 6
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The probes of one deployment."""
+
+    database: Database
+
+    def read(self, tenant: str, probe_id: str) -> ProbeRead:
+        with self.database.reading() as session:
+            return _read(session, _require(session, tenant, probe_id))
+
+    def cancel(self, principal: Principal, probe_id: str, request_id: str) -> ProbeRead:
+        """Cancelled at once where no worker holds it; else as soon as the worker has heard of it."""
+        with self.database.transaction() as session:
+            probe = _require(session, principal.tenant, probe_id)
+            try:
+                queue.request_cancel(session, principal.tenant, probe_id, is_probe=True)
+            except queue.WrongState as error:
+                message = f"The probe already {error.current.value}."
+                raise InvalidRequest(message, code="invalid_state") from error
+            audit.record(session, principal, "probe.cancel", probe_id, request_id)
+            session.refresh(probe)
+            return _read(session, probe)
+
+
+def _require(session: Session, tenant: str, probe_id: str) -> Job:
+    probe = repository.find_probe(session, tenant, probe_id)
+    if probe is None:
+        raise NotFound(f"There is no probe {probe_id}.", param="probe_id", code="probe_not_found")
+    return probe
+
+
+def _read(session: Session, probe: Job) -> ProbeRead:
+    """The job's own answer, as far as it fits, and what is a probe's."""
+    (shown,) = read_jobs(session, probe.tenant, [probe])
+    asked = probe.probe or {}
+    common = shown.model_dump(include=set(ProbeRead.model_fields) - {"object"})
+    done = shown.status == JobState.SUCCEEDED.value
+    return ProbeRead(
+        **common,
+        prompts=asked["prompts"],
+        result=result_of(asked["result"], probe.method) if done else None,
+        groups=_groups(session, probe.id) if done else [],
+    )
+
+
+def result_of(counts: dict[str, Any], method: dict[str, Any]) -> ProbeResult:
+    """The stored counts as rates, with the verdict on them."""
+    facts = Probed.model_validate(counts)
+    settings = ReinforcementHyperparameters.model_validate(method["reinforcement"]["hyperparameters"])
+    verdict, scored = judge(facts, settings), facts.completions - facts.grader_errors
+    return ProbeResult(
+        can_learn=verdict.can_learn,
+        sentence=verdict.sentence,
+        advice=[AdviceRead(**asdict(each)) for each in verdict.advice],
+        prompts=facts.prompts,
+        completions=facts.completions,
+        pass_rate=facts.passed / scored if scored else None,
+        mean_reward=facts.mean_reward,
+        signal_share=facts.groups_with_signal / facts.prompts,
+        truncated_share=facts.truncated / facts.completions,
+        grader_errors=facts.grader_errors,
+        grader_error=facts.grader_error,
+        mean_completion_tokens=facts.completion_tokens / facts.completions,
+        tokens_per_second=facts.completion_tokens / max(facts.sample_seconds, 1e-9),
+        peak_memory_bytes=facts.peak_memory_bytes,
+    )
+
+
+def _groups(session: Session, probe_id: str) -> list[RolloutRead]:
+    query = select(Rollout).where(Rollout.job_id == probe_id)
+    query = query.order_by(Rollout.has_signal.desc(), Rollout.step, Rollout.position).limit(SHOWN_GROUPS)
+    return [rollout_read(Entry(row)) for row in session.scalars(query)]

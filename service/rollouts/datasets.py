@@ -1,0 +1,88 @@
+"""The dataset rows that rollouts name by number: their messages for exports, their fields for graders.
+
+Rollouts keep the rendered prompt and the row's number only. What a file id stands for never changes, so the
+file still has the row, for as long as its owner keeps it.
+Boundary: reads files and storage; a row was checked when the job was submitted.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from service.db import Database
+from service.errors import InvalidRequest
+from service.files import repository as files
+from service.files.parquet import stored_lines
+from service.jobs.dataset import parse_line
+from service.models import Job
+from service.settings import Settings
+from service.storage import Storage
+
+TrainedSplit = Literal["train", "validation"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A job's file that is still there."""
+
+    file_id: str
+    key: str
+    storage: Storage
+    settings: Settings
+
+    def rows(
+        self, wanted: Iterable[int], *, max_bytes: float = math.inf
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(Number, row) of the wanted rows, whose numbers ascend.
+
+        They are read into a file on this disk first: who takes them slowly keeps neither the store waiting
+        nor a converter. Raises InvalidRequest where they have more than `max_bytes` together.
+        """
+        numbers = list(wanted)
+        with tempfile.TemporaryFile() as copy:
+            for line in self._lines(numbers):
+                copy.write(line.rstrip(b"\r\n") + b"\n")
+                if copy.tell() > max_bytes:
+                    message = f"limit: their rows have more than {max_bytes:g} bytes: ask for fewer."
+                    raise InvalidRequest(message, param="limit", code="rows_too_large")
+            copy.seek(0)
+            for number, line in zip(numbers, copy, strict=True):
+                yield number, parse_line(line)
+
+    def _lines(self, numbers: list[int]) -> Iterator[bytes]:
+        """Raises LookupError where the file has no such row."""
+        limits = {"max_rows": self.settings.max_rows, "max_bytes": self.settings.max_upload_bytes}
+        lines = stored_lines(self.storage, self.key, **limits)
+        rows = enumerate(line for line in lines if line.strip())
+        for number in numbers:
+            line = next((line for at, line in rows if at == number), None)
+            if line is None:
+                raise LookupError(f"{self.file_id} has no row {number}")
+            yield line
+
+
+def find_dataset(
+    database: Database, storage: Storage, settings: Settings, job: Job, split: TrainedSplit
+) -> Dataset:
+    """The file that the split's rows came from. Raises InvalidRequest where it is no more."""
+    param = "training_file" if split == "train" else "validation_file"
+    file_id = getattr(job, param)
+    if file_id is None:
+        raise InvalidRequest("split: this job has no validation file.", param="split")
+    with database.reading() as session:
+        file = files.find(session, job.tenant, file_id)
+    if file is None or not storage.exists(file.storage_key):
+        raise _gone(param, file_id)
+    return Dataset(file_id, file.storage_key, storage, settings)
+
+
+def _gone(param: str, file_id: str) -> InvalidRequest:
+    message = (
+        f"The {param} {file_id} was deleted or has expired, and with it the rows that the rollouts name. "
+        "The rollouts themselves have each prompt as the model read it."
+    )
+    return InvalidRequest(message, param=param, code="file_not_found")

@@ -1,0 +1,192 @@
+"""`/v1/fine_tuning/jobs/{id}/rollouts`: the ledger of all that a job has sampled, and its exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import StringConstraints
+
+from service.auth import Reader
+from service.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
+from service.errors import InvalidRequest
+from service.pagination import MAX_NUMBER, After, Limit, Page, page_of
+from service.rollouts import repository, service
+from service.rollouts.datasets import TrainedSplit
+from service.rollouts.exports import Exports, all_lines
+from service.rollouts.pairs import Limits
+from service.rollouts.rescore import Rescore
+from service.rollouts.schemas import CompletionRead, RescoreRead, RescoreRequest, RolloutOverview, RolloutRead
+from service.rollouts.selection import Filter, Property, Selection, Split
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}", tags=["fine-tuning"])
+
+Step = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
+Part = Annotated[str, StringConstraints(pattern="[^,]", max_length=1024)]
+Fired = Annotated[
+    list[Part] | None,
+    Query(description="Parts of the reward that gave more than `fired_above`; by commas or repeated."),
+]
+NotFired = Annotated[
+    list[Part] | None, Query(description="Parts that gave no more than `fired_above`; errors are neither.")
+]
+FiredAbove = Annotated[float, Query(allow_inf_nan=False)]
+
+
+async def _steps(step: Step = None, from_step: Step = None, to_step: Step = None) -> Selection:
+    """Raises InvalidRequest where they contradict each other."""
+    if step is not None and not (from_step is None and to_step is None):
+        raise InvalidRequest("step: give a step, or a range from from_step to to_step.", param="step")
+    first, last = (from_step, to_step) if step is None else (step, step)
+    if first is not None and last is not None and first > last:
+        raise InvalidRequest("from_step: lies behind to_step.", param="from_step")
+    return Selection(first, last)
+
+
+async def _parts(
+    steps: Annotated[Selection, Depends(_steps)],
+    fired: Fired = None,
+    not_fired: NotFired = None,
+    fired_above: FiredAbove = 0.0,
+) -> Selection:
+    """Of these steps."""
+    return replace(steps, fired=_listed(fired), not_fired=_listed(not_fired), fired_above=fired_above)
+
+
+PartsDep = Annotated[Selection, Depends(_parts)]
+
+
+async def _selection(parts: PartsDep, split: Split | None = None, filter: Filter | None = None) -> Selection:
+    """All that a list can be asked for."""
+    return replace(parts, split=split, filter=filter)
+
+
+SelectionDep = Annotated[Selection, Depends(_selection)]
+
+
+async def _exports(database: DatabaseDep, storage: StorageDep, settings: SettingsDep) -> Exports:
+    return Exports(database, storage, settings)
+
+
+ExportsDep = Annotated[Exports, Depends(_exports)]
+
+
+async def _rescore(
+    database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
+) -> Rescore:
+    return Rescore(database, storage, catalog, settings)
+
+
+RescoreDep = Annotated[Rescore, Depends(_rescore)]
+PerPrompt = Annotated[int, Query(ge=1, le=16, description="Most examples of one prompt.")]
+MinReward = Annotated[float, Query(allow_inf_nan=False, description="Of an answer that is worth learning.")]
+MinMargin = Annotated[float, Query(ge=0, allow_inf_nan=False, description="Between the two rewards.")]
+
+
+@router.get("/rollouts")
+def list_rollouts(
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    selection: SelectionDep,
+    after: After = None,
+    limit: Limit = 20,
+) -> Page[RolloutRead]:
+    """Groups of completions, newest step first; `best` and `worst` order them by mean reward.
+
+    What is asked of completions must be true of one in the group.
+    """
+    job = service.checked_job(database, principal.tenant, job_id, selection)
+    found = service.page(database, job, selection, "group", limit=limit, after=after)
+    return page_of([repository.rollout_read(entry) for entry in found], limit)
+
+
+@router.get("/rollouts/completions")
+def list_completions(
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    selection: SelectionDep,
+    after: After = None,
+    limit: Limit = 20,
+) -> Page[CompletionRead]:
+    """Single completions, newest step first; `best` and `worst` order them by their own reward."""
+    job = service.checked_job(database, principal.tenant, job_id, selection)
+    found = service.page(database, job, selection, "completion", limit=limit, after=after)
+    return page_of([repository.completion_read(entry) for entry in found], limit)
+
+
+@router.get("/rollouts/overview")
+def describe_rollouts(job_id: str, principal: Reader, database: DatabaseDep) -> RolloutOverview:
+    """Which steps have rollouts, by split, and which parts their rewards are made of."""
+    return service.overview(database, service.checked_job(database, principal.tenant, job_id, Selection()))
+
+
+@router.get("/rollouts.jsonl", response_class=Response)
+def export_rollouts(
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    parts: PartsDep,
+    split: Split | None = None,
+    filter: Property | None = None,
+) -> Response:
+    """Groups, one a line, in order of steps, token ids included."""
+    selection = replace(parts, split=split, filter=filter)
+    job = service.checked_job(database, principal.tenant, job_id, selection)
+    return _download(all_lines(database, job, selection), f"{job_id}-rollouts.jsonl")
+
+
+@router.get("/rollouts/sft.jsonl", response_class=Response)
+def export_best_answers(
+    job_id: str,
+    principal: Reader,
+    exports: ExportsDep,
+    parts: PartsDep,
+    split: TrainedSplit = "train",
+    min_reward: MinReward = 1.0,
+    per_prompt: PerPrompt = 1,
+) -> Response:
+    """Each prompt's best whole answers of these steps, as a file for `supervised` training."""
+    limits = Limits(min_reward, per_prompt)
+    lines = exports.best_answers(principal.tenant, job_id, parts, split, limits)
+    return _download(lines, f"{job_id}-sft.jsonl")
+
+
+@router.get("/rollouts/dpo.jsonl", response_class=Response)
+def export_preferences(
+    job_id: str,
+    principal: Reader,
+    exports: ExportsDep,
+    parts: PartsDep,
+    split: TrainedSplit = "train",
+    min_margin: MinMargin = 0.0,
+    per_prompt: PerPrompt = 1,
+) -> Response:
+    """Each prompt's best answers with its worst, in TRL's preference format, with the rewards' margin."""
+    limits = Limits(min_margin, per_prompt)
+    lines = exports.preferences(principal.tenant, job_id, parts, split, limits)
+    return _download(lines, f"{job_id}-dpo.jsonl")
+
+
+@router.post("/rollouts/rescore")
+def rescore_rollouts(
+    job_id: str, request: RescoreRequest, principal: Reader, rescore: RescoreDep
+) -> RescoreRead:
+    """What another grader would have said of these rollouts, and how advantages would have changed.
+
+    Within 40 seconds; a grader that asks a server may see 64 completions. Nothing of the job is changed.
+    """
+    return rescore.run(principal.tenant, job_id, request)
+
+
+def _download(lines: Iterator[str], filename: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+    return StreamingResponse(lines, media_type="application/jsonl", headers=headers)
+
+
+def _listed(parts: list[str] | None) -> tuple[str, ...]:
+    return tuple(name.strip() for given in parts or () for name in given.split(",") if name.strip())

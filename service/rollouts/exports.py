@@ -1,0 +1,74 @@
+"""A job's rollouts as files: all that is recorded, or datasets made of them.
+
+What can be refused is refused before the first line: then the lines are read in batches, and no transaction
+spans two of them. Boundary: no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from service.db import Database
+from service.models import Job
+from service.rollouts import pairs, repository
+from service.rollouts.datasets import Dataset, TrainedSplit, find_dataset
+from service.rollouts.pairs import Limits
+from service.rollouts.selection import Selection
+from service.rollouts.service import checked_job, searching
+from service.settings import Settings
+from service.storage import Storage
+
+
+def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[str]:
+    """The groups that are meant as JSON lines in order of steps, token ids included."""
+    for batch in repository.batches(database, job.id, selection):
+        for group in batch:
+            if repository.is_meant(group, selection):
+                place = {"step": group.step, "split": group.split, "position": group.position}
+                yield json.dumps(place | group.data, ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True)
+class Exports:
+    """Datasets made of one split's rollouts, whose rows are those of one file."""
+
+    database: Database
+    storage: Storage
+    settings: Settings
+
+    def best_answers(
+        self,
+        tenant: str,
+        job_id: str,
+        parts: Selection,
+        split: TrainedSplit,
+        limits: Limits,
+    ) -> Iterator[str]:
+        """Rows for `supervised` training. Raises NotFound, and InvalidRequest where there is nothing."""
+        job, dataset, selection = self._opened(tenant, job_id, parts, split)
+        with searching():
+            found = pairs.best_answers(self.database, job.id, selection, limits)
+        return pairs.lines(self.database, job.id, split, dataset, found, pairs.supervised_row)
+
+    def preferences(
+        self,
+        tenant: str,
+        job_id: str,
+        parts: Selection,
+        split: TrainedSplit,
+        limits: Limits,
+    ) -> Iterator[str]:
+        """Good and bad answers. Raises NotFound, and InvalidRequest where there are none."""
+        job, dataset, selection = self._opened(tenant, job_id, parts, split)
+        with searching():
+            found = pairs.preferences(self.database, job.id, selection, limits)
+        return pairs.lines(self.database, job.id, split, dataset, found, pairs.preference_row)
+
+    def _opened(
+        self, tenant: str, job_id: str, parts: Selection, split: TrainedSplit
+    ) -> tuple[Job, Dataset, Selection]:
+        job = checked_job(self.database, tenant, job_id, parts)
+        dataset = find_dataset(self.database, self.storage, self.settings, job, split)
+        return job, dataset, replace(parts, split=split)

@@ -1,0 +1,212 @@
+"""Queries of the `rollouts` table: pages of groups or of completions, and all that is meant in batches.
+
+What only a completion can tell is looked for in the rows as they come; a step or a range of steps bounds
+how many those are. Boundary: the caller has checked whose job it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from statistics import fmean
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Select, and_, or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from service.db import Database
+from service.jobs import names
+from service.models import Rollout
+from service.rollouts.schemas import (
+    CompletionRead,
+    RolloutRead,
+    SplitSteps,
+    stored_completion,
+)
+from service.rollouts.selection import Selection
+
+BATCH_ROWS = 200
+Unit = Literal["group", "completion"]
+GroupPlace = tuple[str, int, int]
+"""Split, step, position."""
+Key = tuple[float | str, ...]
+"""Where an entry stands in a list: by reward where that is asked for; then newest step first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of a list: a group, or a completion of it."""
+
+    group: Rollout
+    index: int | None = None
+    """Of the completion; None: the group itself."""
+
+    @property
+    def reward(self) -> float | None:
+        """A group's is the mean."""
+        if self.index is None:
+            return mean_reward(self.group.data)
+        return self.group.data["completions"][self.index].get("reward")  # type: ignore[no-any-return]
+
+    @property
+    def place(self) -> Key:
+        return (-self.group.step, self.group.split, self.group.position, self.index or 0)
+
+    def key(self, selection: Selection) -> Key:
+        match selection.filter:
+            case "best":
+                return (-(self.reward or 0.0), *self.place)
+            case "worst":
+                return (self.reward or 0.0, *self.place)
+        return self.place
+
+
+def page(
+    session: Session,
+    job_id: str,
+    selection: Selection,
+    unit: Unit,
+    *,
+    limit: int,
+    after: Entry | None,
+) -> list[Entry]:
+    """`limit` + 1 entries at most, from behind `after` on: newest step first, or by reward."""
+    query = _chosen(job_id, selection)
+    by_reward = selection.filter in ("best", "worst")
+    if not by_reward:
+        query = query.order_by(Rollout.step.desc(), Rollout.split, Rollout.position)
+        if after is not None:
+            query = query.where(_from(after.group, newest_first=True, itself=True))
+        if not selection.looks_inside:
+            query = query.limit(limit + 2)  # the cursor's own group is one of them
+    with closing(session.scalars(query.execution_options(yield_per=BATCH_ROWS))) as groups:
+        found: Iterable[Entry] = (entry for group in groups for entry in _entries(group, selection, unit))
+        if by_reward:
+            found = (entry for entry in found if entry.reward is not None)
+        if after is not None:
+            seen = after.key(selection)
+            found = (entry for entry in found if entry.key(selection) > seen)
+        if by_reward:
+            return heapq.nsmallest(limit + 1, found, key=lambda entry: entry.key(selection))
+        return list(islice(found, limit + 1))
+
+
+def find(session: Session, job_id: str, place: GroupPlace) -> Rollout | None:
+    return session.get(Rollout, (job_id, *place))
+
+
+def batches(
+    database: Database, job_id: str, selection: Selection, *, newest_first: bool = False
+) -> Iterator[list[Rollout]]:
+    """The groups of the selection's steps in order; no transaction spans two batches.
+
+    What completions must tell is not looked at here.
+    """
+    last: Rollout | None = None
+    step = Rollout.step.desc() if newest_first else Rollout.step
+    while True:
+        query = _chosen(job_id, selection)
+        if last is not None:
+            query = query.where(_from(last, newest_first=newest_first, itself=False))
+        query = query.order_by(step, Rollout.split, Rollout.position).limit(BATCH_ROWS)
+        with database.reading() as session:
+            rows = list(session.scalars(query))
+        yield rows
+        if len(rows) < BATCH_ROWS:
+            return
+        last = rows[-1]
+
+
+def at_places(session: Session, job_id: str, split: str, places: Iterable[tuple[int, int]]) -> list[Rollout]:
+    """Groups of one split by (step, position), in no order."""
+    query = select(Rollout).where(Rollout.job_id == job_id, Rollout.split == split)
+    return list(session.scalars(query.where(tuple_(Rollout.step, Rollout.position).in_(list(places)))))
+
+
+def steps(session: Session, job_id: str) -> list[SplitSteps]:
+    """The steps that have rollouts, by split."""
+    query = select(Rollout.split, Rollout.step).where(Rollout.job_id == job_id).distinct()
+    found: dict[str, list[int]] = {}
+    for split, step in session.execute(query.order_by(Rollout.split, Rollout.step)):
+        found.setdefault(split, []).append(step)
+    return [SplitSteps(split=split, steps=numbers) for split, numbers in found.items()]
+
+
+def rollout_read(entry: Entry) -> RolloutRead:
+    group = entry.group
+    completions = [stored_completion(completion) for completion in group.data["completions"]]
+    return RolloutRead.model_validate({**_group_fields(group), "id": _id(group), "completions": completions})
+
+
+def completion_read(entry: Entry) -> CompletionRead:
+    group, index = entry.group, entry.index or 0
+    own = {
+        "id": names.completion_id(group.split, group.step, group.position, index),
+        "rollout_id": _id(group),
+        "index": index,
+    }
+    shown = stored_completion(group.data["completions"][index])
+    return CompletionRead.model_validate({**_group_fields(group), **shown, **own})
+
+
+def mean_reward(group: Mapping[str, Any]) -> float | None:
+    """Of the scored completions; None where there is none."""
+    rewards = [one["reward"] for one in group["completions"] if one.get("reward") is not None]
+    return fmean(rewards) if rewards else None
+
+
+def _id(group: Rollout) -> str:
+    return names.rollout_id(group.split, group.step, group.position)
+
+
+def _group_fields(group: Rollout) -> dict[str, Any]:
+    return {
+        "step": group.step,
+        "split": group.split,
+        "set": group.data.get("set"),
+        "position": group.position,
+        "has_signal": group.has_signal,
+        "mean_reward": mean_reward(group.data),
+        "row": group.data["row"],
+        "prompt": group.data["prompt"],
+    }
+
+
+def _entries(group: Rollout, selection: Selection, unit: Unit) -> Iterator[Entry]:
+    completions = group.data["completions"]
+    if unit == "completion":
+        yield from (
+            Entry(group, index)
+            for index, completion in enumerate(completions)
+            if selection.admits(completion)
+        )
+    elif is_meant(group, selection):
+        yield Entry(group)
+
+
+def is_meant(group: Rollout, selection: Selection) -> bool:
+    """Whether a group of the selection's steps is meant as a whole."""
+    completions = group.data["completions"]
+    return not selection.looks_inside or any(selection.admits(completion) for completion in completions)
+
+
+def _chosen(job_id: str, selection: Selection) -> Select[Rollout]:
+    query = select(Rollout).where(Rollout.job_id == job_id)
+    if selection.from_step is not None:
+        query = query.where(Rollout.step >= selection.from_step)
+    if selection.to_step is not None:
+        query = query.where(Rollout.step <= selection.to_step)
+    if selection.filter == "no_signal":
+        query = query.where(Rollout.has_signal.is_(False))
+    return query if selection.split is None else query.where(Rollout.split == selection.split)
+
+
+def _from(group: Rollout, *, newest_first: bool, itself: bool) -> ColumnElement[bool]:
+    """From this group on in the order of steps, splits and positions."""
+    first = group.position if itself else group.position + 1
+    in_split = and_(Rollout.split == group.split, Rollout.position >= first)
+    in_step = and_(Rollout.step == group.step, or_(Rollout.split > group.split, in_split))
+    return or_(Rollout.step < group.step if newest_first else Rollout.step > group.step, in_step)

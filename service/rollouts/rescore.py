@@ -1,0 +1,178 @@
+"""Tries another grader on what a job has sampled, as training would have: no GPU, and nothing is changed.
+
+Rules run where they always do: in a grading process that is killed at its deadline, untrusted code in the
+sandbox. Whole steps are taken, because some estimators compare all groups of a step.
+Boundary: no HTTP. What differs is counted by `rescoring.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any
+
+from grpo_engine.graders import Grader, make_sample
+from grpo_engine.graders.pool import open_grading
+from grpo_engine.graders.reward_model import RewardModel
+from grpo_engine.records import FinishReason, Sample, Score
+from service.catalog import Catalog
+from service.db import Database
+from service.errors import InvalidRequest
+from service.graders.service import RESERVED_FIELDS, check
+from service.jobs.method_parts import leaves, settings_of
+from service.jobs.reading import require_job
+from service.models import Job, Rollout
+from service.rollouts import repository
+from service.rollouts.datasets import Dataset, find_dataset
+from service.rollouts.rescoring import Estimator, compared, summarised, with_own_parts
+from service.rollouts.schemas import RescoreRead, RescoreRequest
+from service.rollouts.selection import Selection
+from service.rollouts.service import method_of
+from service.settings import Settings
+from service.storage import Storage
+from service.turns import Turns
+
+DEADLINE_SECONDS = 40.0
+"""For all completions: clients wait a minute for an answer."""
+COMPLETION_SECONDS = 10.0
+GRADING_PROCESSES = 2
+MAX_ASKED = 64
+"""Completions for a grader that asks a server: somebody pays for them."""
+MAX_ROW_BYTES = 64 * 2**20
+"""Of the rows that graders see, all at once in memory."""
+_turns = Turns(2, "re-scores are running")
+
+Items = dict[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rescore:
+    """The places that a re-score looks at."""
+
+    database: Database
+    storage: Storage
+    catalog: Catalog
+    settings: Settings
+
+    def run(self, tenant: str, job_id: str, request: RescoreRequest) -> RescoreRead:
+        """Raises NotFound, InvalidRequest where it cannot be done, TooManyRequests while others run."""
+        with self.database.reading() as session:
+            job = require_job(session, tenant, job_id)
+        check(request.grader, self.catalog)
+        _refuse_rules_of_workers(request)
+        method = method_of(job)
+        estimator = _estimator(method, request)
+        dataset = find_dataset(self.database, self.storage, self.settings, job, request.split)
+        with _turns.one():
+            groups, num_skipped = self._groups(job, request)
+            items = _items(dataset, groups)
+            scores = _graded(request.grader, groups, items)
+        old_grader = getattr(settings_of(method), "grader", None)
+        found = compared(groups, scores, estimator, old_grader, request.grader)
+        return RescoreRead(
+            grader=request.grader.model_dump(mode="json"),
+            advantage=estimator.name,
+            summary=summarised(found, num_skipped),
+            data=found,
+        )
+
+    def _groups(self, job: Job, request: RescoreRequest) -> tuple[list[Rollout], int]:
+        """Groups of the newest whole steps, as many as the limit holds; and how many had to be left out."""
+        selection = Selection(request.from_step, request.to_step, request.split)
+        batches = repository.batches(self.database, job.id, selection, newest_first=True)
+        found: list[Rollout] = []
+        num_skipped = num_completions = 0
+        for step, groups in groupby(chain.from_iterable(batches), key=lambda group: group.step):
+            some, skipped = _within(groups, request.limit - num_completions)
+            if some is None:
+                if not found:
+                    message = f"limit: step {step} alone has more than {request.limit} completions."
+                    raise InvalidRequest(message, param="limit")
+                break
+            found += some
+            num_skipped += skipped
+            num_completions += sum(len(group.data["completions"]) for group in some)
+        if not found:
+            message = "There are no rollouts in these steps that a grader could score again."
+            raise InvalidRequest(message, param="from_step", code="no_rollouts")
+        return found, num_skipped
+
+
+def _within(groups: Iterator[Rollout], limit: int) -> tuple[list[Rollout] | None, int]:
+    """A step's groups with what a grader may see, None where they are too many; and how many are left out."""
+    found: list[Rollout] = []
+    num_skipped = num_completions = 0
+    for group in groups:
+        completions = group.data["completions"]
+        num_completions += len(completions)
+        if num_completions > limit:
+            return None, 0
+        if any(completion.get("turns", 1) > 1 for completion in completions):
+            num_skipped += 1
+        else:
+            found.append(group)
+    return found, num_skipped
+
+
+def _estimator(method: Any, request: RescoreRequest) -> Estimator:
+    given = settings_of(method).hyperparameters
+    name = str(request.advantage or getattr(given, "advantage", "group_std"))
+    if name == "process":
+        message = "advantage: the job's needs rewards of single steps, which are not stored: name another."
+        raise InvalidRequest(message, param="advantage")
+    masks = getattr(given, "mask_truncated_completions", False)
+    return Estimator(name, getattr(given, "advantage_ddof", 1), masks)
+
+
+def _refuse_rules_of_workers(request: RescoreRequest) -> None:
+    for place, rule in leaves("grader", request.grader):
+        if isinstance(rule, RewardModel):
+            message = f"{place}: a reward model is loaded by workers only: it cannot score again here."
+            raise InvalidRequest(message, param=place, code="grader_needs_worker")
+        if rule.execution == "thread" and request.limit > MAX_ASKED:
+            message = f"limit: {place} asks a server for every completion: {MAX_ASKED} at most."
+            raise InvalidRequest(message, param="limit")
+
+
+def _items(dataset: Dataset, groups: Sequence[Rollout]) -> Items:
+    """What graders see of the groups' rows, by number."""
+    found: Items = {}
+    wanted = sorted({group.data["row"] for group in groups})
+    for number, row in dataset.rows(wanted, max_bytes=MAX_ROW_BYTES):
+        found[number] = {key: value for key, value in row.items() if key not in RESERVED_FIELDS}
+    return found
+
+
+def _graded(grader: Grader, groups: Sequence[Rollout], items: Items) -> list[list[Score]]:
+    """Each group's new scores. Raises InvalidRequest where they take too long."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    with open_grading(grader, processes=GRADING_PROCESSES, deadline_seconds=COMPLETION_SECONDS) as grading:
+        futures = []
+        for group in groups:
+            for completion in group.data["completions"]:
+                if time.monotonic() > end:
+                    raise _too_slow()
+                futures.append(grading.submit(_sample(completion), items[group.data["row"]]))
+        try:
+            scores = iter([future.result(max(0.0, end - time.monotonic())) for future in futures])
+        except TimeoutError as error:
+            raise _too_slow() from error
+    return [
+        [with_own_parts(next(scores), completion) for completion in group.data["completions"]]
+        for group in groups
+    ]
+
+
+def _sample(completion: dict[str, Any]) -> Sample:
+    return make_sample(
+        completion["text"],
+        num_tokens=len(completion.get("token_ids", ())),
+        finish_reason=FinishReason(completion["finish_reason"]),
+    )
+
+
+def _too_slow() -> InvalidRequest:
+    message = f"limit: not all were scored within {DEADLINE_SECONDS:g} seconds: ask for fewer completions."
+    return InvalidRequest(message, param="limit", code="rescore_too_slow")

@@ -1,0 +1,197 @@
+"""What another grader would have changed: rewards and advantages of stored groups, before and after.
+
+Both sides' advantages are counted anew, by the engine's own function, from the rewards alone: so what differs
+is the grader's doing, and the same grader changes nothing. A KL penalty in the reward is in neither.
+Boundary: pure; grades nothing and reads nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from statistics import fmean
+from typing import Any
+
+from grpo_engine.advantages import GroupRewards, advantages
+from grpo_engine.records import OVERLONG, Score
+from service.jobs import names
+from service.models import Rollout
+from service.rollouts.schemas import (
+    ErrorCount,
+    RescoredCompletion,
+    RescoredGroup,
+    RescoreSide,
+    RescoreSummary,
+)
+from service.rollouts.selection import is_truncated
+
+MAX_ERRORS = 10
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A group's completions under one grader."""
+
+    scores: Sequence[Score]
+    advantages: Sequence[float]
+    has_signal: bool
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """How rewards become advantages."""
+
+    name: str
+    ddof: int
+    masks_truncated: bool
+
+    def judged(
+        self, groups: Sequence[Rollout], scores: Sequence[Sequence[Score]], grader: Any
+    ) -> list[Judged]:
+        """All groups, in order; each step by itself, as the engine has them."""
+        found: list[Judged] = []
+        weights = getattr(grader, "weights", None)
+        for _, step in groupby(zip(groups, scores, strict=True), key=lambda pair: pair[0].step):
+            some = list(step)
+            rewards = [self._rewards(group, own) for group, own in some]
+            made = advantages(rewards, self.name, ddof=self.ddof, weights=weights)
+            found += [
+                Judged(own, each.values, each.has_signal) for (_, own), each in zip(some, made, strict=True)
+            ]
+        return found
+
+    def _rewards(self, group: Rollout, scores: Sequence[Score]) -> GroupRewards:
+        return GroupRewards(
+            rewards=tuple(score.reward for score in scores),
+            lengths=tuple(self._trained_tokens(each) for each in group.data["completions"]),
+            parts=tuple(score.parts for score in scores),
+        )
+
+    def _trained_tokens(self, completion: Mapping[str, Any]) -> int:
+        masked = self.masks_truncated and is_truncated(completion)
+        return 0 if masked else len(completion.get("token_ids", ()))
+
+
+def stored_score(completion: Mapping[str, Any]) -> Score:
+    """As the job's own grader gave it."""
+    return Score(
+        reward=completion.get("reward"),
+        parts=completion.get("parts") or {},
+        errors=completion.get("errors") or {},
+    )
+
+
+def with_own_parts(score: Score, completion: Mapping[str, Any]) -> Score:
+    """The new grader's score with what is the job's own and not its grader's: the punishment of length."""
+    punishment = (completion.get("parts") or {}).get(OVERLONG)
+    if punishment is None or score.reward is None:
+        return score
+    parts = {**score.parts, OVERLONG: punishment}
+    return score.model_copy(update={"reward": score.reward + punishment, "parts": parts})
+
+
+def compared(
+    groups: Sequence[Rollout],
+    scores: Sequence[Sequence[Score]],
+    estimator: Estimator,
+    old_grader: Any,
+    new_grader: Any,
+) -> list[RescoredGroup]:
+    """Each group with its rewards and advantages before and after; `scores` are the new grader's."""
+    stored = [[stored_score(each) for each in group.data["completions"]] for group in groups]
+    before = estimator.judged(groups, stored, old_grader)
+    after = estimator.judged(groups, scores, new_grader)
+    return [_rescored(*each) for each in zip(groups, before, after, strict=True)]
+
+
+def _rescored(group: Rollout, before: Judged, after: Judged) -> RescoredGroup:
+    completions = [
+        RescoredCompletion(
+            index=index,
+            reward_before=was.reward,
+            reward_after=now.reward,
+            advantage_before=before.advantages[index],
+            advantage_after=after.advantages[index],
+            parts=now.parts,
+            errors=now.errors,
+        )
+        for index, (was, now) in enumerate(zip(before.scores, after.scores, strict=True))
+    ]
+    scored = [
+        (each.reward_before, each.reward_after)
+        for each in completions
+        if each.reward_before is not None and each.reward_after is not None
+    ]
+    return RescoredGroup(
+        id=names.rollout_id(group.split, group.step, group.position),
+        step=group.step,
+        split=group.split,
+        position=group.position,
+        row=group.data["row"],
+        mean_before=_mean([score.reward for score in before.scores]),
+        mean_after=_mean([score.reward for score in after.scores]),
+        has_signal_before=before.has_signal,
+        has_signal_after=after.has_signal,
+        rank_agreement=rank_agreement(scored),
+        num_sign_changes=sum(each.advantage_before * each.advantage_after < 0 for each in completions),
+        completions=completions,
+    )
+
+
+def rank_agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Kendall's tau-b of (before, after): 1 one order, -1 the opposite one; None where a side is constant."""
+    agreement = untied_before = untied_after = 0
+    for (before, after), (other_before, other_after) in combinations(pairs, 2):
+        was, now = _sign(before - other_before), _sign(after - other_after)
+        agreement += was * now
+        untied_before += was != 0
+        untied_after += now != 0
+    if not untied_before or not untied_after:
+        return None
+    return agreement / math.sqrt(untied_before * untied_after)
+
+
+def summarised(groups: Sequence[RescoredGroup], num_skipped: int) -> RescoreSummary:
+    completions = [each for group in groups for each in group.completions]
+    agreements = [group.rank_agreement for group in groups if group.rank_agreement is not None]
+    return RescoreSummary(
+        from_step=min(group.step for group in groups),
+        to_step=max(group.step for group in groups),
+        num_groups=len(groups),
+        num_groups_skipped=num_skipped,
+        num_completions=len(completions),
+        before=RescoreSide(
+            mean_reward=_mean([each.reward_before for each in completions]),
+            share_with_signal=fmean(group.has_signal_before for group in groups),
+            num_unscored=sum(each.reward_before is None for each in completions),
+        ),
+        after=RescoreSide(
+            mean_reward=_mean([each.reward_after for each in completions]),
+            share_with_signal=fmean(group.has_signal_after for group in groups),
+            num_unscored=sum(each.reward_after is None for each in completions),
+        ),
+        rank_agreement=_mean(agreements),
+        num_sign_changes=sum(group.num_sign_changes for group in groups),
+        errors=list(_errors(completions)),
+    )
+
+
+def _errors(completions: Sequence[RescoredCompletion]) -> Iterator[ErrorCount]:
+    """The new grader's, the most frequent first."""
+    found = Counter(
+        (part, error.code, error.message) for each in completions for part, error in each.errors.items()
+    )
+    for (part, code, message), count in found.most_common(MAX_ERRORS):
+        yield ErrorCount(part=part, code=code, message=message, count=count)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

@@ -1,0 +1,186 @@
+"""The rollout endpoints' answers, and the question of a re-score.
+
+Boundary: shapes only. Rewards, parts and advantages are as the engine recorded them; `mean_reward`, and what
+a re-score answers, is counted by the service.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grpo_engine.graders import Grader
+from grpo_engine.records import FinishReason, GradeError
+from service.pagination import MAX_NUMBER
+
+
+class CompletionFields(BaseModel):
+    """What is known of one completion."""
+
+    text: str
+    num_tokens: int
+    """End-of-sequence included."""
+    reward: float | None
+    """null: no grader could score it. It is left out of the group's mean."""
+    parts: dict[str, float | None] = {}
+    """Reward of each part of the grader."""
+    errors: dict[str, GradeError] = {}
+    """Part → why it could not be scored."""
+    feedback: str = ""
+    advantage: float = 0.0
+    finish_reason: FinishReason
+    """`length`: cut at `max_completion_tokens`."""
+    policy_version: int = 0
+    turns: int = 1
+    """Times the model spoke: more than one where it called tools."""
+
+
+class GroupFields(BaseModel):
+    """What is known of a prompt in a step."""
+
+    step: int
+    split: str
+    set: str | None = None
+    """Name of the retention set, where `split` is retention."""
+    position: int
+    """Of the prompt in its step and split, from 0."""
+    has_signal: bool
+    mean_reward: float | None
+    """Of the group's scored completions: what their advantages are counted from."""
+    row: int
+    """Of the prompt in the dataset, from 0."""
+    prompt: str
+    """As the model read it, rendered by its chat template."""
+
+
+class RolloutRead(GroupFields):
+    """One prompt of a step with its completions."""
+
+    object: Literal["fine_tuning.job.rollout"] = "fine_tuning.job.rollout"
+    id: str
+    completions: list[CompletionFields]
+
+
+class CompletionRead(GroupFields, CompletionFields):
+    """One completion, and the group that it was compared in."""
+
+    object: Literal["fine_tuning.job.rollout.completion"] = "fine_tuning.job.rollout.completion"
+    id: str
+    rollout_id: str
+    """The group's id."""
+    index: int
+    """In the group, from 0."""
+
+
+class SplitSteps(BaseModel):
+    split: str
+    steps: list[int]
+    """Those with rollouts, in order."""
+
+
+class RolloutOverview(BaseModel):
+    """What there is to ask for."""
+
+    object: Literal["fine_tuning.job.rollout_overview"] = "fine_tuning.job.rollout_overview"
+    parts: list[str]
+    """Names for `fired` and `not_fired`."""
+    data: list[SplitSteps]
+
+
+Advantage = Literal["group_std", "mean_only", "batch_std", "leave_one_out", "reinforce_plus_plus", "gdpo"]
+"""The engine's but `process`: rewards of single steps are not stored."""
+
+
+class RescoreRequest(BaseModel):
+    """Another grader, and the rollouts to try it on: whole steps, the newest first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    grader: Grader
+    split: Literal["train", "validation"] = "train"
+    from_step: int | None = Field(None, ge=0, le=MAX_NUMBER)
+    to_step: int | None = Field(None, ge=0, le=MAX_NUMBER)
+    limit: int = Field(512, ge=1, le=2000)
+    """Most completions."""
+    advantage: Advantage | None = None
+    """null: the job's own."""
+
+
+class RescoreSide(BaseModel):
+    """Before, or after."""
+
+    mean_reward: float | None
+    """Of all scored completions."""
+    share_with_signal: float
+    """Of the groups."""
+    num_unscored: int
+    """Completions that the grader could not score: they are no zeros."""
+
+
+class ErrorCount(BaseModel):
+    """One reason why the new grader could not score, and how often."""
+
+    part: str
+    code: str
+    message: str
+    count: int
+
+
+class RescoreSummary(BaseModel):
+    from_step: int
+    to_step: int
+    num_groups: int
+    num_groups_skipped: int
+    """Left out: their completions called tools, whose answers are not stored."""
+    num_completions: int
+    before: RescoreSide
+    after: RescoreSide
+    rank_agreement: float | None
+    """Mean over the groups of Kendall's tau-b; null where no group has signal on both sides."""
+    num_sign_changes: int
+    """Completions whose advantage would have pushed the other way."""
+    errors: list[ErrorCount]
+
+
+class RescoredCompletion(BaseModel):
+    index: int
+    reward_before: float | None
+    reward_after: float | None
+    advantage_before: float
+    advantage_after: float
+    parts: dict[str, float | None]
+    """The new grader's."""
+    errors: dict[str, GradeError]
+
+
+class RescoredGroup(BaseModel):
+    id: str
+    step: int
+    split: str
+    position: int
+    row: int
+    mean_before: float | None
+    mean_after: float | None
+    has_signal_before: bool
+    has_signal_after: bool
+    rank_agreement: float | None
+    num_sign_changes: int
+    completions: list[RescoredCompletion]
+
+
+class RescoreRead(BaseModel):
+    """What would have changed. Nothing of the job is changed."""
+
+    object: Literal["fine_tuning.job.rescore"] = "fine_tuning.job.rescore"
+    grader: dict[str, Any]
+    """As this service reads it."""
+    advantage: str
+    summary: RescoreSummary
+    data: list[RescoredGroup]
+
+
+def stored_completion(completion: dict[str, Any]) -> dict[str, Any]:
+    """Without token ids, which the export has."""
+    shown = {name: value for name, value in completion.items() if name != "token_ids"}
+    return {"num_tokens": len(completion.get("token_ids", ())), **shown}

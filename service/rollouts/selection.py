@@ -1,0 +1,80 @@
+"""Which rollouts are meant: one way of asking for lists of groups, lists of completions and exports.
+
+A group is meant where one of its completions is, but for `no_signal`, which is the group's own.
+Boundary: pure; a stored group in, yes or no out. Queries are the repository's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grpo_engine.records import FinishReason
+from service.errors import InvalidRequest
+
+Property = Literal["no_signal", "truncated", "grader_error"]
+Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
+"""`best` and `worst` leave nothing out: they order by reward."""
+Split = Literal["train", "validation", "retention"]
+Completion = Mapping[str, Any]
+"""As `grpo_engine.records.CompletionRecord` is stored."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a request asks for."""
+
+    from_step: int | None = None
+    to_step: int | None = None
+    split: Split | None = None
+    filter: Filter | None = None
+    fired: tuple[str, ...] = ()
+    """Parts of the reward that gave more than `fired_above`, all of them."""
+    not_fired: tuple[str, ...] = ()
+    """Parts that gave no more. A part that could not be scored neither fired nor did not."""
+    fired_above: float = 0.0
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether completions must be read to know what is meant."""
+        return bool(self.fired or self.not_fired) or self.filter in ("truncated", "grader_error")
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it takes reading the completions of many steps."""
+        is_one_step = self.from_step is not None and self.from_step == self.to_step
+        return not is_one_step and (self.looks_inside or self.filter in ("best", "worst"))
+
+    def admits(self, completion: Completion) -> bool:
+        """Whether this completion is meant, whose group fits."""
+        if self.filter == "truncated" and not is_truncated(completion):
+            return False
+        if self.filter == "grader_error" and not has_grader_error(completion):
+            return False
+        return self._fits_parts(completion.get("parts") or {})
+
+    def _fits_parts(self, parts: Mapping[str, float | None]) -> bool:
+        scores = [parts.get(name) for name in self.fired]
+        others = [parts.get(name) for name in self.not_fired]
+        return all(score is not None and score > self.fired_above for score in scores) and all(
+            score is not None and score <= self.fired_above for score in others
+        )
+
+
+def is_truncated(completion: Completion) -> bool:
+    return bool(completion["finish_reason"] == FinishReason.LENGTH.value)
+
+
+def has_grader_error(completion: Completion) -> bool:
+    return bool(completion.get("errors")) or completion.get("reward") is None
+
+
+def refuse_unknown_parts(selection: Selection, known: Sequence[str]) -> None:
+    """Raises InvalidRequest for a part that no grader of the job has."""
+    for param in ("fired", "not_fired"):
+        for name in getattr(selection, param):
+            if name not in known:
+                there_are = f"its parts are {', '.join(known)}" if known else "it has no grader"
+                message = f"{param}: the job's reward has no part {name!r}: {there_are}."
+                raise InvalidRequest(message, param=param, code="unknown_part")

@@ -1,0 +1,84 @@
+"""What is asked of a job's rollouts: lists of groups or of completions, and an overview.
+
+Boundary: no HTTP. Transactions are opened here, one for each question.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy.orm import Session
+
+from grpo_engine.config import Method
+from grpo_engine.graders import part_names
+from grpo_engine.records import OVERLONG
+from service.db import Database
+from service.jobs import names
+from service.jobs.method_parts import graders_of, settings_of
+from service.jobs.reading import require_job
+from service.models import Job
+from service.pagination import unknown_cursor
+from service.rollouts import repository
+from service.rollouts.repository import Entry, Unit
+from service.rollouts.schemas import RolloutOverview
+from service.rollouts.selection import Selection, refuse_unknown_parts
+from service.turns import Turns
+
+_searches = Turns(4, "searches through all rollouts of a job are running")
+_method: TypeAdapter[Method] = TypeAdapter(Method)
+
+
+def method_of(job: Job) -> Any:
+    return _method.validate_python(job.method)
+
+
+def parts_of(job: Job) -> list[str]:
+    """Names of all parts that a completion of this job may have been given rewards for, sorted."""
+    method = method_of(job)
+    found = [name for _, grader in graders_of(method) for name in part_names(grader)]
+    if getattr(settings_of(method).hyperparameters, "overlong_buffer_tokens", 0):
+        found.append(OVERLONG)
+    return sorted(set(found))
+
+
+def searching() -> AbstractContextManager[None]:
+    """Around what reads all of a job's completions."""
+    return _searches.one()
+
+
+def checked_job(database: Database, tenant: str, job_id: str, selection: Selection) -> Job:
+    """The tenant's job. Raises NotFound, and InvalidRequest for a part that it does not have."""
+    with database.reading() as session:
+        job = require_job(session, tenant, job_id)
+    if selection.fired or selection.not_fired:
+        refuse_unknown_parts(selection, parts_of(job))
+    return job
+
+
+def page(
+    database: Database, job: Job, selection: Selection, unit: Unit, *, limit: int, after: str | None
+) -> list[Entry]:
+    """One more than `limit` where there are more.
+
+    Raises NotFound for a cursor that is not there, TooManyRequests while many search whole ledgers.
+    """
+    with searching() if selection.is_wide else nullcontext(), database.scanning() as session:
+        last = None if after is None else _last(session, job.id, after, unit)
+        return repository.page(session, job.id, selection, unit, limit=limit, after=last)
+
+
+def overview(database: Database, job: Job) -> RolloutOverview:
+    with database.reading() as session:
+        return RolloutOverview(parts=parts_of(job), data=repository.steps(session, job.id))
+
+
+def _last(session: Session, job_id: str, after: str, unit: Unit) -> Entry:
+    """The entry that a page ended with. Raises NotFound."""
+    place = names.rollout_place(after) if unit == "group" else names.completion_place(after)
+    group = repository.find(session, job_id, place[:3]) if place else None
+    index = place[3] if place is not None and len(place) == 4 else None
+    if group is None or (index is not None and index >= len(group.data["completions"])):
+        raise unknown_cursor(after)
+    return Entry(group, index)

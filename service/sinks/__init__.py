@@ -1,0 +1,1 @@
+"""Where metrics go beside this database: TensorBoard, MLflow, Weights & Biases."""

@@ -1,0 +1,181 @@
+"""Which sink is due, who looks after it, and how far it has got. The stored metrics are the truth.
+
+A claim is a lease: its process renews it, and where it dies another one goes on from what the sink itself
+has. Only the database's clock decides. A step is told when nothing can be added to it any more, so one step
+after it was made: the evaluation that follows a step is stored with it.
+Boundary: rows; `worker/sinks/` writes to the sinks, and no transaction is open then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.clock import db_now
+from service.jobs import history
+from service.jobs.metrics import EVALUATION, MetricRow, metric_rows
+from service.jobs.states import HELD, TERMINAL, JobState
+from service.models import Job
+from service.sinks.models import JobSink
+
+CLAIM_SECONDS = 120.0
+"""Without a renewal for so long its process hangs: a sink's own time limits are shorter."""
+BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0, 86_400.0)
+"""Pauses after failures in a row; after the last one the sink is given up."""
+MAX_ROWS = 500
+"""At a time, so that a look back over a long job fits in memory."""
+MAX_REASON_CHARS = 400
+_OVER = [state.value for state in TERMINAL]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sink of one job, and the number under which it is looked after."""
+
+    job_id: str
+    type: str
+    number: int
+
+
+def claim_due(session: Session, pool: str) -> Claim | None:
+    """What has been due for longest and has something to tell. None: nothing."""
+    now = select(db_now()).scalar_subquery()
+    # of the newest step nothing is told before the next one, or the end
+    has_news = or_(Job.step > JobSink.step + 1, Job.state.in_(_OVER))
+    due = (
+        select(JobSink.job_id, JobSink.type)
+        .join(Job, Job.id == JobSink.job_id)
+        .where(JobSink.due_at <= now, Job.pool == pool, has_news)
+        .order_by(JobSink.due_at)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=JobSink)
+    )
+    found = session.execute(due).one_or_none()
+    if found is None:
+        return None
+    taken = (
+        update(JobSink)
+        .where(JobSink.job_id == found.job_id, JobSink.type == found.type)
+        .values(due_at=db_now() + CLAIM_SECONDS, claim=JobSink.claim + 1)
+        .returning(JobSink.claim)
+        .execution_options(synchronize_session=False)
+    )
+    return Claim(found.job_id, found.type, session.execute(taken).scalar_one())
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a sink is told of the job before its metrics."""
+
+    job: Job
+    settings: dict[str, Any]
+    step: int
+    """Written up to here, as far as is known here."""
+
+
+def target(session: Session, claim: Claim) -> Target | None:
+    """None: the claim is no longer ours."""
+    row = session.scalar(select(JobSink).where(*_mine(claim)))
+    job = session.get(Job, claim.job_id)
+    return None if row is None or job is None else Target(job, row.settings, row.step)
+
+
+@dataclass(frozen=True)
+class News:
+    """What there is to tell after a step."""
+
+    rows: Sequence[MetricRow]
+    """Complete ones, in order of steps; the evaluation before training is step 0."""
+    state: JobState
+    has_more: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in TERMINAL and not self.has_more
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nobody works on it and nothing more will come of itself."""
+        return self.state not in HELD and not self.has_more
+
+
+def news(session: Session, job_id: str, after_step: int) -> News:
+    """At most MAX_ROWS of them."""
+    # the state first: what a job that has ended has written is there
+    asked = select(Job.state, Job.tenant, Job.step, Job.evaluation).where(Job.id == job_id)
+    job = session.execute(asked).one()
+    state = JobState(job.state)
+    found = metric_rows(session, job.tenant, job_id, after_step=max(0, after_step), limit=MAX_ROWS)
+    rows = [row for row in found if state in TERMINAL or row["step"] < job.step]
+    if after_step < 0 and (baseline := job.evaluation.get("baseline")):
+        measured = {f"{EVALUATION}{name}": value for name, value in baseline.items() if name != "step"}
+        rows.insert(0, {"step": 0, **measured})
+    return News(rows, state, has_more=len(found) == MAX_ROWS)
+
+
+def advance(session: Session, claim: Claim, step: int) -> bool:
+    """Note how far it is, and hold it longer. False: the claim is no longer ours."""
+    return _write(session, claim, step=step, due_at=db_now() + CLAIM_SECONDS, failures=0)
+
+
+def release(session: Session, claim: Claim) -> bool:
+    """Nobody looks after it; it is due as soon as there is something to tell."""
+    return _write(session, claim, due_at=db_now())
+
+
+def finish(session: Session, claim: Claim) -> bool:
+    """All of the job is told."""
+    return _write(session, claim, state="done", due_at=None, reason="")
+
+
+def is_held(session: Session, claim: Claim) -> bool:
+    """Whether it is still ours, and renewed in time."""
+    return session.scalar(select(JobSink.type).where(*_mine(claim), JobSink.due_at > db_now())) is not None
+
+
+def fail(session: Session, claim: Claim, reason: str) -> bool:
+    """Note a failure: again after a pause, or given up; the job says it once. False: not ours any more."""
+    row = session.scalar(select(JobSink).where(*_mine(claim)))
+    if row is None:
+        return False
+    pauses = BACKOFF_SECONDS[row.failures : row.failures + 1]
+    due_at: ColumnElement[float] | None = db_now() + pauses[0] if pauses else None
+    state = "pending" if pauses else "failed"
+    reason = reason[:MAX_REASON_CHARS]
+    if not _write(session, claim, state=state, due_at=due_at, failures=row.failures + 1, reason=reason):
+        return False
+    _warn_once(session, claim, reason)
+    return True
+
+
+def _warn_once(session: Session, claim: Claim, reason: str) -> None:
+    """In the job's warnings, and in its history while that goes on."""
+    code = f"sink_{claim.type}"
+    job = session.scalars(select(Job).where(Job.id == claim.job_id).with_for_update()).one()
+    session.refresh(job, ["warnings", "state", "fence"])
+    if any(known.get("code") == code for known in job.warnings):
+        return
+    message = f"{claim.type} did not take the metrics: {reason} They are kept here, and it is tried again."
+    job.warnings = [*job.warnings, {"code": code, "message": message}]
+    session.flush()
+    if JobState(job.state) not in TERMINAL:
+        entry = history.Entry("message", message, "warn", {"code": code}, job.fence)
+        history.append(session, job.id, entry)
+
+
+def _mine(claim: Claim) -> tuple[ColumnElement[bool], ...]:
+    return (
+        JobSink.job_id == claim.job_id,
+        JobSink.type == claim.type,
+        JobSink.claim == claim.number,
+        JobSink.due_at.is_not(None),
+    )
+
+
+def _write(session: Session, claim: Claim, **values: Any) -> bool:
+    written = update(JobSink).where(*_mine(claim)).values(**values).returning(JobSink.type)
+    return session.scalar(written.execution_options(synchronize_session=False)) is not None

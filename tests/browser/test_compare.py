@@ -1,0 +1,79 @@
+"""Several jobs on one chart: the API's values, any metric, and where the jobs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.charts import drawn, points
+from tests.browser.deployment import JOBS, Deployment
+
+
+def open_comparison(page: Page, deployment: Deployment, *names: str, more: str = "") -> None:
+    page.goto(f"/#/compare?jobs={','.join(deployment.jobs[name] for name in names)}{more}")
+
+
+def measured(deployment: Deployment, name: str, metric: str) -> list[tuple[int, float]]:
+    rows = deployment.get(f"{JOBS}/{deployment.jobs[name]}/metrics")["data"]
+    return [(row["step"], row[metric]) for row in rows if metric in row]
+
+
+def test_each_job_is_a_line_with_the_apis_values(page: Page, deployment: Deployment) -> None:
+    open_comparison(page, deployment, "first", "faster")
+    lines = drawn(page, "Reward")
+    assert list(lines) == ["first-try", "higher-rate"]
+    assert points(lines["first-try"]) == measured(deployment, "first", "reward")
+    assert points(lines["higher-rate"]) == measured(deployment, "faster", "reward")
+
+
+def test_another_metric_is_drawn_and_kept_in_the_address(page: Page, deployment: Deployment) -> None:
+    open_comparison(page, deployment, "first", "faster")
+    page.get_by_label("Metric").select_option("kl")
+    lines = drawn(page, "KL to the reference")
+    assert points(lines["higher-rate"]) == measured(deployment, "faster", "kl")
+    page.reload()
+    assert points(drawn(page, "KL to the reference")["first-try"]) == measured(deployment, "first", "kl")
+
+
+def test_the_settings_in_which_they_differ_are_listed_and_no_others(
+    page: Page, deployment: Deployment
+) -> None:
+    open_comparison(page, deployment, "first", "faster")
+    rows = page.get_by_role("region", name="Where they differ").locator("tbody tr")
+    expect(rows).not_to_have_count(0)
+    shown = {cells[0]: cells[1:] for row in rows.all() if (cells := row.locator("th, td").all_inner_texts())}
+    assert shown == {
+        "hyperparameters.group_size": ["8", "4"],
+        "hyperparameters.learning_rate": ["0.00001", "0.00004"],
+        "seed": ["7", "8"],
+    }
+
+
+def test_a_job_that_is_not_there_is_told_and_the_others_are_drawn(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("404")
+    open_comparison(page, deployment, "first", more=",ftjob-gone")
+    expect(page.get_by_role("alert")).to_contain_text("ftjob-gone")
+    assert points(drawn(page, "Reward")["first-try"]) == measured(deployment, "first", "reward")
+
+
+def test_without_jobs_it_says_how_to_choose_some(page: Page) -> None:
+    page.goto("/#/compare")
+    expect(page.get_by_role("heading", name="No jobs chosen")).to_be_visible()
+
+
+def test_a_job_can_be_taken_out(page: Page, deployment: Deployment) -> None:
+    open_comparison(page, deployment, "first", "faster")
+    page.get_by_role("button", name="Remove first-try").click()
+    expect(page.get_by_role("button", name="Remove first-try")).to_have_count(0)
+    assert list(drawn(page, "Reward")) == ["higher-rate"]
+
+
+def test_the_comparison_looks_right(
+    page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
+) -> None:
+    open_comparison(page, deployment, "first", "faster", "guarded")
+    drawn(page, "Reward")
+    shots(page, "compare")

@@ -1,0 +1,43 @@
+"""The diagnosis on a job's page: what the API says of it, and the job again with one press."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.deployment import JOBS, Deployment
+
+
+def test_a_failed_job_s_diagnosis_is_the_api_s(page: Page, deployment: Deployment) -> None:
+    found = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"]
+    page.goto(f"/#/jobs/{deployment.jobs['failed']}")
+    panel = page.get_by_role("region", name="Diagnosis")
+    expect(panel.get_by_role("article")).to_have_count(len(found))
+    for finding in found:
+        for text in (finding["cause"], finding["code"], *finding["evidence"]):
+            expect(panel).to_contain_text(text)
+
+
+def test_a_job_is_cloned_with_the_change_only_after_a_yes(page: Page, deployment: Deployment) -> None:
+    job_id = deployment.jobs["failed"]
+    (finding, *_) = deployment.get(f"{JOBS}/{job_id}/diagnosis")["findings"]
+    num_jobs = len(deployment.get(JOBS, limit=100)["data"])
+    page.goto(f"/#/jobs/{job_id}")
+    press = page.get_by_role("article").first.get_by_role("button")
+    press.click()
+    page.get_by_role("dialog").get_by_role("button", name="Not now").click()
+    assert len(deployment.get(JOBS, limit=100)["data"]) == num_jobs
+    press.click()
+    page.get_by_role("dialog").get_by_role("button", name="Start it").click()
+    page.wait_for_url(lambda url: "#/jobs/" in url and job_id not in url)
+    new_id = page.url.rpartition("/")[2]
+    events = deployment.get(f"{JOBS}/{new_id}/events", limit=100)["data"]
+    assert events[-1]["message"].endswith(f"a clone of {job_id}")
+    deployment.client.post(f"{JOBS}/{new_id}/cancel").raise_for_status()
+    assert finding["patch"] is not None
+
+
+def test_a_job_without_findings_has_no_panel(page: Page, deployment: Deployment) -> None:
+    assert deployment.get(f"{JOBS}/{deployment.jobs['first']}/diagnosis")["findings"] == []
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    expect(page.get_by_role("heading", name="Curves")).to_be_visible()
+    expect(page.get_by_role("heading", name="Diagnosis")).to_have_count(0)

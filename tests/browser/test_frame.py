@@ -1,0 +1,139 @@
+"""The frame: the key, navigation, themes, what is unreachable, and what the static files are served with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import log_in
+from tests.browser.deployment import Deployment
+
+PLOTLY = "/dashboard/vendor/plotly.min.js"
+
+
+def heading(page: Page, name: str) -> None:
+    expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+
+
+def test_a_visitor_without_a_key_is_asked_for_it_and_then_sees_the_jobs(
+    blank: Page, deployment: Deployment
+) -> None:
+    blank.goto("/")
+    heading(blank, "Your key")
+    blank.get_by_label("API key").fill(deployment.key)
+    blank.get_by_role("button", name="Continue").click()
+    heading(blank, "Jobs")
+    blank.reload()
+    heading(blank, "Jobs")
+
+
+def test_a_refused_key_is_forgotten_and_asked_for_again_with_the_reason(
+    blank: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("401")
+    log_in(blank, "grpo_wrong")
+    blank.goto(f"/#/jobs/{deployment.jobs['first']}")
+    heading(blank, "Your key")
+    expect(blank.get_by_role("alert")).to_have_text("This key is not accepted: This API key is not valid.")
+    assert blank.evaluate("localStorage.getItem('grpo.key')") is None
+    blank.get_by_label("API key").fill(deployment.key)
+    blank.get_by_role("button", name="Continue").click()
+    heading(blank, "first-try")
+
+
+def test_a_forgotten_key_is_gone_from_the_browser(blank: Page, deployment: Deployment) -> None:
+    log_in(blank, deployment.key)
+    blank.goto("/")
+    heading(blank, "Jobs")
+    blank.get_by_role("button", name="Forget key").click()
+    heading(blank, "Your key")
+    assert blank.evaluate("localStorage.getItem('grpo.key')") is None
+
+
+def test_a_service_that_does_not_answer_is_told_and_asked_again(
+    page: Page, expected_errors: list[str]
+) -> None:
+    expected_errors.append("ERR_CONNECTION_REFUSED")
+    page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
+    page.goto("/")
+    expect(page.get_by_role("alert")).to_contain_text("The service does not answer. Is it running?")
+    page.unroute("**/v1/**")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("link", name="first-try")).to_be_visible()
+
+
+def test_an_address_of_no_page_says_so(page: Page) -> None:
+    page.goto("/#/nowhere")
+    expect(page.get_by_role("alert")).to_contain_text("There is no page at this address.")
+
+
+def test_navigation_moves_the_focus_to_the_title_and_names_the_document(
+    page: Page, deployment: Deployment
+) -> None:
+    page.goto("/")
+    page.get_by_role("link", name="first-try").press("Enter")
+    heading(page, "first-try")
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    expect(page).to_have_title("first-try · GRPO service")
+
+
+def test_the_first_tab_stop_skips_to_the_content(page: Page) -> None:
+    page.goto("/")
+    heading(page, "Jobs")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+    heading(page, "Jobs")
+
+
+def test_the_theme_follows_the_system_until_one_is_chosen_and_then_stays(blank: Page) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    blank.emulate_media(color_scheme="dark")
+    blank.goto("/")
+    dark = blank.evaluate(background)
+    blank.get_by_role("button", name="Use the light theme").click()
+    light = blank.evaluate(background)
+    assert light != dark
+    blank.reload()
+    assert blank.evaluate(background) == light
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard/app.js", "/dashboard/style.css", PLOTLY])
+def test_every_static_file_needs_no_key_and_has_the_strict_headers(deployment: Deployment, path: str) -> None:
+    answer = httpx.get(deployment.url + path)
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert answer.status_code == 200
+    assert {"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} <= set(policy)
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_charts_library_is_kept_for_long_and_not_sent_twice(deployment: Deployment) -> None:
+    first = httpx.get(deployment.url + PLOTLY)
+    assert first.headers["cache-control"] == "public, max-age=604800"
+    again = httpx.get(deployment.url + PLOTLY, headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+
+
+@pytest.mark.parametrize(
+    "name", ["widgetbundle.js", "datasets/iris.csv.gz", "../__init__.py", "%2e%2e/app.js"]
+)
+def test_nothing_else_of_the_charts_package_is_served(deployment: Deployment, name: str) -> None:
+    answer = httpx.get(f"{deployment.url}/dashboard/vendor/{name}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "unknown_route"
+
+
+def test_the_static_files_are_no_part_of_the_api_document(deployment: Deployment) -> None:
+    paths = httpx.get(f"{deployment.url}/openapi.json").json()["paths"]
+    assert not [path for path in paths if path == "/" or path.startswith("/dashboard")]
+
+
+def test_the_key_form_looks_right(blank: Page, shots: Callable[[Page, str], None]) -> None:
+    blank.goto("/")
+    heading(blank, "Your key")
+    shots(blank, "key")

@@ -1,0 +1,63 @@
+"""The grader bench: examples that score, rules that are refused at their field, answers without a score."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+EXAMPLES = {
+    "A number": "1",
+    "The exact text": "1",
+    "Tags in order": "1",
+    "Right, and well formed": "1",
+    "A similar text": "0.6154",
+    "Your own Python": "1",
+}
+
+
+def test_every_example_scores(page: Page, shots: Callable[[Page, str], None]) -> None:
+    page.goto("/#/grader")
+    result = page.get_by_role("region", name="Result")
+    for name, reward in EXAMPLES.items():
+        page.get_by_label("Start from").select_option(name)
+        expect(result).to_contain_text("Not run yet")
+        page.get_by_role("button", name="Run").click()
+        expect(result.locator("dd").first).to_have_text(reward)
+    page.get_by_label("Start from").select_option("Right, and well formed")
+    page.get_by_label("Answer of the model").fill("41, I think")
+    page.get_by_role("button", name="Run").click()
+    expect(result.get_by_role("row", name="format 0")).to_be_visible()
+    shots(page, "grader")
+
+
+def test_an_answer_that_cannot_be_scored_says_so_and_why(
+    page: Page, shots: Callable[[Page, str], None]
+) -> None:
+    page.goto("/#/grader")
+    page.get_by_label("Start from").select_option("A number")
+    page.get_by_label("Row of the dataset").fill("{}")
+    page.get_by_role("button", name="Run").click()
+    alert = page.get_by_role("region", name="Result").get_by_role("alert")
+    expect(alert).to_contain_text("It could not be scored")
+    expect(page.get_by_role("region", name="Result")).to_contain_text("item.answer")
+    shots(page, "grader-unscorable")
+
+
+def test_what_is_wrong_with_a_grader_stands_at_the_grader(page: Page, expected_errors: list[str]) -> None:
+    expected_errors.append("400")
+    page.goto("/#/grader")
+    grader = page.get_by_label("Grader (JSON)")
+    grader.fill("{oops")
+    page.get_by_role("button", name="Run").click()
+    expect(grader).to_be_focused()
+    expect(page.locator("#grader-problem")).to_contain_text("This is not JSON")
+    grader.fill(json.dumps({"type": "numeric", "name": "n", "reference": "1", "tolerence": 1}))
+    page.get_by_role("button", name="Check only").click()
+    expect(page.locator("#grader-problem")).to_contain_text("tolerence")
+    expect(grader).to_have_attribute("aria-invalid", "true")
+    grader.fill(json.dumps({"type": "numeric", "name": "n", "reference": "1"}))
+    page.get_by_role("button", name="Check only").click()
+    expect(page.get_by_role("region", name="Result")).to_contain_text("The grader can be used")
+    expect(page.locator("#grader-problem")).to_be_empty()

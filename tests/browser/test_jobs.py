@@ -1,0 +1,135 @@
+"""The list of jobs: what it shows is what the API says, it narrows, pages, stays fresh, and leads on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import Locator, Page, Route, expect
+
+from tests.browser.conftest import log_in
+from tests.browser.deployment import JOBS, Deployment
+from tests.service.job_samples import upload
+
+NAMES = "tbody .name > a"
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
+
+
+def test_every_job_is_listed_newest_first_with_its_status(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    expect(row(page, "first-try")).to_be_visible()
+    told = deployment.get(JOBS)["data"]
+    expect(page.locator(NAMES)).to_have_text([job["suffix"] or job["id"] for job in told])
+    for job in told:
+        if job["status"] != "running":
+            expect(row(page, job["suffix"] or job["id"]).locator(".badge")).to_have_text(job["status"])
+
+
+def test_progress_is_the_jobs_steps(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    progress = deployment.job("guarded")["progress"]
+    bar = row(page, "guarded").get_by_role("progressbar")
+    expect(bar).to_have_attribute("aria-valuenow", str(progress["step"]))
+    expect(bar).to_have_attribute("aria-valuemax", str(progress["total_steps"]))
+
+
+def test_a_sparkline_goes_from_the_first_to_the_last_reward(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    data = deployment.get(f"{JOBS}/{deployment.jobs['first']}/metrics")["data"]
+    line = row(page, "first-try").get_by_role("img")
+    expect(line).to_have_accessible_name(
+        f"reward of first-try, from {data[0]['reward']:.3g} to {data[-1]['reward']:.3g}"
+    )
+    assert len(line.locator("polyline").get_attribute("points").split()) == len(data)
+
+
+def test_a_waiting_job_says_what_it_waits_for(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    queued = deployment.job("queued")
+    expect(row(page, queued["id"])).to_contain_text(queued["queue"]["reason"])
+
+
+def test_metadata_narrows_the_list_and_can_be_taken_back(page: Page) -> None:
+    page.goto("/#/jobs")
+    row(page, "higher-rate").get_by_role("button", name="team=maths").click()
+    expect(row(page, "first-try")).to_have_count(0)
+    expect(page.locator(NAMES)).to_have_text(["long", "higher-rate"])
+    page.get_by_label("Metadata").fill("try=2")
+    page.get_by_role("button", name="Add").click()
+    expect(row(page, "long")).to_have_count(0)
+    expect(page.locator(NAMES)).to_have_text(["higher-rate"])
+    page.get_by_role("button", name="Remove team=maths").click()
+    page.get_by_role("button", name="Remove try=2").click()
+    expect(row(page, "first-try")).to_be_visible()
+
+
+def test_metadata_of_no_job_says_so(page: Page) -> None:
+    page.goto("/#/jobs?metadata=team%3Dnobody")
+    expect(page.get_by_role("heading", name="No job has this metadata")).to_be_visible()
+
+
+def test_a_status_hides_the_jobs_of_the_others(page: Page) -> None:
+    page.goto("/#/jobs")
+    page.get_by_label("Status").select_option("paused")
+    expect(row(page, "first-try")).to_have_count(0)
+    expect(page.locator(NAMES)).to_have_text(["guarded"])
+    page.reload()
+    expect(page.locator(NAMES)).to_have_text(["guarded"])
+
+
+def test_more_jobs_are_loaded_page_by_page(page: Page, deployment: Deployment) -> None:
+    def smaller(route: Route) -> None:
+        route.continue_(url=route.request.url.replace("limit=20", "limit=3"))
+
+    page.route("**/v1/fine_tuning/jobs?limit=20*", smaller)
+    page.goto("/#/jobs")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    total = len(deployment.get(JOBS, limit=100)["data"])
+    while (shown := page.locator("tbody tr").count()) < total:
+        page.get_by_role("button", name="Load more").click()
+        expect(page.locator("tbody tr")).to_have_count(min(total, shown + 3))
+    expect(page.get_by_role("button", name="Load more")).to_be_hidden()
+
+
+def test_chosen_jobs_are_compared(page: Page, deployment: Deployment) -> None:
+    page.goto("/#/jobs")
+    compare = page.get_by_role("button", name="Compare")
+    page.get_by_label("Compare first-try").check()
+    expect(compare).to_be_disabled()
+    page.get_by_label("Compare higher-rate").press("Space")
+    compare.click()
+    expect(page.get_by_role("heading", name="Compare jobs")).to_be_visible()
+    chosen = [deployment.jobs["faster"], deployment.jobs["first"]]
+    assert page.url.endswith(f"#/compare?jobs={','.join(chosen)}")
+
+
+def test_a_change_appears_without_a_reload(page: Page, deployment: Deployment) -> None:
+    job_id = deployment.create(upload(deployment.client))
+    page.goto("/#/jobs")
+    badge = row(page, job_id).locator(".badge")
+    expect(badge).to_have_text("queued")
+    deployment.client.post(f"{JOBS}/{job_id}/cancel")
+    expect(badge).to_have_text("cancelled")
+
+
+def test_markup_in_a_jobs_metadata_stays_text(page: Page, deployment: Deployment) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    job_id = deployment.create(upload(deployment.client), metadata={"note": hostile})
+    deployment.client.post(f"{JOBS}/{job_id}/cancel")
+    page.goto("/#/jobs")
+    expect(row(page, job_id).get_by_role("button")).to_have_text(f"note={hostile}")
+    assert page.locator("main img").count() == 0
+
+
+def test_a_tenant_without_jobs_reads_how_to_make_one(blank: Page, deployment: Deployment) -> None:
+    log_in(blank, deployment.new_key("nobody"))
+    blank.goto("/#/jobs")
+    expect(blank.get_by_role("heading", name="No jobs yet")).to_be_visible()
+
+
+def test_the_list_looks_right(page: Page, shots: Callable[[Page, str], None]) -> None:
+    page.goto("/#/jobs")
+    expect(page.locator("tbody .sparkline")).not_to_have_count(0)
+    shots(page, "jobs")

@@ -1,0 +1,193 @@
+"""The new-job page: from nothing to a finished job, problems at their fields, a probe's sentence, a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from service.migrate import upgrade
+from tests.browser.conftest import log_in, profile
+from tests.browser.deployment import Deployment, questions, reinforcement
+from tests.conftest import settings_for
+from tests.e2e.api import api_process
+from tests.service.job_samples import upload
+from tests.worker.conftest import Processes
+
+RUN_MS = 60_000
+"""For a worker to see something through, on a busy machine."""
+JOBS = "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory, clean_environment: None) -> Iterator[Deployment]:
+    """One of its own, whose worker has nothing else to do."""
+    home = tmp_path_factory.mktemp("new-job") / "home"
+    settings = settings_for(
+        home, engine_module="tests.browser.engine", poll_seconds=0.05, heartbeat_seconds=0.1
+    )
+    upgrade(settings)
+    with api_process(settings) as api:
+        workers = Processes(settings)
+        try:
+            api.start()
+            workers.start_worker()
+            yield Deployment(api)
+        finally:
+            workers.close()
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser, deployment: Deployment) -> Iterator[BrowserContext]:
+    with profile(browser, deployment) as context:
+        log_in(context, deployment.key)
+        yield context
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "sums.jsonl"
+    path.write_bytes(questions(step_seconds=0))
+    return path
+
+
+def open_with(page: Page, rows: Path) -> None:
+    """The page with an uploaded dataset, whose first row is shown."""
+    page.goto("/#/new")
+    page.get_by_label("Upload a file").set_input_files(rows)
+    expect(page.get_by_text("sums.jsonl is uploaded.")).to_be_visible()
+    expect(page.get_by_text("What is 0 + 0?")).to_be_visible()
+
+
+def request_shown(page: Page) -> Any:
+    return page.evaluate("JSON.parse(document.getElementById('new-json').value)")
+
+
+def test_from_an_upload_to_a_succeeded_job(
+    page: Page, deployment: Deployment, rows: Path, shots: Callable[[Page, str], None]
+) -> None:
+    open_with(page, rows)
+    page.get_by_label("Steps", exact=True).fill("12")
+    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name="Ready to start")).to_be_visible()
+    expect(page.get_by_text("8 rows, 12 steps. Nothing is wrong.")).to_be_visible()
+    shots(page, "new-checked")
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_url("**/#/jobs/ftjob-*")
+    job_id = page.url.rpartition("/")[2]
+    expect(page.get_by_text("succeeded").first).to_be_visible(timeout=RUN_MS)
+    steps = page.get_by_role("row", name="Steps")
+    expect(steps).to_have_text("Steps1212")
+    job = deployment.get(f"{JOBS}/{job_id}")
+    assert (job["status"], job["progress"]["step"]) == ("succeeded", 12)
+    assert job["estimate"]["steps"] == job["actual"]["steps"] == 12
+
+
+def test_a_wrong_template_is_told_at_the_field_that_holds_it(
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
+) -> None:
+    open_with(page, rows)
+    page.get_by_label("The right number").fill("{{item.answr}}")
+    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    field = page.get_by_label("The right number")
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_accessible_description(
+        "{{item.NAME}} stands for that field of the row. training_file[1].answr: the grader's {{item.answr}} "
+        "does not resolve in this row. And 7 more."
+    )
+    shots(page, "new-problem")
+    page.get_by_role("link", name="training_file[1].answr").click()
+    expect(field).to_be_focused()
+    field.fill("{{item.answer}}")
+    expect(field).not_to_have_attribute("aria-invalid", "true")
+
+
+def test_a_number_out_of_range_is_told_at_its_field(
+    page: Page, rows: Path, expected_errors: list[str]
+) -> None:
+    expected_errors.append("400")
+    open_with(page, rows)
+    page.get_by_label("Completions per prompt").fill("1")
+    page.get_by_role("button", name="Start").click()
+    expect(page.get_by_label("Completions per prompt")).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_role("heading", name="One thing to mend")).to_be_visible()
+
+
+def test_a_probe_says_its_sentence_and_shows_what_was_written(
+    page: Page, rows: Path, shots: Callable[[Page, str], None]
+) -> None:
+    open_with(page, rows)
+    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_role("button", name="Probe").click()
+    expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
+    expect(page.get_by_text("16 of 32 completions are right")).to_be_visible()
+    page.get_by_text("What it wrote").click()
+    expect(page.get_by_text("What is 12 + 7?").first).to_be_visible()
+    shots(page, "new-probed")
+
+
+def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Page, rows: Path) -> None:
+    open_with(page, rows)
+    page.get_by_label("Longest completion, in tokens").fill("16")
+    ready = page.get_by_role("heading", name="Ready to start")
+    for rule in ("math", "string_check", "text_similarity", "format", "python", "numeric"):
+        page.get_by_label("A completion earns reward when").select_option(rule)
+        assert request_shown(page)["method"]["reinforcement"]["grader"]["type"] == rule
+        page.get_by_role("button", name="Check").click()
+        expect(ready).to_be_visible(timeout=RUN_MS)
+        expect(page.get_by_text("The request has changed since.")).to_be_hidden()
+    page.get_by_label("Method").select_option("supervised")
+    expect(page.get_by_text("The request has changed since.")).to_be_visible()
+    expect(page.get_by_role("button", name="Probe")).to_be_hidden()
+    expect(page.get_by_label("Epochs")).to_have_value("3")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("the last message must be the assistant's").first).to_be_visible()
+
+
+def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:
+    page.goto("/#/new")
+    page.get_by_label("Pull towards the base model (β)").fill("0.1")
+    assert request_shown(page)["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1
+    body = request_shown(page)
+    body["method"]["reinforcement"]["hyperparameters"]["group_size"] = 16
+    body["method"]["reinforcement"]["grader"] = {"type": "format", "tags": ["a", "b"]}
+    page.get_by_label("The request as JSON").fill(str(body).replace("'", '"'))
+    expect(page.get_by_label("Completions per prompt")).to_have_value("16")
+    expect(page.get_by_label("Tags, in this order")).to_have_value("a, b")
+    page.get_by_label("The request as JSON").fill("{")
+    expect(page.get_by_text("Not used yet")).to_be_visible()
+
+
+def test_what_was_begun_is_there_after_a_look_elsewhere(page: Page) -> None:
+    page.goto("/#/new")
+    page.get_by_label("Name of the result").fill("my-try")
+    page.goto("/#/jobs")
+    expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+    page.goto("/#/new")
+    expect(page.get_by_label("Name of the result")).to_have_value("my-try")
+    page.get_by_role("button", name="Begin anew").click()
+    expect(page.get_by_label("Name of the result")).to_have_value("")
+
+
+def test_a_copy_begins_with_the_jobs_own_request(page: Page, deployment: Deployment) -> None:
+    job_id = deployment.create(
+        upload(deployment.client, questions()),
+        suffix="original",
+        metadata={"team": "maths"},
+        method=reinforcement(beta=0.02, n_steps=3),
+    )
+    page.goto(f"/#/jobs/{job_id}")
+    page.get_by_role("link", name="Copy").click()
+    expect(page.get_by_label("Name of the result")).to_have_value("original")
+    expect(page.get_by_label("Pull towards the base model (β)")).to_have_value("0.02")
+    body = request_shown(page)
+    assert body["method"]["reinforcement"]["grader"]["type"] == "multi"
+    assert body["metadata"] == {"team": "maths"}
+    page.get_by_label("Prompts per step").fill("2")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("heading", name="Ready to start")).to_be_visible()

@@ -1,0 +1,43 @@
+"""The stream reader of the pages: every event once, also over a lost connection, and an end."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page
+
+from tests.browser.deployment import JOBS, Deployment
+
+FOLLOW = """async ([id, after]) => {
+  const { follow } = await import("/dashboard/api.js");
+  const events = [], connections = [];
+  const onConnection = (isUp) => connections.push(isUp);
+  await follow(id, { after, onConnection, onEvent: (event) => events.push(event) });
+  return { events, connections };
+}"""
+
+
+def newest(deployment: Deployment, job_id: str) -> int:
+    """The number of a job's last event; the first is 1 and none is left out."""
+    return int(deployment.get(f"{JOBS}/{job_id}/events", limit=1)["first_id"].rsplit("-", 1)[-1])
+
+
+def test_a_finished_jobs_stream_has_every_event_once_and_ends(page: Page, deployment: Deployment) -> None:
+    job_id = deployment.jobs["first"]
+    page.goto("/")
+    told = page.evaluate(FOLLOW, [job_id, None])
+    assert [event["id"] for event in told["events"]] == list(range(1, newest(deployment, job_id) + 1))
+    assert told["events"][-1]["type"] == "status"
+    rewards = [event["data"]["reward"] for event in told["events"] if "reward" in event["data"]]
+    rows = deployment.get(f"{JOBS}/{job_id}/metrics")["data"]
+    assert rewards == [row["reward"] for row in rows]
+
+
+def test_a_lost_connection_is_made_again_after_the_last_event(
+    page: Page, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("ERR_CONNECTION_RESET")
+    job_id = deployment.jobs["failed"]
+    page.goto("/")
+    page.route("**/stream", lambda route: route.abort("connectionreset"), times=1)
+    told = page.evaluate(FOLLOW, [job_id, 3])
+    assert [event["id"] for event in told["events"]] == list(range(4, newest(deployment, job_id) + 1))
+    assert told["connections"][:2] == [False, True]

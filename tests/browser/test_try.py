@@ -1,0 +1,66 @@
+"""The try-it page: two models answer side by side, can be stopped, and say what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.deployment import Deployment
+
+
+def tuned(deployment: Deployment) -> str:
+    return str(deployment.job("first")["fine_tuned_model"])
+
+
+def test_from_the_job_s_page_base_and_adapter_answer_side_by_side(
+    page: Page, deployment: Deployment, shots: Callable[[Page, str], None]
+) -> None:
+    page.goto(f"/#/jobs/{deployment.jobs['first']}")
+    page.get_by_role("link", name="Try it").click()
+    expect(page.get_by_label("Left")).to_have_value("tiny")
+    expect(page.get_by_label("Right")).to_have_value(tuned(deployment))
+    page.get_by_label("Prompt", exact=True).fill("random <b>17 + 25</b>?")
+    page.get_by_label("Prompt", exact=True).press("Control+Enter")
+    base = page.get_by_role("region", name="Answer of tiny")
+    adapter = page.get_by_role("region", name=f"Answer of {tuned(deployment)}")
+    expect(base).to_contain_text("Base: random <b>17 + 25</b>? (1)")
+    expect(adapter).to_contain_text("Adapter: random <b>17 + 25</b>?! (1)")
+    expect(base.locator("b")).to_have_count(0)
+    expect(base).to_contain_text("the model ended it")
+    expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+    shots(page, "try")
+
+
+def test_an_answer_can_be_stopped(page: Page) -> None:
+    page.goto("/#/try")
+    page.get_by_label("Right").select_option("")
+    page.get_by_label("Prompt", exact=True).fill("hang on")
+    page.get_by_role("button", name="Send").click()
+    answer = page.get_by_role("region", name="Answer of tiny")
+    expect(answer).to_contain_text("Base:")
+    page.get_by_role("button", name="Stop").click()
+    expect(answer).to_contain_text("Stopped")
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_what_goes_wrong_in_the_midst_of_an_answer_stands_beside_it(
+    page: Page, shots: Callable[[Page, str], None], expected_errors: list[str]
+) -> None:
+    expected_errors.append("503")  # where it died before the answer had begun
+    page.goto("/#/try")
+    page.get_by_label("Right").select_option("")
+    page.get_by_label("Prompt", exact=True).fill("die now")
+    page.get_by_role("button", name="Send").click()
+    answer = page.get_by_role("region", name="Answer of tiny")
+    expect(answer.get_by_role("alert")).to_contain_text("The sampler ended while it was answering")
+    shots(page, "try-failed")
+
+
+def test_a_prompt_that_is_refused_says_why(page: Page, expected_errors: list[str]) -> None:
+    expected_errors.append("400")
+    page.goto("/#/try")
+    page.get_by_label("Right").select_option("")
+    page.get_by_label("Prompt", exact=True).fill("refuse this")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("alert")).to_contain_text("too long")

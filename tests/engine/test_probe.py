@@ -1,0 +1,122 @@
+"""A probe samples and scores as the job's first steps would, trains nothing, and counts what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_engine.build import build_trainer
+from grpo_engine.config import ProbeSize, RunConfig
+from grpo_engine.events import BaseEvent, Probed, RolloutsRecorded, StepFinished, Stopped
+from grpo_engine.probe import batches, counted
+from grpo_engine.prompt_source import PromptSource
+from grpo_engine.records import FinishReason, GradeError, Score
+from grpo_engine.types import Completion, Group, Prompt, ScoredGroup
+
+NEVER: Callable[[], bool] = lambda: False  # noqa: E731
+
+
+def probed(config: RunConfig, prompts: int, folder: Path) -> list[BaseEvent]:
+    asked = config.model_copy(update={"probe": ProbeSize(prompts=prompts)})
+    return list(build_trainer(asked, folder).run(NEVER))
+
+
+def texts(events: list[BaseEvent], step: int) -> list[str]:
+    found = [each for each in events if isinstance(each, RolloutsRecorded) and each.step == step]
+    return [one.text for event in found for group in event.groups for one in group.completions]
+
+
+def test_its_steps_are_those_of_the_training(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = make_config(n_steps=1)
+    probe = probed(config, 6, tmp_path / "probe")
+    training = list(build_trainer(config, tmp_path / "job").run(NEVER))
+    assert texts(probe, 1) == texts(training, 1)
+    assert len(texts(probe, 1)) == 16
+    assert len(texts(probe, 2)) == 8
+
+
+def test_it_ends_with_its_counts_and_leaves_no_weights(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    *steps, end = probed(make_config(dynamic_sampling=3), 6, tmp_path)
+    assert isinstance(end, Probed)
+    assert (end.prompts, end.completions) == (6, 24)
+    assert end.completion_tokens == sum(
+        len(one.token_ids)
+        for event in steps
+        if isinstance(event, RolloutsRecorded)
+        for group in event.groups
+        for one in group.completions
+    )
+    assert [each.step for each in steps if isinstance(each, StepFinished)] == [1, 2]
+    assert end.sample_seconds > 0
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_file_smaller_than_the_probe_is_taken_whole(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    end = probed(make_config(prompts_per_step=8), 200, tmp_path)[-1]
+    assert isinstance(end, Probed)
+    assert end.prompts == 12
+
+
+def test_it_stops_between_two_steps(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    asked = make_config().model_copy(update={"probe": ProbeSize(prompts=8)})
+    answers = iter([False, True])
+    events = list(build_trainer(asked, tmp_path).run(lambda: next(answers)))
+    assert isinstance(events[-1], Stopped)
+    assert events[-1].step == 1
+    assert not any(isinstance(each, Probed) for each in events)
+
+
+def test_a_grader_that_always_fails_is_counted_and_quoted(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    broken = {"type": "numeric", "reference": "{{item.nothing}}"}
+    end = probed(make_config(grader=broken, max_grader_error_rate=0.1), 4, tmp_path)[-1]
+    assert isinstance(end, Probed)
+    assert (end.grader_errors, end.mean_reward) == (16, None)
+    assert "invalid_variable_error" in end.grader_error
+
+
+def test_the_first_rows_come_in_steps_and_the_last_one_is_shorter() -> None:
+    source = PromptSource([prompt(row) for row in range(10)], 4, seed=1)
+    found = batches(source, 6)
+    assert [len(each) for each in found] == [4, 2]
+    assert [*found[0], *found[1]] == [*source.batch(1), *source.batch(2)][:6]
+
+
+def prompt(row: int) -> Prompt:
+    return Prompt(row=row, text=str(row), token_ids=(1,), item={})
+
+
+def group(*rewards: float | None, finish_reason: FinishReason = FinishReason.STOP) -> ScoredGroup:
+    error = {"g": GradeError(code="other_error", message="it broke")}
+    completions = tuple(Completion("x", (5, 6), (-1.0, -1.0), finish_reason, 0) for _ in rewards)
+    scores = tuple(Score(reward=each, errors=error if each is None else {}) for each in rewards)
+    differ = len({each for each in rewards if each is not None}) > 1
+    return ScoredGroup(Group(prompt(0), completions), scores, (0.0,) * len(rewards), differ)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (
+            [group(1.0, 0.0), group(1.0, 1.0), group(0.0, 0.0)],
+            {"passed": 3, "groups_with_signal": 1, "groups_solved": 1, "mean_reward": 0.5},
+        ),
+        (
+            [group(None, 1.0), group(0.25, 0.5, finish_reason=FinishReason.LENGTH)],
+            {"grader_errors": 1, "grader_error": "g: other_error: it broke", "truncated": 2},
+        ),
+        ([group(None, None)], {"mean_reward": None, "highest_reward": None, "groups_solved": 0}),
+        ([group(0.25, 0.5)], {"highest_reward": 0.5, "passed": 0, "completion_tokens": 4}),
+    ],
+)
+def test_counts_of_known_groups(groups: list[ScoredGroup], expected: dict[str, Any]) -> None:
+    found = counted(groups, {"sample": 2.0}, 100).model_dump()
+    assert {name: found[name] for name in expected} == expected

@@ -1,0 +1,69 @@
+"""Text that can be shown while more is to come: what decoding it at once gives, in whole characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from grpo_engine.text_stream import BROKEN, TextStream
+
+BYTES = Tokenizer(models.BPE({f"<0x{n:02X}>": n for n in range(256)}, [], byte_fallback=True))
+"""One token a byte, as models write what is in no vocabulary."""
+BYTES.decoder = decoders.ByteFallback()
+WORDS = Tokenizer(models.WordLevel({"▁a": 0, "▁be": 1, "c": 2, "!": 3}, unk_token="c"))
+"""Its first space is no part of the text, so that a token's text depends on the one before it."""
+WORDS.decoder = decoders.Metaspace()
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(list(ids))
+    return text
+
+
+def told(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> list[str]:
+    stream = TextStream(partial(decode, tokenizer), stop)
+    return [*(stream.add([token]) for token in ids), stream.end()]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(max_size=12))
+def test_no_half_character_is_told(text: str) -> None:
+    pieces = told(BYTES, list(text.encode()))
+    assert "".join(pieces) == text
+    assert BROKEN in text or not any(BROKEN in piece for piece in pieces)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 3), max_size=30))
+def test_pieces_together_are_the_whole_text(ids: list[int]) -> None:
+    assert "".join(told(WORDS, ids)) == decode(WORDS, ids)
+
+
+def test_bytes_that_are_no_character_are_told_in_time() -> None:
+    pieces = told(BYTES, [0xFF] * 100)
+    assert "".join(pieces) == decode(BYTES, [0xFF] * 100)
+    assert len(pieces[20] + "".join(pieces[:20])) >= 16
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("one, two, three", [" two"], "one,"),
+        ("one END", ["END", "END OF"], "one "),
+        ("almost EN", ["END"], "almost EN"),
+        ("aab", ["ab"], "a"),
+        ("nothing", ["of it"], "nothing"),
+        ("both b and a", ["a", "b"], ""),
+        ("héé", ["éé"], "h"),
+    ],
+)
+def test_nothing_of_a_stop_string_is_told(text: str, stop: list[str], shown: str) -> None:
+    stream = TextStream(partial(decode, BYTES), stop)
+    pieces = [stream.add([token]) for token in text.encode()]
+    assert "".join(pieces) + stream.end() == shown
+    assert stream.is_stopped == any(one in text for one in stop)

@@ -1,0 +1,106 @@
+"""A serving engine without a model: says back what it was told, a word a piece, and fails on request.
+
+`python -m tests.fake_serving --answers-to FD`. The last message (or the prompt) tells its faults by its first
+word: `die` and `hang` after one word, `refuse`, `slowly`. An adapter says it louder.
+A model of the name `broken` cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from grpo_engine.generation import (
+    Answer,
+    Ask,
+    Cancel,
+    Loaded,
+    Order,
+    Piece,
+    Refusal,
+    ServedModel,
+    Token,
+    Unloadable,
+    Usage,
+)
+from grpo_engine.records import FinishReason
+
+
+def words_of(ask: Ask, model: ServedModel) -> list[str]:
+    """`Base: …` or `Adapter: …!`, and the seed where the completion is random."""
+    asked = ask.prompt if ask.messages is None else str(ask.messages[-1]["content"])
+    start, end = ("Base:", "") if model.model.adapter is None else ("Adapter:", "!")
+    seed = f" ({ask.seed})" if ask.temperature and asked and asked.startswith("random") else ""
+    return f"{start} {asked}{end}{seed}".split(" ")
+
+
+def answers(ask: Ask, model: ServedModel) -> Iterator[Answer]:
+    words = words_of(ask, model)
+    fault = words[1].rstrip("!")
+    if fault == "refuse":
+        refusal = Refusal(code="context_length_exceeded", message="too long", param="messages")
+        yield Answer(id=ask.id, refusal=refusal)
+        return
+    shown = words[: ask.max_tokens]
+    reason = FinishReason.STOP if len(shown) == len(words) else FinishReason.LENGTH
+    for place, word in enumerate(shown):
+        text = word if place == 0 else f" {word}"
+        tokens = (Token(text=text, logprob=-0.5),) if ask.logprobs else ()
+        is_last = place == len(shown) - 1
+        pieces = [
+            Piece(index=index, text=text, tokens=tokens, finish_reason=reason if is_last else None)
+            for index in range(ask.n)
+        ]
+        usage = Usage(prompt_tokens=7, completion_tokens=ask.n * len(shown)) if is_last else None
+        yield Answer(id=ask.id, pieces=tuple(pieces), usage=usage)
+        if fault == "die":
+            os._exit(9)
+        while fault == "hang":
+            yield Answer(id=ask.id)
+        time.sleep(0.1 if fault == "slowly" else 0)
+
+
+def read(orders: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        orders.put(line)
+    orders.put("")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--answers-to", type=int, required=True)
+    out = os.fdopen(parser.parse_args().answers_to, "w")
+    model = ServedModel.model_validate_json(sys.stdin.readline())
+    if model.model.name == "broken":
+        print(Unloadable(code="model_not_found", message="/a/path of ours").model_dump_json(), file=out)
+        sys.exit(1)
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=read, args=(orders,), daemon=True).start()
+    print(Loaded().model_dump_json(), file=out, flush=True)
+    running: dict[str, Iterator[Answer]] = {}
+    while True:
+        while not running or not orders.empty():
+            line = orders.get()
+            if not line:
+                return
+            match Order.validate_json(line):
+                case Ask() as ask:
+                    running[ask.id] = answers(ask, model)
+                case Cancel(id=id):
+                    running.pop(id, None)
+        for id, coming in list(running.items()):
+            answer = next(coming)
+            if answer.pieces or answer.is_last:
+                print(answer.model_dump_json(exclude_none=True), file=out, flush=True)
+            if answer.is_last:
+                del running[id]
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A worker's chat beside the API under test: a thread of this process, and the fake serving engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import func, select
+
+from service.chat import repository
+from service.chat.models import Generation
+from service.db import Database
+from service.settings import Settings
+from tests.servers import wait_until
+from tests.service.embedded import ROOT
+from worker.attempt import Worker
+from worker.chat import answer_until
+
+FAKE = {"chat_module": "tests.fake_serving", "poll_seconds": 0.02}
+
+
+@contextmanager
+def answering(settings: Settings, name: str = "chat-worker") -> Iterator[Worker]:
+    """Ready when this is entered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        with _thread(settings, name) as worker:
+            yield worker
+
+
+@contextmanager
+def _thread(settings: Settings, name: str) -> Iterator[Worker]:
+    worker = Worker.open(settings.model_copy(update=FAKE), name)
+    thread = threading.Thread(target=answer_until, args=(worker.draining, worker))
+    thread.start()
+    try:
+        wait_until(lambda: num_workers(worker.database) > 0, what="a worker answers")
+        yield worker
+    finally:
+        worker.draining.set()
+        thread.join()
+        worker.close()
+
+
+def num_generations(database: Database) -> int:
+    """Requests of which there is still a row."""
+    with database.reading() as session:
+        return session.scalar(select(func.count()).select_from(Generation)) or 0
+
+
+def num_workers(database: Database) -> int:
+    with database.reading() as session:
+        return len(repository.live_workers(session))

@@ -1,0 +1,231 @@
+"""Runs that went wrong in one way each: metrics, groups and failures as an engine leaves them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from service.jobs.diagnosis.facts import counted
+from service.jobs.diagnosis.run import Groups, Run
+from service.jobs.states import JobState
+from tests.service.job_samples import expanded
+
+NUM_STEPS = 60
+HEALTHY = {
+    "loss": 0.0,
+    "reward": 0.5,
+    "frac_reward_zero_std": 0.2,
+    "kl": 0.01,
+    "entropy": 1.0,
+    "grad_norm": 0.5,
+    "clip_ratio/region_mean": 0.02,
+    "completions/mean_length": 50.0,
+    "completions/clipped_ratio": 0.02,
+    "completions/reward_length_correlation": 0.1,
+}
+Value = float | Callable[[float], float]
+"""A number, or one of how far the run is, from 0 to 1."""
+
+
+def rising(low: float, high: float) -> Callable[[float], float]:
+    return lambda share: low + (high - low) * share
+
+
+def metrics(num_steps: int = NUM_STEPS, **changed: Value) -> list[dict[str, Any]]:
+    """Rows with a little noise on the reward, which rises unless told otherwise."""
+    noise = random.Random(5)
+    values: Mapping[str, Value] = {**HEALTHY, "reward": rising(0.2, 0.8), **changed}
+    rows = []
+    for step in range(1, num_steps + 1):
+        share = step / num_steps
+        row = {name: value(share) if callable(value) else value for name, value in values.items()}
+        row["reward"] += noise.uniform(-0.02, 0.02)
+        rows.append({"step": step, **row})
+    return rows
+
+
+def group(*rewards: float | None, step: int = 60, **more: Any) -> tuple[int, list[dict[str, Any]]]:
+    return step, [{"reward": reward, "parts": {}, "errors": {}, **more} for reward in rewards]
+
+
+def with_parts(*scores: tuple[float, float, float]) -> tuple[int, list[dict[str, Any]]]:
+    """A group whose completions have these rewards, and these scores of the parts a and b."""
+    return 60, [{"reward": reward, "parts": {"a": a, "b": b}, "errors": {}} for reward, a, b in scores]
+
+
+def run(
+    rows: list[dict[str, Any]] | None = None,
+    *groups: tuple[int, list[dict[str, Any]]],
+    method: dict[str, Any] | None = None,
+    **more: Any,
+) -> Run:
+    rows = metrics() if rows is None else rows
+    known: dict[str, Any] = {
+        "job_id": "ftjob-1",
+        "state": JobState.SUCCEEDED,
+        "method": method or expanded(),
+        "step": len(rows),
+        "total_steps": len(rows),
+        "metrics": rows,
+        "groups": counted(groups) if groups else Groups(),
+    }
+    return Run(**(known | more))
+
+
+def failed(code: str, *evidence: str, message: str = "what happened", **more: Any) -> Run:
+    failure = {"code": code, "message": message, "hint": "the hint", "evidence": list(evidence)}
+    return run(metrics(4), state=JobState.FAILED, failure=failure, **more)
+
+
+def evaluated(low: float, high: float, rows: int = 200) -> dict[str, Any]:
+    verdict = {"text": "the verdict", "difference": (low + high) / 2, "low": low, "high": high, "rows": rows}
+    return {"last": {"step": NUM_STEPS, "reward": 0.5}, "verdict": verdict}
+
+
+def errors(code: str) -> dict[str, Any]:
+    return {"errors": {"exact": {"code": code, "message": "no such field"}}}
+
+
+def named_error_rate(rate: float) -> dict[str, Value]:
+    return {"rewards/exact/error_rate": rate, "rewards/exact/std": 0.1, "rewards/exact/mean": 0.5}
+
+
+POOR: dict[str, tuple[Run, str, Any]] = {
+    "all groups are all wrong": (
+        run(metrics(reward=0.0, frac_reward_zero_std=0.97), group(0, 0), group(0, 0), group(0, 1)),
+        "few_signals",
+        {"group_size": 16},
+    ),
+    "all groups are all right": (
+        run(metrics(reward=1.0, frac_reward_zero_std=0.97), group(1, 1), group(1, 1), group(0, 1)),
+        "few_signals",
+        {"dynamic_sampling": 3},
+    ),
+    "some groups are all wrong and some all right": (
+        run(metrics(frac_reward_zero_std=0.9), group(1, 1), group(0, 0)),
+        "few_signals",
+        {"dynamic_sampling": 3},
+    ),
+    "the reward stays where it was": (run(metrics(reward=0.4)), "reward_flat", {"learning_rate": 3e-5}),
+    "held-out rows gain nothing": (
+        run(evaluation=evaluated(-0.05, 0.03)),
+        "not_held_out",
+        {"beta": 0.08},
+    ),
+    "held-out rows lose and there is no beta": (
+        run(method=expanded(beta=0.0), evaluation=evaluated(-0.2, -0.1)),
+        "not_held_out",
+        {"beta": 0.04},
+    ),
+    "the policy runs away": (run(metrics(kl=rising(0.0, 0.5))), "kl_explosion", {"beta": 0.08}),
+    "the entropy collapses": (
+        run(metrics(entropy=lambda share: 1.0 if share < 0.3 else 0.02)),
+        "entropy_collapse",
+        {"epsilon_high": 0.28},
+    ),
+    "the entropy collapses under a raised clip": (
+        run(metrics(entropy=lambda share: 1.0 if share < 0.3 else 0.02), method=expanded(epsilon_high=0.3)),
+        "entropy_collapse",
+        {"learning_rate": 3.3e-06},
+    ),
+    "completions are cut and grow": (
+        run(metrics(**{"completions/clipped_ratio": 0.7, "completions/mean_length": rising(20, 90)})),
+        "truncation",
+        {"max_completion_tokens": 32},
+    ),
+    "the grader fails": (
+        run(metrics(**named_error_rate(0.3)), group(None, 1, **errors("invalid_variable_error"))),
+        "grader_errors",
+        None,
+    ),
+    "the grader is slow": (
+        run(metrics(**named_error_rate(0.3)), group(None, 1, **errors("unresponsive_reward_error"))),
+        "grader_errors",
+        {"grader_timeout_seconds": 60.0},
+    ),
+    "a part of the grader never fires": (
+        run(
+            metrics(
+                **{"rewards/a/std": 0.4, "rewards/a/mean": 0.5, "rewards/b/std": 0.0, "rewards/b/mean": 0.0}
+            )
+        ),
+        "silent_part",
+        None,
+    ),
+    "one part decides alone": (
+        run(
+            metrics(),
+            with_parts((1.0, 1, 0), (0.0, 0, 0.1)),
+            with_parts((1.0, 1, 0.1), (0.0, 0, 0), (0.9, 0.9, 0.05)),
+        ),
+        "dominating_part",
+        None,
+    ),
+    "length is paid for": (
+        run(
+            metrics(
+                **{
+                    "completions/reward_length_correlation": 0.9,
+                    "completions/mean_length": rising(20, 90),
+                }
+            )
+        ),
+        "length_hacking",
+        {"overlong_buffer_tokens": 8},
+    ),
+    "updates are clipped": (
+        run(metrics(**{"clip_ratio/region_mean": 0.4})),
+        "learning_rate_too_high",
+        {"learning_rate": 3.3e-06},
+    ),
+    "gradients jump": (
+        run(metrics(grad_norm=lambda share: 20.0 if round(share * 60) % 15 == 0 else 0.5)),
+        "learning_rate_too_high",
+        {"learning_rate": 3.3e-06},
+    ),
+    "there are too few steps": (run(metrics(5)), "too_few_steps", {"n_steps": 100}),
+    "the interval includes 0": (
+        run(metrics(reward=0.4), evaluation=evaluated(-0.01, 0.04)),
+        "not_shown",
+        {"n_steps": 120},
+    ),
+    "few rows are held out": (
+        run(metrics(reward=0.4), evaluation=evaluated(-0.1, 0.3, rows=16)),
+        "not_shown",
+        None,
+    ),
+}
+"""What went wrong → the run, the finding's code, the hyperparameters that its patch sets."""
+
+FAILED: dict[str, tuple[Run, str | None, Any]] = {
+    "dataset_invalid": (failed("dataset_invalid"), "training_file", None),
+    "config_invalid": (failed("config_invalid"), "method.reinforcement.hyperparameters", None),
+    "model_not_found": (failed("model_not_found"), "model", None),
+    "grader_contract": (failed("grader_contract"), "method.reinforcement.grader", None),
+    "no_signal": (
+        failed("no_signal", groups=counted([group(0, 0, step=1)])),
+        "method.reinforcement.hyperparameters.group_size",
+        {"group_size": 16},
+    ),
+    "non_finite": (
+        failed("non_finite"),
+        "method.reinforcement.hyperparameters.learning_rate",
+        {"learning_rate": 3.3e-06},
+    ),
+    "out_of_memory": (
+        failed("out_of_memory"),
+        "method.reinforcement.hyperparameters.max_completion_tokens",
+        {"max_completion_tokens": 8},
+    ),
+    "poisoned": (
+        failed("poisoned"),
+        "method.reinforcement.hyperparameters.max_completion_tokens",
+        {"max_completion_tokens": 8},
+    ),
+    "disk_full": (failed("disk_full"), None, {}),
+    "endpoint_failed": (failed("endpoint_failed"), None, {}),
+    "policy_mismatch": (failed("policy_mismatch"), None, {}),
+    "spend_limit": (failed("spend_limit"), "method.reinforcement", None),
+}
+"""Failure code → the run, the field to change, the hyperparameters that its patch sets ({}: as it was)."""

@@ -1,0 +1,90 @@
+"""A command in a real terminal of its own: what it shows, and keys that are pressed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CTRL_C = b"\x03"
+COLUMNS, ROWS = 120, 40
+_STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """One running command and its screen, as text without styles."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self._master = master
+        self._shown = b""
+
+    @property
+    def text(self) -> str:
+        return _STYLES.sub("", self._shown.decode(errors="replace")).replace("\r", "\n")
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Until this is on the screen. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while text not in self.text:
+            if time.monotonic() > deadline or not self._read(1.0):
+                raise TimeoutError(f"{text!r} is not there: {self.text}")
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def end(self) -> int:
+        """The exit code, once the command has ended and all it showed is read."""
+        while self._read(60):
+            pass
+        return self.process.wait(60)
+
+    def _read(self, seconds: float) -> bool:
+        """False where the command has closed its terminal."""
+        ready, _, _ = select.select([self._master], [], [], seconds)
+        if not ready:
+            return True
+        try:
+            piece = os.read(self._master, 65_536)
+        except OSError:  # Linux says so where nobody holds the other end any more
+            return False
+        self._shown += piece
+        return bool(piece)
+
+
+@contextmanager
+def terminal(command: list[str], environment: dict[str, str]) -> Iterator[Terminal]:
+    """The command in a terminal that is its controlling one, so that Ctrl-C reaches it as from a keyboard."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _IN_TERMINAL, *command],
+        env={**environment, "TERM": "xterm"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(master)
+
+
+_IN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)

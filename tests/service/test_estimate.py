@@ -1,0 +1,192 @@
+"""What a job will probably cost, of known rows, a known model and known past jobs; and what it did cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.tiny_model import make_model
+from grpo_engine.config import Runtime
+from grpo_engine.events import Started
+from service.jobs.costs import Past, past_of, with_start, with_step
+from service.jobs.estimate import RowTokens, Subject, estimate
+from service.jobs.schemas import Estimate
+from service.jobs.shapes import Matrix, ModelShape, UnknownShape, model_shape
+from tests.service.job_samples import METHOD, reinforcement
+
+GIB = 2**30
+SHAPE = ModelShape(
+    num_parameters=500_000_000,
+    layers=24,
+    hidden=1024,
+    intermediate=4096,
+    kv_width=128,
+    vocabulary=150_000,
+    matrices=tuple(Matrix(f"layers.{n}.q_proj.weight", 1024, 1024) for n in range(24)),
+)
+PAST = Past(
+    model="base",
+    machine="a machine",
+    num_parameters=500_000_000,
+    steps=10,
+    sampled_tokens=100_000,
+    sample_seconds=100.0,
+    trained_tokens=100_000,
+    train_seconds=50.0,
+    other_seconds=30.0,
+    mean_completion_tokens=100.0,
+)
+
+
+def grpo(**hyperparameters: Any) -> Any:
+    given = {"group_size": 8, "prompts_per_step": 4, "max_completion_tokens": 256, **hyperparameters}
+    return METHOD.validate_python(reinforcement(**given))
+
+
+def subject(**more: Any) -> Subject:
+    """100 steps of 4 prompts × 8 completions of at most 256 tokens."""
+    usual = Subject("base", grpo(), 100, RowTokens(10, 500, 80), SHAPE, on_gpu=False, runtime=Runtime())
+    return replace(usual, **more)
+
+
+def ranges(found: Estimate) -> dict[str, tuple[float, float] | None]:
+    names = ("sampled_tokens", "trained_tokens", "seconds")
+    values = {name: getattr(found, name) for name in names}
+    return {name: value and (value.low, value.high) for name, value in values.items()}
+
+
+def test_without_a_past_there_is_no_time_and_the_tokens_are_wide() -> None:
+    found = estimate(subject(), [])
+    assert (found.steps, found.completions) == (100, 3200)
+    tokens = {"sampled_tokens": (3200 * 32, 3200 * 256), "trained_tokens": (3200 * 8, 3200 * 256)}
+    assert ranges(found) == {**tokens, "seconds": None}
+    assert any("There is no time" in note for note in found.notes)
+    assert any("a probe measures it" in note for note in found.notes)
+
+
+def test_a_past_job_of_the_model_gives_time_and_lengths() -> None:
+    found = estimate(subject(), [PAST])
+    low, high = 3200 * 50, 3200 * 256
+    seconds_low = low / 1500 + low / 4 / 3000 + 30 / 1.5
+    seconds_high = high / (1000 / 1.5) + high / (2000 / 1.5) + 30 * 1.5
+    assert ranges(found)["sampled_tokens"] == (low, high)
+    assert ranges(found)["seconds"] == pytest.approx((seconds_low, seconds_high), abs=0.1)
+    assert found.notes[-1] == "The time follows from 1 run with this model on a machine."
+
+
+def test_a_model_of_a_similar_size_tells_the_speed_less_exactly_and_nothing_of_lengths() -> None:
+    other = replace(PAST, model="other", num_parameters=250_000_000)
+    found = estimate(subject(), [other])
+    low, high = 3200 * 32, 3200 * 256
+    rate = 1000 / 2  # half as large: half as fast here
+    assert found.sampled_tokens.low == low
+    assert found.seconds is not None
+    assert found.seconds.low == pytest.approx(low / (rate * 3) + low / 4 / (2 * rate * 3) + 10, abs=0.1)
+    assert found.seconds.high == pytest.approx(high / (rate / 3) + high / (2 * rate / 3) + 90, abs=0.1)
+
+
+def test_a_model_of_another_size_tells_nothing() -> None:
+    assert estimate(subject(), [replace(PAST, model="other", num_parameters=7_000_000_000)]).seconds is None
+
+
+def test_after_a_probe_alone_the_speed_of_training_is_called_a_guess() -> None:
+    found = estimate(subject(), [replace(PAST, trained_tokens=0, train_seconds=0.0)])
+    assert found.seconds is not None
+    assert found.seconds.high == pytest.approx(3200 * 256 / (1000 / 1.5) * 4 + 45, abs=0.1)
+    assert any("a guess" in note for note in found.notes)
+
+
+def test_iterations_train_each_token_again() -> None:
+    found = estimate(subject(method=grpo(num_iterations=3)), [])
+    assert found.trained_tokens is not None
+    assert found.trained_tokens.high == 3 * found.sampled_tokens.high
+
+
+def test_supervised_tokens_are_those_of_the_targets() -> None:
+    method = METHOD.validate_python(
+        {"type": "supervised", "supervised": {"hyperparameters": {"batch_size": 4}}}
+    )
+    found = estimate(subject(method=method, rows=RowTokens(10, 500, 80, targets=120)), [PAST])
+    assert (found.completions, found.sampled_tokens.high) == (0, 0)
+    assert found.trained_tokens is not None
+    assert found.trained_tokens.low == found.trained_tokens.high == 100 * 4 * 12
+
+
+def test_memory_holds_weights_adapter_cache_and_activations() -> None:
+    found = estimate(subject(on_gpu=True), []).peak_memory_bytes
+    held = 500_000_000 * 2 + 24 * 16 * 2048 * 16
+    cache = 2 * 24 * 128 * 2 * (32 * 256 + 4 * 80)
+    activations = 16_384 * 24 * (8 * 1024 + 3 * 4096) * 2
+    assert found is not None
+    assert activations > cache
+    assert found.low == held
+    assert found.high == round(1.4 * (held + activations + 1024 * 150_000 * 4))
+
+
+def test_all_weights_take_optimizer_states_and_the_reference_a_copy() -> None:
+    without = estimate(subject(method=grpo(lora="full", beta=0.0), on_gpu=True), []).peak_memory_bytes
+    with_reference = estimate(subject(method=grpo(lora="full", beta=0.1), on_gpu=True), []).peak_memory_bytes
+    assert without is not None
+    assert with_reference is not None
+    assert without.low == 500_000_000 * 16
+    assert with_reference.low - without.low == 500_000_000 * 2
+
+
+def test_a_model_that_is_elsewhere_has_no_memory_and_the_note_says_so() -> None:
+    found = estimate(subject(shape=None), [])
+    assert found.peak_memory_bytes is None
+    assert any("size is not known" in note for note in found.notes)
+
+
+def test_the_shape_of_a_real_folder(tmp_path: Path) -> None:
+    make_model(tmp_path, hidden=64, layers=2, seed=1)
+    shape = model_shape(tmp_path)
+    total = (tmp_path / "model.safetensors").stat().st_size / 4
+    assert (shape.layers, shape.hidden) == (2, 64)
+    assert total * 0.95 < shape.num_parameters < total
+    assert len(shape.matrices) == 14
+    assert shape.adapter_parameters(4, ("q_proj",)) < shape.adapter_parameters(4, "all-linear")
+
+
+@pytest.mark.parametrize("header", [b"", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0{}"])
+def test_a_folder_with_a_broken_file_has_no_shape(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    (tmp_path / "model.safetensors").write_bytes(header)
+    with pytest.raises(UnknownShape):
+        model_shape(tmp_path)
+
+
+STEP = {
+    "timing/sample_seconds": 2.0,
+    "timing/train_seconds": 1.0,
+    "perf/sampled_tokens_per_second": 50.0,
+    "perf/trained_tokens_per_second": 100.0,
+    "completions/mean_length": 20.0,
+    "memory/peak_bytes": 7.0,
+}
+
+
+def test_steps_add_up_to_what_a_job_cost() -> None:
+    started = Started(
+        total_steps=2,
+        device="cpu",
+        machine="m",
+        dtype="float32",
+        sampler="torch",
+        num_parameters=5,
+        num_trainable_parameters=1,
+        num_rows=8,
+        versions={},
+    )
+    known = with_step(with_start(None, started), STEP)
+    cost = with_start(with_step(known, STEP | {"memory/peak_bytes": 5.0}), started)
+    past = past_of("ft:base:org:x:1", cost, wall_seconds=10.0)
+    assert past == Past("base", "m", 5, 2, 200, 4.0, 200, 2.0, 4.0, 20.0)
+    assert cost["peak_memory_bytes"] == 7
+
+
+def test_a_job_without_a_step_is_no_measure() -> None:
+    assert past_of("base", {"machine": "m"}, 10.0) is None

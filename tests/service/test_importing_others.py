@@ -1,0 +1,235 @@
+"""Axolotl's and verl's configurations, and the command over files of all three."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from service.importing.convert import Imported, imported, source_of
+from service.importing.reading import Unreadable, as_rows, num_rows, read_config
+from service.importing.rules import Options
+from service.jobs.schemas import JobCreate
+from tests.service.embedded import GRPO, ROOT, run_grpo
+
+REWARD = "def score(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
+AXOLOTL: dict[str, Any] = {
+    "base_model": "tiny",
+    "rl": "grpo",
+    "trl": {
+        "num_generations": 4,
+        "beta": 0.01,
+        "max_completion_length": 64,
+        "reward_funcs": ["rewards.score"],
+    },
+    "adapter": "lora",
+    "lora_r": 8,
+    "lora_alpha": 16,
+    "lora_target_linear": True,
+    "micro_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": "2e-5",
+    "warmup_ratio": 0.1,
+    "flash_attention": True,
+    "sequence_len": None,
+}
+VERL: dict[str, Any] = {
+    "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},
+    "data": {"train_batch_size": 32, "max_response_length": 64},
+    "actor_rollout_ref": {
+        "model": {"path": "tiny", "lora_rank": 8},
+        "actor": {
+            "ppo_mini_batch_size": 16,
+            "use_kl_loss": True,
+            "clip_ratio_high": 0.28,
+            "loss_agg_mode": "seq-mean-token-mean",
+            "ppo_micro_batch_size_per_gpu": 2,
+            "fsdp_config": {"param_offload": True},
+        },
+        "rollout": {"n": 5, "name": "vllm"},
+    },
+    "custom_reward_function": {"path": "rewards.py"},
+    "trainer": {"total_training_steps": 10},
+}
+VERL_REWARD = (
+    "def compute_score(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n"
+)
+
+
+def hyperparameters(found: Imported) -> dict[str, Any]:
+    assert found.is_whole, [line for line in found.lines if line.verdict in ("refused", "unknown")]
+    JobCreate.model_validate(found.job)
+    return dict(found.job["method"]["reinforcement"]["hyperparameters"])
+
+
+def axolotl(**more: Any) -> Imported:
+    options = Options(data="rows.jsonl", num_rows=40, sources={"rewards.score": REWARD})
+    return imported({**AXOLOTL, **more}, options)
+
+
+def verl(**dotted: Any) -> Imported:
+    options = Options(data="rows.jsonl", sources={"rewards.py:compute_score": VERL_REWARD})
+    return imported({**VERL, **dotted}, options)
+
+
+def test_axolotl_s_names_and_defaults_are_its_own() -> None:
+    found = hyperparameters(axolotl())
+    expected = {
+        "group_size": 4, "prompts_per_step": 2, "beta": 0.01, "max_completion_tokens": 64, "n_epochs": 1,
+        "learning_rate": 2e-5, "lr_schedule": "cosine", "warmup_steps": 2, "loss_type": "dapo",
+        "lora": {"rank": 8, "alpha": 16.0, "dropout": 0.0, "target_modules": "all-linear"},
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_axolotl_s_report_speaks_of_axolotl_s_fields() -> None:
+    found = axolotl()
+    told = {name for line in found.lines if line.stated for name in line.fields}
+    stated = {name for name, value in AXOLOTL.items() if value is not None and name != "trl"}
+    assert told == stated | {f"trl.{name}" for name in AXOLOTL["trl"]}
+
+
+def test_what_axolotl_adds_is_refused_by_its_name() -> None:
+    found = axolotl(trl={**AXOLOTL["trl"], "replay_buffer_size": 100}, rl="dpo", lora_typo=1)
+    verdicts = {line.fields[0]: line.verdict for line in found.lines}
+    assert verdicts["trl.replay_buffer_size"] == "refused"
+    assert verdicts["lora_typo"] == "unknown"
+    assert not found.is_whole
+    assert "refused" in {line.verdict for line in found.lines if line.fields == ("rl",)}
+
+
+def test_axolotl_without_an_adapter_trains_all_weights() -> None:
+    assert hyperparameters(axolotl(adapter=None))["lora"] == "full"
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("qlora", "differs"), ("llama-adapter", "refused")])
+def test_axolotl_s_other_adapters_are_told(kind: str, verdict: str) -> None:
+    assert [line.verdict for line in axolotl(adapter=kind).lines if line.fields == ("adapter",)] == [verdict]
+
+
+def test_axolotl_without_a_reward_or_a_dataset_is_no_job() -> None:
+    found = imported({**AXOLOTL, "trl": {"num_generations": 4}}, Options())
+    refused = {name for line in found.lines if line.verdict == "refused" for name in line.fields}
+    assert {"reward_funcs", "dataset_name"} <= refused
+    assert not found.is_whole
+
+
+def test_verl_s_main_fields_become_a_job() -> None:
+    found = hyperparameters(verl())
+    expected = {
+        "group_size": 5, "prompts_per_step": 16, "n_steps": 20, "advantage": "mean_only", "loss_type": "grpo",
+        "beta": 0.001, "kl_estimator": "k3", "kl_placement": "loss", "epsilon_low": 0.2, "epsilon_high": 0.28,
+        "delta": 3.0, "max_completion_tokens": 64, "learning_rate": 1e-6, "weight_decay": 0.01,
+        "lora": {"rank": 8, "alpha": 16.0, "target_modules": "all-linear"},
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_every_stated_field_of_verl_is_in_the_report() -> None:
+    found = verl(**{"trainer.test_freq": 5, "trainer.made_up": 1})
+    told = {name: line.verdict for line in found.lines for name in line.fields}
+    assert told["actor_rollout_ref.actor.fsdp_config.param_offload"] == "not needed"
+    assert told["data.train_batch_size"] == "differs"
+    assert told["trainer.made_up"] == "unknown"
+    assert told["trainer.test_freq"] == "maps"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("algorithm.adv_estimator", "gae"),
+        ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum"),
+        ("actor_rollout_ref.rollout.top_p", 0.9),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip-cov"),
+        ("algorithm.use_kl_in_reward", True),
+    ],
+)
+def test_what_verl_does_otherwise_is_refused(field: str, value: object) -> None:
+    found = verl(**{field: value})
+    assert field in {name for line in found.lines if line.verdict == "refused" for name in line.fields}
+
+
+def test_the_source_is_known_by_its_fields() -> None:
+    assert [source_of(each) for each in (AXOLOTL, VERL, {"algorithm.gamma": 1}, {"beta": 0.1})] == [
+        "axolotl", "verl", "verl", "trl",
+    ]  # fmt: skip
+
+
+def test_a_shell_script_s_overrides_are_read(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "MODEL=Qwen/Qwen3-0.6B\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"
+        "  actor_rollout_ref.model.path=$MODEL \\\n  +data.seed=7 trainer.logger='[\"console\"]' $@\n"
+    )
+    assert read_config(script) == {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.model.path": "Qwen/Qwen3-0.6B",
+        "data.seed": 7,
+        "trainer.logger": ["console"],
+    }
+
+
+def test_rows_with_a_conversation_as_prompt_are_rewritten(tmp_path: Path) -> None:
+    prompt = [{"role": "user", "content": "2+2?"}]
+    rows = [{"prompt": prompt, "answer": "4"}, {"prompt": prompt, "answer": "5"}]
+    for path in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
+        if path.suffix == ".jsonl":
+            path.write_text("\n".join(json.dumps(row) for row in rows))
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        used = as_rows(path, tmp_path / "used.jsonl")
+        first = json.loads(used.read_text().splitlines()[0])
+        assert first == {"messages": prompt, "answer": "4", "prompt_messages": prompt}
+        assert num_rows(used) == 2
+
+
+def test_rows_that_need_nothing_are_used_where_they_lie(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "2+2?", "answer": "4"}\n')
+    assert as_rows(path, tmp_path / "used.jsonl") == path
+    path.write_text("no JSON\n")
+    with pytest.raises(Unreadable, match="line 1"):
+        as_rows(path, tmp_path / "used.jsonl")
+
+
+def test_the_guide_s_example_becomes_a_job(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "from-trl.md").read_text()
+    (config,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    command = re.findall(r"```sh\n(.*?)\n", guide)[0]
+    (tmp_path / "grpo.yaml").write_text(config)
+    (tmp_path / "rewards.py").write_text(
+        "def short(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+    )
+    row = {"prompt": [{"role": "user", "content": "2+2?"}], "solution": "4"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [*GRPO, *command.split()[1:]]
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    JobCreate.model_validate(json.loads((tmp_path / "job.json").read_text()))
+    assert (tmp_path / "job.rows.jsonl").exists()
+
+
+def test_the_command_writes_a_job_and_refuses_what_is_not_whole(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(REWARD)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2?", "answer": "4"}\n')
+    config, out = tmp_path / "grpo.yaml", tmp_path / "job.json"
+    config.write_text("model_name_or_path: tiny\nlearning_rate: 1e-5\nhub_token: hf_secret\n")
+    given = ("import-trl", config, "--data", tmp_path / "rows.jsonl", "--out", out)
+    refused = run_grpo(*given, environment=dict(os.environ))
+    assert (refused.returncode, out.exists()) == (1, False)
+    assert "no reward: name the training script's own by --reward file.py:function" in refused.stdout
+    assert "--force" in refused.stderr
+    done = run_grpo(*given, "--reward", "rewards.py:score", environment=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert "hf_secret" not in done.stdout + done.stderr
+    job = json.loads(out.read_text())
+    assert job["training_file"] == "rows.jsonl"
+    JobCreate.model_validate(job)

@@ -1,0 +1,209 @@
+"""TRL's configuration → a job: every field has a verdict, every default is honoured."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from trl import GRPOConfig, ModelConfig
+from trl.scripts.grpo import GRPOScriptArguments
+
+from bench.equivalence_cases import CASES, Case
+from service.importing import trl
+from service.importing.convert import Imported, imported
+from service.importing.rules import UNSET, Options
+from service.jobs.schemas import JobCreate
+
+MINIMAL = {"model_name_or_path": "tiny", "dataset_name": "rows.jsonl", "reward_funcs": ["accuracy_reward"]}
+THEIRS = {
+    field.name: field
+    for kind in (GRPOConfig, ModelConfig, GRPOScriptArguments)
+    for field in dataclasses.fields(kind)
+}
+NOT_DEFAULTS_OF_TRL = {"bf16"}
+"""TRL decides them by the machine."""
+
+
+def of(options: Options | None = None, **fields: Any) -> Imported:
+    return imported({**MINIMAL, **fields}, options or Options(), "trl")
+
+
+def hyperparameters(found: Imported) -> dict[str, Any]:
+    return dict(found.job["method"]["reinforcement"]["hyperparameters"])
+
+
+def verdicts(found: Imported, name: str) -> set[str]:
+    return {line.verdict for line in found.lines if name in line.fields}
+
+
+def test_every_field_of_trl_has_a_rule() -> None:
+    known = {name for rule in trl.RULES for name in rule.defaults}
+    assert THEIRS.keys() - known == set()
+
+
+def test_the_rules_defaults_are_trls_own() -> None:
+    ours = {name: default for rule in trl.RULES for name, default in rule.defaults.items()}
+    theirs = {
+        name: field.default if field.default is not dataclasses.MISSING else None
+        for name, field in THEIRS.items()
+    }
+    differing = {
+        name: (ours[name], default)
+        for name, default in theirs.items()
+        if ours[name] is not UNSET and ours[name] != default
+    }
+    assert differing == {}
+
+
+def test_no_stated_field_is_dropped_in_silence() -> None:
+    """Neither as TRL's default nor as a value that is nonsense."""
+    for name, field in THEIRS.items():
+        plain = MINIMAL.get(name, None if field.default is dataclasses.MISSING else field.default)
+        for value in (plain, "nonsense"):
+            assert verdicts(of(**{name: value}), name), f"{name}: {value} is not in the report"
+
+
+def test_nonsense_is_never_taken_for_granted() -> None:
+    """A field that matters is never called needless, where what it belongs to is switched on."""
+    held_out = Options(validation_data="held_out.jsonl")
+    on = {"use_peft": True, "use_vllm": True, "beta": 0.1, "loss_type": "sapo", "eval_strategy": "steps"}
+    matters = {name for rule in trl.RULES for name, default in rule.defaults.items() if default is not UNSET}
+    matters -= {name for name, field in THEIRS.items() if isinstance(field.default, bool)}
+    silent = {
+        name
+        for name in matters & THEIRS.keys()
+        if verdicts(of(held_out, **{**on, name: "nonsense"}), name) <= {"not needed"}
+    }
+    assert silent == set()
+
+
+def test_what_trl_does_by_default_stands_in_the_job() -> None:
+    found = of()
+    assert found.is_whole
+    job = JobCreate.model_validate(found.job)
+    assert job.seed == 42
+    settings = job.method.reinforcement.hyperparameters  # type: ignore[union-attr]
+    expected = {
+        "group_size": 8, "prompts_per_step": 1, "beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2,
+        "loss_type": "dapo", "advantage": "group_std", "temperature": 1.0, "max_completion_tokens": 512,
+        "learning_rate": 1e-6, "lr_schedule": "linear", "n_epochs": 3, "num_iterations": 1, "lora": "full",
+        "weight_decay": 0.0, "max_grad_norm": 1.0, "mask_truncated_completions": False, "warmup_steps": 0,
+    }  # fmt: skip
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.beta}-{case.full}")
+def test_what_was_shown_to_be_equal_is_what_is_written(case: Case) -> None:
+    theirs = {"beta": case.beta, "num_iterations": case.iterations, "use_peft": not case.full, **case.theirs}
+    written = hyperparameters(of(**theirs))
+    expected = {**case.ours, "beta": case.beta, "num_iterations": case.iterations}
+    if case.beta and "kl_ratio_weight" not in expected:
+        expected |= {"kl_ratio_weight": True, "train_groups_without_signal": True}
+    assert {name: written.get(name) for name in expected} == expected
+    assert (written["lora"] == "full") is case.full
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "prompts"),
+    [
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 1, 4),
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 2, 8),
+        ({"per_device_train_batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 3}, 1, 3),
+    ],
+)
+def test_prompts_of_a_step_are_its_completions_by_group(
+    given: dict[str, int], processes: int, prompts: int
+) -> None:
+    found = of(Options(num_processes=processes), **given)
+    assert hyperparameters(found)["prompts_per_step"] == prompts
+    assert verdicts(found, "per_device_train_batch_size") == {"maps"}
+
+
+def test_a_generation_for_several_steps_is_told_to_differ() -> None:
+    found = of(per_device_train_batch_size=8, gradient_accumulation_steps=2, steps_per_generation=8)
+    assert hyperparameters(found)["prompts_per_step"] == 2
+    (line,) = [line for line in found.lines if "steps_per_generation" in line.fields]
+    assert line.verdict == "differs"
+    assert line.why == (
+        "TRL draws 64 completions and trains on them in 4 steps, the later ones off-policy; "
+        "here every step draws its own"
+    )
+
+
+def test_a_batch_of_broken_groups_is_refused() -> None:
+    found = of(per_device_train_batch_size=6)
+    assert verdicts(found, "per_device_train_batch_size") == {"refused"}
+    assert not found.is_whole
+
+
+def test_steps_are_counted_as_here() -> None:
+    found = hyperparameters(of(max_steps=100, num_iterations=4, warmup_steps=8))
+    assert (found["n_steps"], found["num_iterations"], found["warmup_steps"]) == (25, 4, 2)
+
+
+def test_a_share_of_warm_up_needs_to_know_the_steps() -> None:
+    assert hyperparameters(of(max_steps=200, warmup_steps=0.1))["warmup_steps"] == 20
+    known = Options(data="rows.jsonl", num_rows=100)
+    assert hyperparameters(of(known, warmup_steps=0.1))["warmup_steps"] == 30
+    assert verdicts(of(warmup_steps=0.1), "warmup_steps") == {"refused"}
+
+
+REFUSED = {
+    "top_p": 0.9,
+    "top_k": 50,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "loss_type": "vespo",
+    "importance_sampling_level": "sequence",
+    "sync_ref_model": True,
+    "use_dora": True,
+    "scale_rewards": "batches",
+    "optim": "adafactor",
+    "num_train_epochs": 0.5,
+    "top_entropy_quantile": 0,
+    "lr_scheduler_type": "polynomial",
+    "model_name_or_path": "/models/mine",
+    "learning_rate": "fast",
+}
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED.items())
+def test_what_cannot_be_carried_over_is_refused_with_its_field(field: str, value: object) -> None:
+    found = of(**{field: value})
+    refused = [line for line in found.lines if line.verdict == "refused"]
+    assert refused
+    assert all(line.why for line in refused)
+    assert {field} & {name for line in refused for name in line.fields}
+
+
+def test_an_unknown_field_is_reported_and_no_part_of_the_job() -> None:
+    found = of(num_generatoins=4)
+    assert verdicts(found, "num_generatoins") == {"unknown"}
+    assert not found.is_whole
+    assert found.job == of().job
+
+
+def test_yaml_s_idea_of_a_small_number_is_a_number() -> None:
+    assert hyperparameters(of(learning_rate="1e-5"))["learning_rate"] == 1e-5
+
+
+def test_an_adapter_is_peft_s_own_where_nothing_else_is_said() -> None:
+    found = of(use_peft=True, lora_r=32, lora_alpha=64)
+    lora = {"rank": 32, "alpha": 64.0, "dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}
+    assert hyperparameters(found)["lora"] == lora
+    assert verdicts(found, "lora_target_modules") == {"differs"}
+    given = hyperparameters(of(use_peft=True, lora_target_modules="all-linear"))
+    assert given["lora"]["target_modules"] == "all-linear"
+
+
+def test_vllm_s_probabilities_are_corrected_as_trl_does() -> None:
+    found = hyperparameters(of(use_vllm=True))
+    assert (found["importance_correction"], found["importance_cap"]) == ("sequence_mask", 3.0)
+    assert "importance_correction" not in hyperparameters(of())
+
+
+def test_a_secret_is_not_repeated() -> None:
+    found = of(hub_token="hf_very_secret", push_to_hub=True, env={"HF_TOKEN": "hf_very_secret"})
+    assert verdicts(found, "hub_token") == {"not needed"}
+    assert "hf_very_secret" not in str([line.document() for line in found.lines])

@@ -1,0 +1,170 @@
+"""Manifests: what decided a result, the same job again, and what two jobs differ in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.db import Database
+from service.jobs.manifest import DataFile, Facts, differences, document, hides_secrets, request_of
+from service.jobs.model_card import model_card
+from service.jobs.serving import serve_line
+from service.settings import Settings
+from tests.service.embedded import run_grpo
+from tests.service.job_samples import create, expanded, jsonl, make_model, reinforcement, row, upload
+
+ROWS = jsonl(row(), row("What is 3+3?", "6"))
+JOBS = "/v1/fine_tuning/jobs"
+sqlite_only = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+Grpo = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def facts(**more: Any) -> Facts:
+    file = DataFile("file-1", "train.jsonl", 10, "a" * 64)
+    known = {"model": "tiny", "base": "org/tiny", "revision": None, "method": expanded(), "seed": 7}
+    return Facts(**{**known, "resources": {"gpus": 0}, "files": {"training_file": file}, **more})
+
+
+def with_settings(manifest: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    method = manifest["method"]["reinforcement"]
+    changed = {**method, "hyperparameters": {**method["hyperparameters"], **settings}}
+    return {**manifest, "method": {"type": "reinforcement", "reinforcement": changed}}
+
+
+@pytest.fixture
+def made(client: TestClient, settings: Settings) -> dict[str, Any]:
+    """A job of the API."""
+    make_model(settings.home)
+    return create(client, upload(client, ROWS), seed=5, suffix="demo", metadata={"team": "a"})
+
+
+@pytest.fixture
+def grpo(server_url: str, api_key: str) -> Grpo:
+    environment = {**os.environ, "GRPO_URL": server_url, "GRPO_API_KEY": api_key}
+    return lambda *arguments: run_grpo(*arguments, environment=environment)
+
+
+def test_a_job_answers_its_manifest(client: TestClient, made: dict[str, Any]) -> None:
+    found = client.get(f"{JOBS}/{made['id']}/manifest").json()
+    assert found["data"] == {
+        "training_file": {"sha256": hashlib.sha256(ROWS).hexdigest(), "bytes": len(ROWS)}
+    }
+    assert found["job"]["files"] == {"training_file": made["training_file"]}
+    assert (found["seed"], found["job"]["suffix"], found["job"]["metadata"]) == (5, "demo", {"team": "a"})
+    assert found["method"]["reinforcement"]["hyperparameters"]["lora"]["rank"] == 16
+    assert found["job"]["serve"] == (
+        f"vllm serve tiny --enable-lora --lora-modules {made['id']}=./{made['id']} --max-lora-rank 16"
+    )
+    assert found["engine"] == {}, "it has not started"
+
+
+def test_a_deleted_dataset_stays_known_by_its_hash(client: TestClient, made: dict[str, Any]) -> None:
+    before = client.get(f"{JOBS}/{made['id']}/manifest").json()
+    assert client.post(f"{JOBS}/{made['id']}/cancel").status_code == 200
+    assert client.delete(f"/v1/files/{made['training_file']}").status_code == 200
+    assert client.get(f"{JOBS}/{made['id']}/manifest").json()["data"] == before["data"]
+
+
+def test_the_same_request_makes_the_same_manifest_and_nothing_to_compare(
+    client: TestClient, made: dict[str, Any]
+) -> None:
+    one = client.get(f"{JOBS}/{made['id']}/manifest").json()
+    body = request_of(one, {hashlib.sha256(ROWS).hexdigest(): made["training_file"]})
+    again = client.post(JOBS, json=body).json()
+    assert (again["method"], again["seed"], again["suffix"]) == (made["method"], 5, "demo")
+    other = client.get(f"{JOBS}/{again['id']}/manifest").json()
+    assert {**other, "job": None} == {**one, "job": None}
+    assert differences(one, other) == []
+
+
+def test_what_differs_is_told_field_by_field() -> None:
+    one = document(facts())
+    other = document(facts(seed=8, method=expanded(group_size=4)))
+    found = {each["field"]: (each["left"], each["right"]) for each in differences(one, other)}
+    assert found.pop("configuration_sha256")
+    assert found == {"seed": (7, 8), "method.reinforcement.hyperparameters.group_size": (8, 4)}
+
+
+def test_values_of_headers_are_hidden_and_still_decide_the_hash() -> None:
+    def with_key(key: str) -> dict[str, Any]:
+        grader = {"type": "endpoint", "url": "https://x.example", "headers": {"authorization": key}}
+        return document(facts(method=reinforcement(grader)))
+
+    one, other = with_key("Bearer one"), with_key("Bearer two")
+    assert "Bearer" not in json.dumps(one) + model_card(one)
+    assert hides_secrets(one)
+    assert not hides_secrets(document(facts()))
+    assert {each["field"] for each in differences(one, other)} == {
+        "configuration_sha256",
+        "graders.grader.sha256",
+    }
+
+
+def test_retention_rows_are_named_by_what_is_in_them() -> None:
+    method = reinforcement()
+    method["reinforcement"]["retention"] = [{"name": "other", "file": "file-2"}]
+    kept = DataFile("file-2", "other.jsonl", 5, "b" * 64)
+    training = DataFile("file-1", "train.jsonl", 10, "a" * 64)
+    found = document(facts(method=method, files={"training_file": training, "retention.other": kept}))
+    assert found["method"]["reinforcement"]["retention"][0]["file"] == f"sha256:{'b' * 64}"
+    again = request_of(found, {"a" * 64: "file-8", "b" * 64: "file-9"})
+    assert again["training_file"] == "file-8"
+    assert again["method"]["reinforcement"]["retention"] == [{"name": "other", "file": "file-9"}]
+
+
+@pytest.mark.parametrize(("rank", "allowed"), [(1, 8), (16, 16), (17, 32), (200, 256), (512, 512)])
+def test_vllm_is_given_a_rank_it_knows(rank: int, allowed: int) -> None:
+    manifest = with_settings(document(facts()), lora={"rank": rank})
+    assert serve_line(manifest, name="n", path="./p").endswith(f"--max-lora-rank {allowed}")
+
+
+def test_a_revision_and_whole_weights_are_served_as_what_they_are() -> None:
+    pinned = document(facts(revision="abc"))
+    assert serve_line(pinned, name="n", path="./p").startswith(
+        "vllm serve org/tiny --revision abc --enable-lora"
+    )
+    whole = with_settings(pinned, lora="full")
+    assert serve_line(whole, name="n", path="./my model") == "vllm serve './my model' --served-model-name n"
+    assert "library_name: transformers" in model_card(whole)
+
+
+@sqlite_only
+def test_a_job_is_run_again_from_its_manifest(grpo: Grpo, made: dict[str, Any], tmp_path: Path) -> None:
+    printed = grpo("manifest", made["id"])
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(printed.stdout).items() if k != "job"}))
+    again = json.loads(grpo("rerun", path, "--json").stdout)
+    assert (again["method"], again["seed"], again["training_file"]) == (
+        made["method"],
+        5,
+        made["training_file"],
+    )
+    assert grpo("compare", made["id"], again["id"]).stdout.startswith("Equal")
+
+
+@sqlite_only
+def test_without_its_data_a_job_is_not_run_again_but_with_the_same_rows(
+    grpo: Grpo, made: dict[str, Any], client: TestClient, database: Database, tmp_path: Path
+) -> None:
+    client.post(f"{JOBS}/{made['id']}/cancel")
+    client.delete(f"/v1/files/{made['training_file']}")
+    gone = grpo("rerun", made["id"])
+    assert gone.returncode == 1
+    assert (
+        f"training_file is gone: no stored file has sha256 {hashlib.sha256(ROWS).hexdigest()}" in gone.stderr
+    )
+    other, same = tmp_path / "other.jsonl", tmp_path / "same.jsonl"
+    other.write_bytes(jsonl(row()))
+    same.write_bytes(ROWS)
+    assert grpo("rerun", made["id"], "--data", other).returncode == 1
+    again = grpo("rerun", made["id"], "--data", same, "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["method"] == made["method"]

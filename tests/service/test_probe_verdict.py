@@ -1,0 +1,134 @@
+"""What a probe's counts mean, as the sentence that a user reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo_engine.config import ReinforcementHyperparameters
+from grpo_engine.events import Probed
+from service.probing.verdict import judge
+
+SETTINGS = ReinforcementHyperparameters.model_validate({"max_completion_tokens": 256, "group_size": 4})
+
+
+def facts(**more: Any) -> Probed:
+    """64 completions of 16 prompts, a third of them right, in ten groups beside wrong ones."""
+    usual = {
+        "prompts": 16,
+        "completions": 64,
+        "passed": 22,
+        "groups_with_signal": 10,
+        "groups_solved": 2,
+        "truncated": 0,
+        "grader_errors": 0,
+        "mean_reward": 0.34,
+        "highest_reward": 1.0,
+        "completion_tokens": 6400,
+        "sample_seconds": 10.0,
+        "score_seconds": 0.1,
+        "peak_memory_bytes": 10**9,
+    }
+    return Probed.model_validate(usual | more)
+
+
+NOTHING = {
+    "passed": 0,
+    "groups_with_signal": 0,
+    "groups_solved": 0,
+    "mean_reward": 0.0,
+    "highest_reward": 0.0,
+}
+CASES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "differences": (
+        {},
+        "yes",
+        "In 10 of 16 groups the rewards differ, and 22 of 64 completions are right: GRPO can learn here.",
+    ),
+    "a reward that is never full": (
+        {"passed": 0, "groups_solved": 0, "groups_with_signal": 16, "highest_reward": 0.8},
+        "yes",
+        "In 16 of 16 groups the rewards differ, with 0.34 on average: GRPO can learn here.",
+    ),
+    "nothing scored": (
+        NOTHING,
+        "no",
+        "0 of 64 completions scored: the base model cannot do this yet; start with supervised fine-tuning.",
+    ),
+    "nothing scored, for lack of room": (
+        NOTHING | {"truncated": 60},
+        "maybe",
+        "0 of 64 completions scored, but 94 % of the completions were cut at 256 tokens: "
+        "raise max_completion_tokens and probe again.",
+    ),
+    "all right": (
+        {"passed": 64, "groups_with_signal": 0, "groups_solved": 16, "mean_reward": 1.0},
+        "no",
+        "Every completion is right already: nothing to learn; use harder prompts.",
+    ),
+    "all right where it could be scored": (
+        {"passed": 60, "groups_with_signal": 0, "groups_solved": 16, "grader_errors": 4},
+        "no",
+        "Every completion is right already: nothing to learn; use harder prompts.",
+    ),
+    "groups without differences": (
+        {"passed": 8, "groups_with_signal": 0, "groups_solved": 2},
+        "no",
+        "No group of 16 had two different rewards, so there is nothing to compare; raise temperature or "
+        "group_size, or use a grader that tells better from worse.",
+    ),
+    "many cut": (
+        {"truncated": 20},
+        "maybe",
+        "31 % of the completions were cut at 256 tokens: raise max_completion_tokens.",
+    ),
+    "few groups with signal, most too hard": (
+        {"passed": 3, "groups_with_signal": 3, "groups_solved": 0},
+        "maybe",
+        "Only 3 of 16 groups had different rewards (in most the model never succeeds): most of the sampling "
+        "would teach nothing; use easier prompts or a larger group_size.",
+    ),
+    "few groups with signal, most too easy": (
+        {"passed": 60, "groups_with_signal": 3, "groups_solved": 12},
+        "maybe",
+        "Only 3 of 16 groups had different rewards (12 are solved already): most of the sampling would "
+        "teach nothing; use harder prompts or a larger group_size.",
+    ),
+    "a grader that fails too often": (
+        {"grader_errors": 40, "grader_error": "g: other_error: no such key"},
+        "no",
+        "The grader failed on 40 of 64 completions: g: other_error: no such key",
+    ),
+    "a grader that fails sometimes": (
+        {"grader_errors": 12, "grader_error": "g: other_error: no such key"},
+        "maybe",
+        "The grader failed on 12 of 64 completions: g: other_error: no such key",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_has_its_sentence(case: str) -> None:
+    more, can_learn, sentence = CASES[case]
+    verdict = judge(facts(**more), SETTINGS)
+    assert (verdict.can_learn, verdict.sentence) == (can_learn, sentence)
+
+
+def test_where_nothing_could_be_scored_the_grader_is_the_reason_whatever_the_job_allows() -> None:
+    settings = SETTINGS.model_copy(update={"max_grader_error_rate": 1.0})
+    none = facts(grader_errors=64, mean_reward=None, highest_reward=None, passed=0, groups_with_signal=0)
+    assert judge(none, settings).can_learn == "no"
+    assert judge(none, settings).advice[0].param == "method.reinforcement.grader"
+
+
+@pytest.mark.parametrize(
+    ("more", "params"),
+    [
+        (NOTHING, ["method.type", "training_file"]),
+        ({"truncated": 20}, ["method.reinforcement.hyperparameters.max_completion_tokens"]),
+        ({}, []),
+    ],
+)
+def test_the_advice_names_fields_of_the_request(more: dict[str, Any], params: list[str]) -> None:
+    assert [each.param for each in judge(facts(**more), SETTINGS).advice] == params

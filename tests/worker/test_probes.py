@@ -1,0 +1,164 @@
+"""A probe goes through the same queue as a job, under the same claim, and is never taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+
+from service.app import create_app
+from service.auth import create_key
+from service.db import Database
+from service.jobs import counting, queue, sweeping
+from service.jobs.evidence import audit_job
+from service.jobs.states import JobState
+from service.models import Artifact, Checkpoint, File
+from service.settings import Settings
+from service.storage import Storage
+from service.webhooks.models import WebhookDelivery
+from tests.servers import wait_until
+from tests.webhook_receiver import ALLOWED, register
+from tests.worker.conftest import engine_pids
+from tests.worker.jobs import read_job
+from tests.worker.outcomes import in_background, metric_steps, run_until_idle
+from tests.worker.test_webhooks_jobs import NOWHERE, expire_lease
+from worker.attempt import Worker
+from worker.runner import run_job
+
+Submit = Callable[..., str]
+PROBE = {"prompts": 3}
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+def read(settings: Settings, database: Database, path: str) -> dict[str, Any]:
+    """What the API answers their tenant."""
+    with database.transaction() as session:
+        key = create_key(session, "acme")
+    with TestClient(create_app(settings), headers={"authorization": f"Bearer {key}"}) as client:
+        return dict(client.get(f"/v1/fine_tuning/{path}").json())
+
+
+@on_postgresql
+def test_a_probe_ends_with_a_result_and_its_groups(
+    worker: Worker, database: Database, settings: Settings, submit: Submit
+) -> None:
+    probe_id = submit(probe=PROBE)
+    assert run_job(worker) is True
+    found = read(settings, database, f"probes/{probe_id}")
+    assert (found["status"], found["progress"]["step"]) == ("succeeded", 3)
+    assert (found["result"]["prompts"], found["result"]["completions"]) == (3, 6)
+    assert found["result"]["pass_rate"] == 0.5
+    assert found["result"]["tokens_per_second"] == 24
+    assert [group["prompt"] for group in found["groups"]] == ["1 + 1"] * 3
+
+
+@on_sqlite
+def test_it_leaves_no_weights_no_files_and_no_model(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    probe_id = submit(probe=PROBE)
+    run_job(worker)
+    with database.reading() as session:
+        made = [session.scalar(select(func.count()).select_from(table)) for table in (Artifact, Checkpoint)]
+        files = session.scalar(select(func.count()).select_from(File))
+    assert made == [0, 0]
+    assert files == 1, "its dataset"
+    assert read_job(database, probe_id).fine_tuned_model is None
+
+
+def test_nobody_is_told_of_its_end_and_no_finished_job_is_counted(
+    worker: Worker, database: Database, settings: Settings, submit: Submit
+) -> None:
+    register(database, settings.model_copy(update={"allowed_hosts": ALLOWED}), NOWHERE)
+    job_id = submit()
+    submit(probe=PROBE)
+    assert run_job(worker)
+    assert run_job(worker)
+    with database.reading() as session:
+        assert session.scalars(select(WebhookDelivery.job_id)).all() == [job_id]
+        counted = {each.state: each.num_jobs for each in counting.counts(session)}
+    assert counted == {"succeeded": 1}
+
+
+@on_postgresql
+def test_it_is_no_job_of_any_route(
+    worker: Worker, database: Database, settings: Settings, submit: Submit
+) -> None:
+    probe_id, job_id = submit(probe=PROBE), submit()
+    assert [job["id"] for job in read(settings, database, "jobs")["data"]] == [job_id]
+    for path in ("", "/events", "/rollouts", "/metrics"):
+        assert read(settings, database, f"jobs/{probe_id}{path}")["error"]["code"] == "job_not_found"
+    assert read(settings, database, f"probes/{job_id}")["error"]["code"] == "probe_not_found"
+    run_job(worker)
+
+
+@on_sqlite
+def test_cancelled_while_it_samples_it_ends_without_a_result(
+    worker: Worker, database: Database, settings: Settings, submit: Submit
+) -> None:
+    probe_id = submit({"*": {"step_seconds": 0.05}}, probe={"prompts": 200})
+    running = in_background(worker)
+    wait_until(lambda: read_job(database, probe_id).step > 0, 30, "the probe samples")
+    with database.transaction() as session:
+        assert queue.request_cancel(session, "acme", probe_id) is None, "it is no job"
+        queue.request_cancel(session, "acme", probe_id, is_probe=True)
+    running.join()
+    found = read(settings, database, f"probes/{probe_id}")
+    assert (found["status"], found["result"], found["groups"]) == ("cancelled", None, [])
+    assert not engine_pids(settings)
+
+
+@on_postgresql
+def test_of_a_lost_worker_it_is_taken_back_and_goes_on_elsewhere(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    probe_id = submit(probe=PROBE)
+    with database.transaction() as session:
+        lost = queue.claim(session, pool="default", worker="lost", lease_seconds=60)
+    assert lost is not None
+    expire_lease(database)
+    with database.transaction() as session:
+        (swept,) = sweeping.sweep(session, backoff_seconds=0, max_failures=3)
+    assert (swept.job_id, swept.state) == (probe_id, JobState.QUEUED)
+    assert run_job(worker) is True
+    assert (read_job(database, probe_id).state, read_job(database, probe_id).attempt) == ("succeeded", 2)
+
+
+@on_sqlite
+def test_an_engine_that_dies_starts_again_and_repeats_no_published_step(
+    worker: Worker, database: Database, submit: Submit
+) -> None:
+    probe_id = submit({"1": {"die_at": 2}}, probe=PROBE)
+    run_until_idle(worker, database)
+    assert (read_job(database, probe_id).state, read_job(database, probe_id).attempt) == ("succeeded", 2)
+    assert metric_steps(database, probe_id) == [1, 2, 3]
+
+
+@on_sqlite
+def test_the_audit_finds_a_probe_that_left_results(
+    worker: Worker, database: Database, storage: Storage, submit: Submit
+) -> None:
+    probe_id = submit(probe=PROBE)
+    run_job(worker)
+    with database.transaction() as session:
+        session.add(Artifact(id="file-odd", job_id=probe_id, kind="adapter", step=1, fence=1))
+        (dataset,) = session.scalars(select(File))
+        session.add(
+            File(
+                id="file-odd",
+                tenant="acme",
+                filename="odd",
+                purpose="fine-tune-results",
+                num_bytes=dataset.num_bytes,
+                sha256=dataset.sha256,
+                storage_key=dataset.storage_key,
+            )
+        )
+    found = audit_job(database, storage, probe_id)
+    assert [each.rule for each in found] == ["a success has its one result"]
+    with database.transaction() as session:
+        session.delete(session.get_one(Artifact, "file-odd"))

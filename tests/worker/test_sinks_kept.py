@@ -1,0 +1,163 @@
+"""Sinks that fail in every way: none harms its job, each tells itself once, and what it missed follows."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from service.db import Database
+from service.models import Job
+from service.settings import Settings
+from service.sinks import outbox
+from service.sinks.models import JobSink
+from tests.servers import wait_until
+from tests.worker.jobs import read_job
+from tests.worker.sink_samples import (
+    TENSORBOARD,
+    WANDB,
+    add_job,
+    claim,
+    end,
+    environment,
+    make_due,
+    make_steps,
+    row_of,
+    start,
+    wait_for,
+    warnings_of,
+)
+from worker.sinks.__main__ import public_reason, run
+from worker.sinks.keeper import Keeper
+
+TAIL = "They are kept here, and it is tried again."
+
+
+@pytest.fixture
+def keeper(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+    for name, value in environment(settings).items():
+        monkeypatch.setenv(name, value)
+    keeper = Keeper(database, settings)
+    yield keeper
+    keeper.end_all()
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+def package(folder: Path, source: str) -> Path:
+    """A folder with a `wandb` of our own."""
+    (folder / "wandb").mkdir(parents=True)
+    (folder / "wandb" / "__init__.py").write_text(source)
+    return folder
+
+
+def ends(keeper: Keeper) -> bool:
+    keeper.look_once()
+    return not keeper.num_running
+
+
+def told_here(database: Database, settings: Settings) -> None:
+    """One claim from its beginning to its end, in this process."""
+    found = claim(database)
+    assert found is not None
+    assert run(database, settings, found, threading.Event()) == 0
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    job_id = add_job(database, WANDB, steps=3)
+    told_here(database, settings)
+    reason = "wandb is not there on the worker; install it there: pip install 'grpo-service[wandb]'."
+    assert row_of(database, job_id).reason == reason
+    message = f"wandb did not take the metrics: {reason} {TAIL}"
+    assert warnings_of(database, job_id) == [{"code": "sink_wandb", "message": message}]
+
+
+def test_wandb_without_a_key_says_so_and_does_not_wait_for_one(
+    database: Database, settings: Settings
+) -> None:
+    job_id = add_job(database, WANDB, steps=3)
+    found = claim(database)
+    assert found is not None
+    wait_for(start(found, environment(settings, WANDB_MODE="online", HOME=str(settings.home))))
+    assert row_of(database, job_id).reason.startswith("UsageError: No API key configured.")
+
+
+def test_a_process_that_crashes_is_told_by_its_signal_and_tried_again(
+    database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashing = package(tmp_path, "import os; os.abort()")
+    job_id = add_job(database, WANDB, steps=3)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{crashing}{os.pathsep}{os.environ['PYTHONPATH']}")
+        keeper.look_once()
+        assert keeper.num_running == 1
+        wait_until(lambda: ends(keeper), 60, "it is buried")
+    row = row_of(database, job_id)
+    assert (row.reason, row.failures, row.state) == ("its process was ended by SIGABRT.", 1, "pending")
+
+
+def test_a_process_that_hangs_is_ended_when_its_claim_does(
+    database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "hangs"
+    hanging = package(tmp_path, f"import time; open({str(marker)!r}, 'w'); time.sleep(600)")
+    job_id = add_job(database, WANDB, steps=3)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{hanging}{os.pathsep}{os.environ['PYTHONPATH']}")
+        keeper.look_once()
+        wait_until(marker.exists, 60, "it hangs")
+    with database.transaction() as session:
+        session.execute(update(JobSink).values(due_at=0.0))
+        session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
+    keeper.look_once()
+    assert keeper.num_running == 0
+    assert row_of(database, job_id).reason == "it hung, and was ended; it may not reach its server."
+
+
+def test_the_keeper_s_end_lets_a_sink_finish_what_is_at_hand(
+    database: Database, keeper: Keeper, settings: Settings
+) -> None:
+    job_id = add_job(database, TENSORBOARD, steps=5)
+    keeper.look_once()
+    wait_until(lambda: row_of(database, job_id).step == 4, 60, "four steps are told")
+    keeper.end_all()
+    row = row_of(database, job_id)
+    assert (row.state, row.failures) == ("pending", 0)
+    assert claim(database) is None, "there is nothing new to tell"
+    make_steps(database, job_id, 6, 6)
+    assert claim(database) == outbox.Claim(job_id, "tensorboard", 2)
+
+
+def test_what_was_missed_during_a_failure_follows_from_the_stored_metrics(
+    database: Database, settings: Settings
+) -> None:
+    blocked = settings.tensorboard_root
+    blocked.write_text("a file where the folder should be")
+    job_id = add_job(database, TENSORBOARD, steps=3)
+    told_here(database, settings)
+    assert row_of(database, job_id).failures == 1
+    blocked.unlink()
+    end(database, job_id)
+    make_due(database, job_id)
+    told_here(database, settings)
+    assert (row_of(database, job_id).state, row_of(database, job_id).step) == ("done", 3)
+    (warning,) = warnings_of(database, job_id)
+    assert warning["code"] == "sink_tensorboard"
+    assert read_job(database, job_id).state == "succeeded"
+
+
+def test_a_reason_shows_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    error = RuntimeError("no entry for 0123456789abcdef at https://user:pass@host/x")
+    assert public_reason("wandb", error) == "RuntimeError: no entry for *** at https://user:***@host/x."

@@ -1,0 +1,1 @@
+"""Metrics to TensorBoard, MLflow and W&B: a process for each sink of a job, watched by a keeper."""

@@ -1,0 +1,45 @@
+"""TensorBoard: event files under `<root>/<tenant>/<job>`.
+
+Each step is one event, written whole or not at all, and what is in the folder says where to go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from service.jobs.states import JobState
+from worker.sinks.base import About
+
+
+class TensorboardFiles:
+    """A folder of event files; each process that writes adds one."""
+
+    def __init__(self, about: About) -> None:
+        folder = about.tensorboard_root / about.tenant / about.job_id
+        folder.mkdir(parents=True, exist_ok=True)
+        self.last_step = newest_step(folder)
+        self._writer = EventFileWriter(str(folder))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        shown = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=shown)))
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self, state: JobState) -> None:
+        self._writer.close()
+
+
+def newest_step(folder: Path) -> int:
+    """Of all event files in it; -1: none. A torn end of a file is passed over."""
+    files = (EventFileLoader(str(path)) for path in folder.glob("*tfevents*"))
+    events = (event for file in files for event in file.Load())
+    return max((event.step for event in events if event.HasField("summary")), default=-1)
