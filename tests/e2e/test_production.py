@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from examples.arithmetic import make_rows, write_jsonl
-from examples.decoding import greedy_tokens
+from examples.decoding import answers, greedy_tokens
 from examples.tiny_model import make_model
 from service.cli.client import JOBS, Client
 from service.cli.download import fetch_adapter, unpack
@@ -122,8 +122,14 @@ def test_after_the_end_no_process_of_the_deployment_is_left(
     assert processes_of(tmp_path / "home") == []
 
 
+def talk(client: Client, model: str, row: Mapping[str, Any]) -> str:
+    """What the worker's sampler answers, greedily."""
+    body = {"model": model, "messages": row["messages"], "temperature": 0, "max_tokens": 5}
+    return str(client.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
+
+
 @pytest.mark.slow
-def test_the_real_engine_trains_through_production_and_its_adapter_decodes_as_its_evaluation(
+def test_the_real_engine_trains_through_production_and_its_adapter_decodes_and_talks_as_its_evaluation(
     tmp_path: Path, model: Path, postgres_server: Postgres, redis_server: Redis
 ) -> None:
     train, held_out = make_rows(64, 8, left=range(10), right=range(10), seed=4)
@@ -150,6 +156,11 @@ def test_the_real_engine_trains_through_production_and_its_adapter_decodes_as_it
         assert job["status"] == "succeeded", job["failure"]
         adapter = unpack(fetch_adapter(client, job["id"], tmp_path)[0])
         evaluated = evaluations(client, job["id"])
+        said = [talk(client, name, held_out[0]) for name in (job["model"], job["fine_tuned_model"])]
+    assert said == [
+        answers(model, held_out[:1], max_tokens=5)[0],
+        answers(model, held_out[:1], adapter=adapter, max_tokens=5)[0],
+    ]
     assert sorted(evaluated) == list(range(11))
     assert greedy_tokens(model, held_out, max_tokens=5) == evaluated[0]
     assert greedy_tokens(model, held_out, adapter=adapter, max_tokens=5) == evaluated[10]
