@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     return run(config, options.run_dir, StopRequest())
 
 
-def run(config: RunConfig, run_dir: Path, should_stop: StopRequest) -> int:
+def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> int:
     """Run the job to its end, writing every event as it happens."""
     journal = gang.open_log(config, run_dir)
     journal.write(PhaseChanged(phase="loading"))

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from grpo_engine.config import Runtime
 from grpo_engine.devices import visible_gpus
+from grpo_engine.runtime import Runtime
 from service.sinks.schemas import Integration
 
 
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     engine_module: str = "grpo_engine"
     """What the worker starts with `-m`; tests start their own."""
     runtime: Runtime = Field(default_factory=Runtime)
-    """JSON: how engines use their machine (`grpo_engine.config.Runtime`): sampler, dtype and so on. Ranks are
+    """JSON: how engines use their machine (`grpo_engine.runtime`): sampler, dtype and so on. Ranks are
     the job's own `resources.gpus` where it names them."""
     gpus: int = Field(default_factory=lambda: len(visible_gpus(os.environ)), ge=0, le=64)
     """GPUs that a worker has for a job; without it they are counted. Where there are none in truth, a job on

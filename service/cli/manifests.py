@@ -15,7 +15,6 @@ from service.cli.options import client_of
 from service.cli.output import JsonFlag, print_json, print_table, say
 from service.cli.watch import watch_and_exit
 from service.jobs import manifest as manifests
-from service.storage import sha256_file
 
 MAX_FILES = 10_000
 JobOrFile = Annotated[str, typer.Argument(metavar="JOB|manifest.json", autocompletion=complete.jobs)]
@@ -84,6 +83,8 @@ def _read(client: Client, job: str) -> dict[str, Any]:
 
 def _file_ids(client: Client, manifest: dict[str, Any], paths: list[Path]) -> dict[str, str]:
     """SHA-256 → id of a stored file with that content. Raises CommandError where there is none."""
+    from service.storage import sha256_file
+
     wanted = {file["sha256"]: name for name, file in manifest["data"].items()}
     uploaded = (client.upload(path) for path in paths if sha256_file(path) in wanted)
     found = {file["sha256"]: file["id"] for file in uploaded}

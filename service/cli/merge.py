@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from service.catalog import Catalog
 from service.cli import complete
 from service.cli.client import JOBS
 from service.cli.download import fetch_adapter, unpack
@@ -61,6 +60,8 @@ def _base_of(manifest: dict[str, Any], base: str | None) -> tuple[str, str | Non
     """Where its weights are: as given, as this home's catalogue has it, or the hub's name."""
     if base is not None:
         return base, None
+    from service.catalog import Catalog
+
     model = manifest["model"]
     entry = Catalog(settings_here()).find(model["base"])
     return (entry.path, entry.revision) if entry else (model["base"], model["revision"])

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_engine.config import Lora
+from grpo_engine.hyperparameters import Lora
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What `--max-lora-rank` may be."""

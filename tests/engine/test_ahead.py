@@ -30,7 +30,7 @@ from grpo_engine.trainer import Trainer
 from grpo_engine.types import Completion, GradedGroup, Group, Prompt
 from tests.engine.conftest import largest_difference, parameters_of, trained
 from tests.engine.scripted_sampler import ScriptedSampler
-from tests.engine.test_resume import STEPS, adapter_sha256, metric_lines, run_to_end
+from tests.engine.test_resume import STEPS, adapter_sha256, metric_lines, run_to_end, run_undisturbed
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -142,7 +142,7 @@ def test_a_run_killed_at_step_7_equals_an_undisturbed_one(make_config: MakeConfi
     options = {"curriculum": "rest", "dynamic_sampling": 1, "beta": 0.05, "learning_rate": 1e-2}
     job = make_config(max_staleness=1, n_steps=STEPS, checkpoint_interval=3, **options)
     config.write_text(job.model_dump_json())
-    run_to_end(config, tmp_path / "whole")
+    run_undisturbed(config, tmp_path / "whole")
     run_to_end(config, tmp_path / "killed", kill_after=(7,))
     assert metric_lines(tmp_path / "killed") == metric_lines(tmp_path / "whole")
     assert adapter_sha256(tmp_path / "killed") == adapter_sha256(tmp_path / "whole")

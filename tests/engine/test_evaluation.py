@@ -30,7 +30,7 @@ from grpo_engine.scoring import without_signal
 from grpo_engine.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.test_resume import events as events_of
-from tests.engine.test_resume import metric_lines, run_to_end
+from tests.engine.test_resume import metric_lines, run_to_end, run_undisturbed
 
 NOTHING = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "☃"}
 
@@ -225,7 +225,7 @@ def test_a_killed_run_comes_to_the_same_verdict_and_the_same_weights(
     job = make_job(n_steps=8, checkpoint_interval=2, beta=0.05, eval_temperature=1.0, guards=guards)
     config = tmp_path / "config.json"
     config.write_text(job.model_dump_json())
-    run_to_end(config, tmp_path / "whole")
+    run_undisturbed(config, tmp_path / "whole")
     run_to_end(config, tmp_path / "killed", kill_after=(5,))
     assert metric_lines(tmp_path / "killed") == metric_lines(tmp_path / "whole")
     weights = "checkpoints/step-00000008/adapter/adapter_model.safetensors"

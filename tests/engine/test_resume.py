@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from grpo_engine import manifest
+from grpo_engine.__main__ import run
 from grpo_engine.build import build_trainer
 from grpo_engine.config import RunConfig
 from tests.engine.conftest import largest_difference, parameters_of, trained
@@ -52,6 +53,12 @@ def run_to_end(config: Path, run_dir: Path, kill_after: tuple[int, ...] = ()) ->
     assert start(config, run_dir).wait() == 0
 
 
+def run_undisturbed(config: Path, run_dir: Path) -> None:
+    """In this process, which saves the start of an engine."""
+    run_dir.mkdir()
+    assert run(RunConfig.model_validate_json(config.read_bytes()), run_dir, lambda: False) == 0
+
+
 def metric_lines(run_dir: Path) -> list[tuple[int, dict[str, float]]]:
     return [
         (e["step"], {k: v for k, v in e["metrics"].items() if not k.startswith(CLOCKS)})
@@ -72,7 +79,7 @@ def test_a_run_killed_at_steps_7_and_13_equals_an_undisturbed_one(
     config = tmp_path / "config.json"
     job = make_config(n_steps=STEPS, checkpoint_interval=3, beta=0.05, lora={"rank": 4, "dropout": 0.1})
     config.write_text(job.model_dump_json())
-    run_to_end(config, tmp_path / "whole")
+    run_undisturbed(config, tmp_path / "whole")
     run_to_end(config, tmp_path / "killed", kill_after=(7, 13))
     whole, killed = metric_lines(tmp_path / "whole"), metric_lines(tmp_path / "killed")
     assert [step for step, _ in killed] == list(range(1, STEPS + 1))
