@@ -48,7 +48,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0, what: str = 
         waited = time.monotonic() - begun
         if waited > seconds:
             raise TimeoutError(f"after {seconds} s still not: {what or condition}")
-        time.sleep(min(max(0.01, waited / 20), 0.1))
+        time.sleep(min(max(0.01, waited / 20), 0.05))
     return value
 
 
