@@ -36,6 +36,7 @@ def rows_of(path: Path, body: dict[str, Any]) -> list[dict[str, Any]]:
 def test_every_job_file_is_known() -> None:
     assert [path.stem for path in JOB_FILES] == [
         "arithmetic_grpo",
+        "first",
         "functions_code_tests",
         "gsm8k_qwen3_0.6b",
         "gsm8k_tools",

@@ -21,6 +21,7 @@ from service.jobs import queue
 from service.jobs.capabilities import of_this_machine
 from service.models import WorkerHost
 from service.settings import Settings
+from service.sinks.packages import installed_sinks
 from service.storage import Storage
 from tests.worker.jobs import insert_dataset, insert_file, insert_job, method, read_job
 from worker.attempt import Attempt, Refused, Worker
@@ -135,7 +136,8 @@ def test_a_sweep_says_what_this_machine_offers(worker: Worker, database: Databas
     with database.reading() as session:
         (row,) = session.scalars(select(WorkerHost)).all()
     assert (row.host, row.pool) == (socket.gethostname()[:128], "default")
-    assert frozenset(row.capabilities.split()) == of_this_machine() == worker.capabilities
+    assert frozenset(row.capabilities.split()) == of_this_machine() | installed_sinks()
+    assert worker.capabilities == of_this_machine()
     assert row.gpus == worker.settings.gpus
 
 
