@@ -18,7 +18,7 @@ from tests.service.embedded import Up, grpo_job, grpo_up, processes_of
 
 pytestmark = pytest.mark.slow
 
-STEPS = 14
+STEPS = 24
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
 SHORT_LEASE = {
     "GRPO_LEASE_SECONDS": "20",
@@ -89,13 +89,13 @@ def kill_everything_once(up: Up, client: Client, job_id: str) -> None:
     def at_step(step: int) -> None:
         wait_until(lambda: up.job(job_id)["progress"]["step"] >= step, seconds=120)
 
-    at_step(2)
+    at_step(4)
     kill(up.home, "grpo_engine")
-    at_step(5)
+    at_step(10)
     kill(up.home, "-m", "worker")
     kill(up.home, "service.app:create_app")
     wait_until(lambda: is_ok(f"{up.url}/readyz"), seconds=60)
-    at_step(10)
+    at_step(16)
     kill(up.home, "grpo_engine")
 
 
