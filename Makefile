@@ -63,7 +63,7 @@ warm-start: setup  ## Seconds from claim to first step, engine started ahead and
 	$(BIN)/python -m bench.warm_start
 
 test: setup setup-vllm system check  ## Every test and every check
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory test-vllm
 
 fuzz: setup system  ## Try the HTTP contract for as long as you like: EXAMPLES of each operation (1000)

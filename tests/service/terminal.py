@@ -44,8 +44,10 @@ class Terminal:
 
     def end(self) -> int:
         """The exit code, once the command has ended and all it showed is read."""
-        while self._read(60):
-            pass
+        deadline = time.monotonic() + 60
+        while self._read(5):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it goes on: {self.text}")
         return self.process.wait(60)
 
     def _read(self, seconds: float) -> bool:
