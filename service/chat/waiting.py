@@ -85,14 +85,16 @@ class Talk:
         try:
             return await asyncio.wait_for(self._listener.inbox.get(), seconds)
         except TimeoutError:
-            pass
+            self._check_patience(self._listener)
+            return None
+
+    def _check_patience(self, listener: Listener) -> None:
         waited = time.monotonic() - self._began_at
-        if waited > CLAIM_SECONDS and not self._listener.is_claimed:
+        if waited > CLAIM_SECONDS and not listener.is_claimed:
             message = f"No worker had a place for the request within {CLAIM_SECONDS:g} s; try again later."
             raise _too_long(message)
         if waited > TOTAL_SECONDS:
             raise _too_long(f"The answer was not complete after {TOTAL_SECONDS:g} s: lower max_tokens.")
-        return None
 
 
 def _too_long(message: str) -> ServiceError:
