@@ -87,6 +87,7 @@ def terminal(command: list[str], environment: dict[str, str]) -> Iterator[Termin
 
 
 _IN_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "os.execv(sys.argv[1], sys.argv[1:])"
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )
+"""A shell's background jobs, the tests among them, ignore SIGINT, and so would all that they start."""

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -94,14 +95,16 @@ class Processes:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def start(self, *arguments: str, fault: str = "") -> subprocess.Popen[bytes]:
-        """`python arguments…` with the workplace's environment; it fails as `GRPO_FAULT` says, once."""
+    def start(
+        self, *arguments: str, fault: str = "", environment: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[bytes]:
+        """`python arguments…` with the workplace's environment and more; fails as `GRPO_FAULT` says, once."""
         faults = {"GRPO_FAULT": fault, "GRPO_FAULT_MARKS": str(self.marks)} if fault else {}
         log = self.settings.home / f"process-{len(self.started)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
-                env=environment_of(self.settings) | faults,
+                env=environment_of(self.settings) | faults | environment,
                 cwd=ROOT,
                 stdout=output,
                 stderr=output,
