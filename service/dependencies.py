@@ -13,8 +13,6 @@ from fastapi import Depends, Request
 
 from service.catalog import Catalog
 from service.db import Database
-from service.jobs.checked_files import CheckedFiles
-from service.jobs.costs import PastJobs
 from service.jobs.wakeups import Wakeups
 from service.quotas import RequestRate
 from service.settings import Settings
@@ -37,14 +35,6 @@ async def _catalog(request: Request) -> Catalog:
     return request.app.state.catalog  # type: ignore[no-any-return]
 
 
-async def _checked_files(request: Request) -> CheckedFiles:
-    return request.app.state.checked_files  # type: ignore[no-any-return]
-
-
-async def _past_jobs(request: Request) -> PastJobs:
-    return request.app.state.past_jobs  # type: ignore[no-any-return]
-
-
 async def _wakeups(request: Request) -> Wakeups:
     return request.app.state.wakeups  # type: ignore[no-any-return]
 
@@ -61,8 +51,6 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 DatabaseDep = Annotated[Database, Depends(_database)]
 StorageDep = Annotated[Storage, Depends(_storage)]
 CatalogDep = Annotated[Catalog, Depends(_catalog)]
-CheckedFilesDep = Annotated[CheckedFiles, Depends(_checked_files)]
-PastJobsDep = Annotated[PastJobs, Depends(_past_jobs)]
 WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
 RequestRateDep = Annotated[RequestRate, Depends(_request_rate)]
 RequestId = Annotated[str, Depends(_request_id)]

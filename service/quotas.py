@@ -29,9 +29,9 @@ ROUNDING_SECONDS = 1e-6
 
 
 def check_jobs(session: Session, tenant: str, settings: Settings) -> None:
-    """Room for one more unfinished job. The caller holds the tenant's lock. Raises TooManyRequests."""
+    """Room for the job just stored, too. The caller holds the tenant's lock. Raises TooManyRequests."""
     limit = settings.max_queued_jobs
-    if num_unfinished(session, tenant, limit) >= limit:
+    if num_unfinished(session, tenant, limit + 1) > limit:
         raise TooManyRequests(
             f"There are {limit} unfinished jobs, the limit here: wait for one or cancel one.",
             headers={"Retry-After": str(JOB_SECONDS)},

@@ -89,20 +89,18 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     expected = preflight.estimate(tenant, request.body, report)
     fault_point("job.checked")
     with preflight.database.transaction() as session:
-        repository.lock_tenant(session, tenant)
-        created = _earlier(session, request) if request.may_be_known else None
-        if created is not None:
-            return created
+        repository.lock_request(session, tenant, request.idempotency_key or request.sha256)
+        if request.may_be_known and (earlier := _earlier(session, request)):
+            return earlier
         require_good_key(session, request.principal)
-        quotas.check_jobs(session, tenant, settings)
-        quotas.check_storage(session, tenant, settings, 0)
-        _check_still_there(session, request)
-        created = _insert(session, request, report, settings, expected)
+        job = _insert(session, request, report, settings, expected)
+        _check_under_lock(session, request, settings)
         fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
     fault_point("job.rung")
-    return created
+    with preflight.database.reading() as session:
+        return Created(read_jobs(session, tenant, [job])[0])
 
 
 def _earlier(session: Session, request: Request) -> Created | None:
@@ -126,6 +124,18 @@ def _earlier(session: Session, request: Request) -> Created | None:
     return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
 
 
+def _check_under_lock(session: Session, request: Request, settings: Settings) -> None:
+    """What two requests at once could break: the limits, and files that are being deleted.
+
+    Asked last, with the job already stored, because all of a tenant's requests wait here for one another.
+    """
+    tenant = request.principal.tenant
+    repository.lock_tenant(session, tenant)
+    quotas.check_jobs(session, tenant, settings)
+    quotas.check_storage(session, tenant, settings, 0)
+    _check_still_there(session, request)
+
+
 def _check_still_there(session: Session, request: Request) -> None:
     """What preflight found may have been deleted while it read the rows."""
     tenant, body = request.principal.tenant, request.body
@@ -141,7 +151,7 @@ def _check_still_there(session: Session, request: Request) -> None:
 
 def _insert(
     session: Session, request: Request, report: Report, settings: Settings, expected: Estimate
-) -> Created:
+) -> Job:
     job = _job_of(request, report, settings)
     job.estimate = expected.model_dump()
     key = request.idempotency_key or f"auto:{job.id}"
@@ -153,7 +163,7 @@ def _insert(
     audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
     repository.add(session, job, record, *sinks_of(job))
     history.store(session, job.id, job.event_sequence, created, queued)
-    return Created(read_jobs(session, job.tenant, [job])[0])
+    return job
 
 
 def _job_of(request: Request, report: Report, settings: Settings) -> Job:

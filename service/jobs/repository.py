@@ -44,6 +44,7 @@ _USABLE_KEYS = select(ApiKey.public_id).where(
     or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
 )
 _NOW = select(db_now())
+_LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 
 WeightsKind = Literal["adapter", "model", "experiences"]
 
@@ -63,10 +64,20 @@ class ModelWeights:
 
 
 def lock_tenant(session: Session, tenant: str) -> None:
-    """Lets one transaction at a time create jobs of a tenant. SQLite's BEGIN IMMEDIATE does it already."""
+    """Lets one transaction at a time look at what a tenant has and go by it."""
+    _lock(session, tenant)
+
+
+def lock_request(session: Session, tenant: str, identity: str) -> None:
+    """Lets the same request of a tenant wait for its twin. Taken before the tenant's lock."""
+    _lock(session, tenant, identity)
+
+
+def _lock(session: Session, *names: str) -> None:
+    """Until the transaction ends. SQLite's BEGIN IMMEDIATE does it already."""
     if session.get_bind().dialect.name == "postgresql":
-        number = int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:8], signed=True)
-        session.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
+        digest = hashlib.sha256("\n".join(names).encode()).digest()
+        session.execute(_LOCK, {"number": int.from_bytes(digest[:8], signed=True)})
 
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.db import Database
+from service.jobs.repository import lock_tenant
 from service.jobs.states import JobState
 from service.models import AuditEntry, IdempotencyKey, Job, JobEvent
 from service.settings import Settings
@@ -28,6 +29,7 @@ from tests.service.job_samples import (
 )
 
 JOBS = "/v1/fine_tuning/jobs"
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +175,22 @@ def test_a_retry_without_key_gets_the_job_it_made(client: TestClient, database: 
     assert post(client, {**body, "seed": 5}, x_stainless_retry_count="1").json()["id"] != first.json()["id"]
     assert post(client, body, x_stainless_retry_count="0").json()["id"] != first.json()["id"]
     assert num_jobs(database) == 3
+
+
+@on_postgresql
+def test_a_retry_waits_for_the_job_that_is_still_being_made(client: TestClient, database: Database) -> None:
+    body = request(upload(client))
+    with ThreadPoolExecutor(2) as threads, database.transaction() as session:
+        lock_tenant(session, "tenant-a")
+        first = threads.submit(post, client, body)
+        with pytest.raises(TimeoutError):
+            first.result(timeout=1)
+        again = threads.submit(post, client, body, x_stainless_retry_count="1")
+        with pytest.raises(TimeoutError):
+            again.result(timeout=0.5)
+        session.rollback()
+    assert again.result().json()["id"] == first.result().json()["id"]
+    assert num_jobs(database) == 1
 
 
 def test_an_old_request_is_not_a_retry(client: TestClient, database: Database) -> None:
