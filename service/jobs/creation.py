@@ -140,9 +140,9 @@ def _check_still_there(session: Session, request: Request) -> None:
     """What preflight found may have been deleted while it read the rows."""
     tenant, body = request.principal.tenant, request.body
     wanted = {use.param: use.file_id for use in datasets_of(body, body.method)}
-    files = repository.files_by_id(session, tenant, wanted.values())
+    there = repository.existing_files(session, tenant, wanted.values())
     for param, file_id in wanted.items():
-        if file_id not in files:
+        if file_id not in there:
             raise InvalidRequest(f"{param}: there is no file {file_id}", param=param, code="file_not_found")
     if repository.base_model_name(session, tenant, body.model) is None:
         message = f"model: {body.model!r} is no longer there"

@@ -35,9 +35,12 @@ _RESULTS = (
     .where(Artifact.job_id.in_(bindparam("job_ids", expanding=True)))
     .where(File.tenant == bindparam("of_tenant"), File.deleted_at.is_(None))
 )
-_FILES = select(File).where(
-    File.id.in_(bindparam("file_ids", expanding=True)), File.tenant == bindparam("of_tenant"), exists_now()
+_ARE_THERE = (
+    File.id.in_(bindparam("file_ids", expanding=True)),
+    File.tenant == bindparam("of_tenant"),
+    exists_now(),
 )
+_FILES, _FILE_IDS = select(File).where(*_ARE_THERE), select(File.id).where(*_ARE_THERE)
 _USABLE_KEYS = select(ApiKey.public_id).where(
     ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
     ApiKey.revoked_at.is_(None),
@@ -197,6 +200,11 @@ def files_by_id(session: Session, tenant: str, ids: Iterable[str | None]) -> dic
     """Existing files of the tenant."""
     wanted = [file_id for file_id in ids if file_id is not None]
     return {file.id: file for file in session.scalars(_FILES, {"file_ids": wanted, "of_tenant": tenant})}
+
+
+def existing_files(session: Session, tenant: str, ids: Iterable[str]) -> set[str]:
+    """Those of the ids that the tenant's files have."""
+    return set(session.scalars(_FILE_IDS, {"file_ids": list(ids), "of_tenant": tenant}))
 
 
 def find_idempotency_key(session: Session, tenant: str, key: str) -> IdempotencyKey | None:
