@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from grpo_engine.expand import (
     ALIASES,
@@ -30,6 +30,14 @@ Advantage = Literal[
 ImportanceCorrection = Literal[
     "auto", "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
 ]
+MAX_STOPS = 16
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+
+
+def _one_or_more(value: Any) -> Any:
+    """One text stands for a list of it, as in OpenAI's API."""
+    return (value,) if isinstance(value, str) else value
 
 
 class SelfDistillation(Input):
@@ -122,7 +130,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     temperature: float = Field(1.0, gt=0, le=10)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
-    stop: Listed[Annotated[str, Field(min_length=1, max_length=256)]] = Field((), max_length=16)
+    stop: Annotated[Listed[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_one_or_more, Stops)] = ()
     """A completion ends after the first of these; they stay in its text."""
     max_completion_tokens: int = Field(256, ge=1, le=131_072)
     max_turns: int = Field(8, ge=1, le=128)
@@ -169,12 +177,6 @@ class ReinforcementHyperparameters(Hyperparameters):
         data = expand_multiplied(data, "group_size", "compute_multiplier", lambda m: max(2, round(8 * m)))
         data = expand_multiplied(data, "prompts_per_step", "batch_size", lambda size: size)
         return expand_learning_rate(data, default=1e-6 if data.get("lora") == "full" else 1e-5)
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        """One text stands for a list of it, as in OpenAI's API."""
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("top_p", "top_k")
     @classmethod

@@ -207,7 +207,8 @@ def _never_null(schema: Document) -> Document:
 def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
     """What this operation may answer instead."""
     found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, TooManyRequests, Unavailable]
-    if "{" in name or any(given["name"] == "after" for given in operation.get("parameters", ())):
+    names_one = "{" in name or name in ("post /v1/chat/completions", "post /v1/completions")
+    if names_one or any(given["name"] == "after" for given in operation.get("parameters", ())):
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]

@@ -29,9 +29,10 @@ from service.jobs.stream import stop_on_signals
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 CHUNKS = {
     "description": "The completion; with `stream: true` its chunks as server-sent events, then `[DONE]`.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": {"text/event-stream": {"itemSchema": EVENT}},
 }
 
 
