@@ -123,8 +123,8 @@ def prepare(workload: Workload, folder: Path, threads: int, seed: int) -> Spec:
     count = workload.prompts * workload.steps
     if rows is None:
         texts = random_prompts(tokenizer, count, workload.prompt_tokens, seed)
-        target = tokenizer.decode(tokenizer(texts[0]).input_ids[:1] * (workload.max_completion_tokens // 2))
-        rows = [{"prompt": text, "target": target} for text in texts]
+        words = tokenizer(texts[0]).input_ids[:1] * (workload.max_completion_tokens // 2)
+        rows = [{"prompt": text, "target": str(tokenizer.decode(words))} for text in texts]
     rows = rows[:count]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lengths = [len(tokenizer(row["prompt"]).input_ids) for row in rows]

@@ -59,7 +59,7 @@ def ours(case: Case, model: Path, folder: Path) -> Seen:
         return terms(scored)
 
     trainer.optimizer.step = recorded_step  # type: ignore[method-assign]
-    trainer._terms = recorded_terms  # type: ignore[method-assign]
+    trainer._terms = recorded_terms  # type: ignore[assignment,method-assign]
     for step in range(1, STEPS + 1):
         list(trainer.step(step))
     seen.end = _copied(trainer.policy.trainable)

@@ -13,7 +13,14 @@ from typing import Self
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 PROMPTS_FILE = "prompts.jsonl"
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
@@ -85,7 +92,7 @@ def shape_model(
 
 
 @torch.no_grad()
-def _make_it_end(model: torch.nn.Module, probability: float) -> None:
+def _make_it_end(model: PreTrainedModel, probability: float) -> None:
     """Scale the output row of the end token until it is that likely on average."""
     ids = torch.randint(2, model.config.vocab_size, (4, 64))
     hidden = model.base_model(input_ids=ids).last_hidden_state.flatten(0, 1)
@@ -103,7 +110,7 @@ def _make_it_end(model: torch.nn.Module, probability: float) -> None:
 
 
 def random_prompts(
-    tokenizer: PreTrainedTokenizerFast, count: int, num_tokens: int, seed: int = 0
+    tokenizer: PreTrainedTokenizerBase, count: int, num_tokens: int, seed: int = 0
 ) -> list[str]:
     """Texts of about `num_tokens` tokens each."""
     drawn = random.Random(seed)
@@ -111,7 +118,7 @@ def random_prompts(
     ordinary = [number for number in range(len(tokenizer)) if number not in special]
     texts = []
     for _ in range(count):
-        texts.append(tokenizer.decode([drawn.choice(ordinary) for _ in range(num_tokens)]))
+        texts.append(str(tokenizer.decode([drawn.choice(ordinary) for _ in range(num_tokens)])))
     return texts
 
 

@@ -18,8 +18,8 @@ from service.jobs.recording import record_events
 
 BATCH_STEPS = 100
 REPETITIONS = 20
-NAMES = ("reward", "reward_std", "loss", "kl", "entropy", "learning_rate", "grad_norm", "tokens_per_second")
-NAMES += tuple(f"part_{number}" for number in range(12))
+CURVES = ("reward", "reward_std", "loss", "kl", "entropy", "learning_rate", "grad_norm", "tokens_per_second")
+NAMES = CURVES + tuple(f"part_{number}" for number in range(12))
 
 
 def measure_metrics(deployment: Deployment, api: Api, num_rows: int) -> dict[str, float]:

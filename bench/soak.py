@@ -20,6 +20,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def undisturbed(deployment: Production, load: Load) -> dict[str, str]:
     found = {}
     for kind in load.files:
         job_id = load._submit(kind, f"undisturbed-{kind}")
-        wait_until(lambda job_id=job_id: is_over(load, job_id), 120, f"an undisturbed {kind} job")
+        wait_until(partial(is_over, load, job_id), 120, f"an undisturbed {kind} job")
         found[kind] = adapter_of(load, job_id)
     return found
 
@@ -163,7 +164,7 @@ def settle(load: Load) -> float:
     """Seconds until every submitted job is over. Raises TimeoutError."""
     start = time.monotonic()
     for job_id in load.submitted:
-        wait_until(lambda job_id=job_id: is_over(load, job_id), END_SECONDS, f"{job_id} is over")
+        wait_until(partial(is_over, load, job_id), END_SECONDS, f"{job_id} is over")
     return time.monotonic() - start
 
 
@@ -226,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     figures = soak(given.minutes, tuple(given.gap), given.seed)
-    about = {"machine": machine_name(), "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    about: dict[str, Any] = {"machine": machine_name(), "at": datetime.now(UTC).isoformat(timespec="seconds")}
     about |= {"minutes": given.minutes, "gap_seconds": list(given.gap), "seed": given.seed}
     result = about | figures | {"is_sound": is_sound(figures)}
     given.out.write_text(json.dumps(result, indent=2) + "\n")

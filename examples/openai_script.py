@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from openai import OpenAI
 
@@ -28,7 +29,7 @@ SCHEMA = {
         },
     },
 }
-GRADER = {
+GRADER: Any = {  # the client's types know a `multi` grader with one grader only
     "type": "multi",
     "graders": {
         "exact": {
@@ -53,6 +54,22 @@ GRADER = {
         },
     },
     "calculate_output": "0.8 * exact + 0.1 * near + 0.1 * short",
+}
+METHOD: Any = {  # they know no `response_format` of a method
+    "type": "reinforcement",
+    "reinforcement": {
+        "grader": GRADER,
+        "response_format": SCHEMA,
+        "hyperparameters": {
+            "n_epochs": 1,
+            "batch_size": 4,
+            "learning_rate_multiplier": 1.0,
+            "compute_multiplier": 0.5,
+            "eval_interval": 2,
+            "eval_samples": 4,
+            "reasoning_effort": "medium",
+        },
+    },
 }
 
 
@@ -92,22 +109,7 @@ def main() -> None:
         seed=7,
         suffix="sums",
         metadata={"team": "arithmetic"},
-        method={
-            "type": "reinforcement",
-            "reinforcement": {
-                "grader": GRADER,
-                "response_format": SCHEMA,
-                "hyperparameters": {
-                    "n_epochs": 1,
-                    "batch_size": 4,
-                    "learning_rate_multiplier": 1.0,
-                    "compute_multiplier": 0.5,
-                    "eval_interval": 2,
-                    "eval_samples": 4,
-                    "reasoning_effort": "medium",
-                },
-            },
-        },
+        method=METHOD,
     )
     print("created", job.id)
 

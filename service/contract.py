@@ -64,6 +64,7 @@ SUMMARIES = {
     f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
     "get /v1/fine_tuning/checkpoints/{checkpoint_id}/content": "Download a checkpoint",
     f"post {PROBES}": "Probe a job before it trains",
+    f"get {PROBES}": "List probes",
     f"get {PROBES}/{{probe_id}}": "Retrieve a probe",
     f"post {PROBES}/{{probe_id}}/cancel": "Cancel a probe",
     "get /v1/models": "List models",

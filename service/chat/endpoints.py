@@ -50,17 +50,17 @@ async def _feed(request: Request, database: DatabaseDep) -> Feed:
     return feed
 
 
-async def _chat_talk(feed: Annotated[Feed, Depends(_feed)]) -> AsyncIterator[Talk]:
+async def _chat_talk(feed: Annotated[Feed, Depends(_feed)], principal: Reader) -> AsyncIterator[Talk]:
     """Closed when the answer has left, or the client has."""
-    talk = Talk(feed, "chatcmpl")
+    talk = Talk(feed, "chatcmpl", principal.key_id)
     try:
         yield talk
     finally:
         talk.close()
 
 
-async def _text_talk(feed: Annotated[Feed, Depends(_feed)]) -> AsyncIterator[Talk]:
-    talk = Talk(feed, "cmpl")
+async def _text_talk(feed: Annotated[Feed, Depends(_feed)], principal: Reader) -> AsyncIterator[Talk]:
+    talk = Talk(feed, "cmpl", principal.key_id)
     try:
         yield talk
     finally:

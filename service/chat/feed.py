@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,31 +16,22 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from grpo_engine.generation import Piece, Refusal, Usage
+from grpo_engine.generation import Answer, Piece, Refusal, Usage
 from service.chat import repository
 from service.chat.models import GenerationState
 from service.chat.repository import Head
 from service.db import Database
+from service.errors import Unauthorized
+from service.jobs.repository import usable_keys
+from service.jobs.stream import KEY_SECONDS
 
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.05
 GONE = Refusal(code="generation_lost", message="The request was ended from elsewhere.")
 LOST = Refusal(code="worker_lost", message="The worker that was answering has gone; try again.")
+KEYLESS = Refusal(code=Unauthorized.code, message="This API key is not valid any more.")
 STOPPING = Refusal(code="service_stopping", message="The service is being restarted; try again.")
-
-
-@dataclass(frozen=True)
-class News:
-    """What a request has grown by; with usage or a refusal nothing follows."""
-
-    pieces: tuple[Piece, ...] = ()
-    usage: Usage | None = None
-    refusal: Refusal | None = None
-
-    @property
-    def is_last(self) -> bool:
-        return self.usage is not None or self.refusal is not None
 
 
 @dataclass(eq=False)
@@ -47,16 +39,21 @@ class Listener:
     """Who waits for one request."""
 
     id: str
-    inbox: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
+    key_id: str
+    """Of the API key that asked."""
+    inbox: asyncio.Queue[Answer] = field(default_factory=asyncio.Queue)
     num_chunks: int = 0
     """Told so far."""
     is_claimed: bool = False
     is_over: bool = False
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: Answer) -> None:
         if not self.is_over and (news.pieces or news.is_last):
             self.is_over = news.is_last
             self.inbox.put_nowait(news)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.tell(Answer(id=self.id, refusal=refusal))
 
 
 class Feed:
@@ -69,9 +66,9 @@ class Feed:
         """Whose rows are to be deleted."""
         self._task: asyncio.Task[None] | None = None
 
-    def listen(self, id: str) -> Listener:
+    def listen(self, id: str, key_id: str) -> Listener:
         """For a request that has been stored; to be closed, whatever happens."""
-        listener = self._listeners[id] = Listener(id)
+        listener = self._listeners[id] = Listener(id, key_id)
         self._run()
         return listener
 
@@ -84,7 +81,7 @@ class Feed:
     def stop(self) -> None:
         """Ends all answers, so that the server need not wait for them."""
         for listener in self._listeners.values():
-            listener.tell(News(refusal=STOPPING))
+            listener.refuse(STOPPING)
 
     def _run(self) -> None:
         if self._task is None or self._task.done():
@@ -93,11 +90,15 @@ class Feed:
 
     async def _poll(self) -> None:
         """Runs while somebody waits, or a row is to be deleted."""
+        checked_at = time.monotonic()
         while self._listeners or self._closed:
             await asyncio.sleep(POLL_SECONDS)
             try:
                 await self._delete_closed()
                 await self._tell_news()
+                if time.monotonic() - checked_at >= KEY_SECONDS:
+                    await self._refuse_keyless()
+                    checked_at = time.monotonic()
             except SQLAlchemyError as error:
                 log.warning("answers wait for the database", error=type(error).__name__)
 
@@ -119,11 +120,23 @@ class Feed:
                 listener.num_chunks = max(told[id], head.num_chunks if head is not None else 0)
                 listener.tell(news[id])
 
+    async def _refuse_keyless(self) -> None:
+        """Ends the answers whose key was revoked or has expired since they were asked for."""
+        open_ = list(self._listeners.values())
+        usable = await run_in_threadpool(self._usable, sorted({listener.key_id for listener in open_}))
+        for listener in open_:
+            if listener.key_id not in usable:
+                listener.refuse(KEYLESS)
+
+    def _usable(self, key_ids: list[str]) -> set[str]:
+        with self._database.reading() as session:
+            return usable_keys(session, key_ids)
+
     def _forget(self, ids: list[str]) -> None:
         with self._database.statement() as session:
             repository.forget(session, ids)
 
-    def _look(self, told: Mapping[str, int]) -> tuple[dict[str, News], dict[str, Head]]:
+    def _look(self, told: Mapping[str, int]) -> tuple[dict[str, Answer], dict[str, Head]]:
         """The heads first: chunks that come in between are told in the next round, none twice."""
         with self._database.reading() as session:
             heads = repository.heads(session, list(told))
@@ -133,7 +146,7 @@ class Feed:
         for id in told:
             known = [chunk for chunk in chunks.get(id, ()) if chunk.sequence <= _num_chunks(heads, id)]
             pieces = [Piece.model_validate(piece) for chunk in known for piece in chunk.pieces]
-            found[id] = _news(heads.get(id), tuple(pieces))
+            found[id] = _answer(id, heads.get(id), tuple(pieces))
         return found, heads
 
 
@@ -141,11 +154,11 @@ def _num_chunks(heads: Mapping[str, Head], id: str) -> int:
     return heads[id].num_chunks if id in heads else 0
 
 
-def _news(head: Head | None, pieces: tuple[Piece, ...]) -> News:
+def _answer(id: str, head: Head | None, pieces: tuple[Piece, ...]) -> Answer:
     if head is None:
-        return News(refusal=GONE)
+        return Answer(id=id, refusal=GONE)
     if head.state is GenerationState.DONE:
-        return News(pieces, usage=Usage.model_validate(head.usage))
+        return Answer(id=id, pieces=pieces, usage=Usage.model_validate(head.usage))
     if head.state is GenerationState.FAILED:
-        return News(pieces, refusal=Refusal.model_validate(head.refusal))
-    return News(pieces, refusal=LOST if head.is_lost else None)
+        return Answer(id=id, pieces=pieces, refusal=Refusal.model_validate(head.refusal))
+    return Answer(id=id, pieces=pieces, refusal=LOST if head.is_lost else None)

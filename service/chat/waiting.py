@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.requests import ClientDisconnect
 
-from grpo_engine.generation import Piece, Refusal, Usage
-from service.chat.feed import Feed, Listener, News
-from service.errors import InvalidRequest, NotFound, ServiceError, Unavailable
+from grpo_engine.generation import Answer, Piece, Refusal, Usage
+from service.chat.feed import Feed, Listener
+from service.errors import InvalidRequest, NotFound, ServiceError, Unauthorized, Unavailable
 from service.ids import new_id
 
 CLAIM_SECONDS = 60.0
@@ -31,12 +31,13 @@ INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt"}
 class Talk:
     """A request on its way. `close` it, whatever happens: then its worker stops."""
 
-    def __init__(self, feed: Feed, prefix: str) -> None:
+    def __init__(self, feed: Feed, prefix: str, key_id: str) -> None:
         self.id = new_id(prefix)
         self._feed = feed
+        self._key_id = key_id
         self._listener: Listener | None = None
         self._began_at = time.monotonic()
-        self._early: News | None = None
+        self._early: Answer | None = None
 
     def close(self) -> None:
         if self._listener is not None:
@@ -47,7 +48,7 @@ class Talk:
 
         Raises ServiceError, and ClientDisconnect where the client leaves first.
         """
-        self._listener = self._feed.listen(self.id)
+        self._listener = self._feed.listen(self.id, self._key_id)
         silent_until = time.monotonic() + SILENT_SECONDS
         while self._early is None and time.monotonic() < silent_until:
             self._early = await self._heard(LOOK_SECONDS)
@@ -68,7 +69,7 @@ class Talk:
                     return pieces, news.usage
         raise AssertionError("unreachable: the last news has a usage")
 
-    async def rest(self, silence_seconds: float = SILENT_SECONDS) -> AsyncGenerator[News | None]:
+    async def rest(self, silence_seconds: float = SILENT_SECONDS) -> AsyncGenerator[Answer | None]:
         """News up to the last one; None: nothing for so long. Raises ServiceError."""
         news = self._early or await self._heard(silence_seconds)
         while True:
@@ -79,7 +80,7 @@ class Talk:
                 return
             news = await self._heard(silence_seconds)
 
-    async def _heard(self, seconds: float) -> News | None:
+    async def _heard(self, seconds: float) -> Answer | None:
         """Raises Unavailable where it has taken too long."""
         assert self._listener is not None
         try:
@@ -103,9 +104,11 @@ def _too_long(message: str) -> ServiceError:
 
 
 def error_of(refusal: Refusal) -> ServiceError:
-    """A worker's refusal as this service's error."""
+    """A refusal as this service's error."""
     if refusal.code == "model_not_found":
         return NotFound(refusal.message, param=refusal.param, code=refusal.code)
+    if refusal.code == Unauthorized.code:
+        return Unauthorized(refusal.message, headers={"www-authenticate": "Bearer"})
     if refusal.code in INVALID:
         return InvalidRequest(refusal.message, param=refusal.param, code=refusal.code)
     return Unavailable(refusal.message, param=refusal.param, code=refusal.code)

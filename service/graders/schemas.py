@@ -5,12 +5,16 @@ Boundary: shapes only. Added to OpenAI's: `num_tokens` in, `scorable` and `grade
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from grpo_engine.graders import Grader
 from grpo_engine.records import GradeError
+from service.jobs.openai_terms import own_rule
+
+SentGrader = Annotated[Grader, BeforeValidator(own_rule)]
+"""Also in the terms in which a job answers its own."""
 
 
 class Request(BaseModel):
@@ -20,7 +24,7 @@ class Request(BaseModel):
 
 
 class ValidateRequest(Request):
-    grader: Grader
+    grader: SentGrader
 
 
 class ValidateResponse(BaseModel):
@@ -29,7 +33,7 @@ class ValidateResponse(BaseModel):
 
 
 class RunRequest(Request):
-    grader: Grader
+    grader: SentGrader
     model_sample: str
     """The completion's text; `sample.output_json` exists where it is JSON."""
     item: dict[str, Any] | None = None

@@ -63,7 +63,7 @@ def original(job: Job) -> dict[str, Any]:
 
 def patched(requested: Mapping[str, Any], patch: Mapping[str, Any]) -> JobCreate:
     """The changed request. Raises InvalidRequest."""
-    body = merged(from_openai_terms(requested), patch)
+    body = merged(from_openai_terms(requested), from_openai_terms(patch))
     try:
         return JobCreate.model_validate(body)
     except ValidationError as error:

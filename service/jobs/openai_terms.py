@@ -3,7 +3,7 @@
 Strict clients refuse a whole job for a grader type that their library does not know. A rule that is not one
 of OpenAI's is therefore answered as a `python` grader with all its own fields, its true type in `rule`. The
 same holds for a method: `training_free` is answered as `reinforcement`, with all its own settings under that
-name and its true type in `rule`. A job that is sent that way is understood.
+name and its true type in `rule`. A job, a patch or a grader that is sent that way is understood.
 """
 
 from __future__ import annotations
@@ -51,11 +51,21 @@ def _has_plain_parts(grader: Mapping[str, Any]) -> bool:
 
 
 def from_openai_terms(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request whose method or grader is such a stand-in → the same with the rule itself."""
+    """A request, or a patch, whose method or grader is such a stand-in → the same with the rule itself."""
     method = body.get("method")
     if not isinstance(method, Mapping):
         return dict(body)
     return {**body, "method": _with_own_grader(_with_own_type(method))}
+
+
+def own_rule(grader: Any) -> Any:
+    """The rule that a stand-in stands for; anything else as it is."""
+    if not isinstance(grader, Mapping) or grader.get("type") != "python":
+        return grader
+    if not isinstance(grader.get("rule"), str):
+        return grader
+    own = {name: value for name, value in grader.items() if name not in ("rule", "source")}
+    return {**own, "type": grader["rule"]}
 
 
 def _with_own_type(method: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,12 +76,10 @@ def _with_own_type(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_own_grader(method: dict[str, Any]) -> dict[str, Any]:
-    kind = "reinforcement" if method.get("type") == "reinforcement" else TRAINING_FREE
-    settings = method.get(kind)
-    grader = settings.get("grader") if isinstance(settings, Mapping) else None
-    if not isinstance(settings, Mapping) or not isinstance(grader, Mapping):
-        return method
-    if grader.get("type") != "python" or not isinstance(grader.get("rule"), str):
-        return method
-    own = {name: value for name, value in grader.items() if name not in ("rule", "source")}
-    return {**method, kind: {**settings, "grader": {**own, "type": grader["rule"]}}}
+    """A patch need not name the method's type."""
+    settings = {kind: method.get(kind) for kind in ("reinforcement", TRAINING_FREE)}
+    return method | {
+        kind: {**given, "grader": own_rule(given["grader"])}
+        for kind, given in settings.items()
+        if isinstance(given, Mapping) and "grader" in given
+    }

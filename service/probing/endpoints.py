@@ -11,6 +11,7 @@ from service.dependencies import DatabaseDep, RequestId, WakeupsDep
 from service.jobs import creation
 from service.jobs.endpoints import IdempotencyKey, PreflightDep, RetryCount
 from service.jobs.schemas import ProbeCreate
+from service.pagination import After, Limit, Page, page_of
 from service.probing.schemas import ProbeRead
 from service.probing.service import Probes
 
@@ -45,6 +46,14 @@ def create_probe(
     created = creation.create_job(preflight, wakeups, request)
     response.headers.update(created.headers)
     return probes.read(principal.tenant, created.job.id)
+
+
+@router.get("")
+def list_probes(
+    principal: Reader, probes: ProbesDep, after: After = None, limit: Limit = 20
+) -> Page[ProbeRead]:
+    """Newest first, each with its result and without its groups."""
+    return page_of(probes.page(principal.tenant, after=after, limit=limit), limit)
 
 
 @router.get("/{probe_id}")

@@ -64,6 +64,6 @@ class ProbeRead(BaseModel):
     result: ProbeResult | None
     """Null until it has succeeded."""
     groups: list[RolloutRead]
-    """Some of its groups: first those whose rewards differ."""
+    """Some of its groups, first those whose rewards differ; in a list of probes none."""
     error: ErrorRead | None
     failure: FailureRead | None

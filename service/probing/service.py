@@ -19,8 +19,10 @@ from service.db import Database
 from service.errors import InvalidRequest, NotFound
 from service.jobs import queue, repository
 from service.jobs.reading import read_jobs
+from service.jobs.schemas import JobRead
 from service.jobs.states import JobState
 from service.models import Job, Rollout
+from service.pagination import unknown_cursor
 from service.principal import Principal
 from service.probing.schemas import AdviceRead, ProbeRead, ProbeResult
 from service.probing.verdict import judge
@@ -35,6 +37,16 @@ class Probes:
     """The probes of one deployment."""
 
     database: Database
+
+    def page(self, tenant: str, *, after: str | None, limit: int) -> list[ProbeRead]:
+        """Newest first, `limit` + 1 at most, without their groups."""
+        with self.database.reading() as session:
+            last = None if after is None else repository.find_probe(session, tenant, after)
+            if after is not None and last is None:
+                raise unknown_cursor(after)
+            probes = repository.page_of_probes(session, tenant, after=last, limit=limit)
+            shown = read_jobs(session, tenant, probes)
+            return [_probe_read(row, job) for row, job in zip(probes, shown, strict=True)]
 
     def read(self, tenant: str, probe_id: str) -> ProbeRead:
         with self.database.reading() as session:
@@ -62,17 +74,18 @@ def _require(session: Session, tenant: str, probe_id: str) -> Job:
 
 
 def _read(session: Session, probe: Job) -> ProbeRead:
-    """The job's own answer, as far as it fits, and what is a probe's."""
     (shown,) = read_jobs(session, probe.tenant, [probe])
+    read = _probe_read(probe, shown)
+    return read if read.result is None else read.model_copy(update={"groups": _groups(session, probe.id)})
+
+
+def _probe_read(probe: Job, shown: JobRead) -> ProbeRead:
+    """The job's own answer, as far as it fits, and what is a probe's but its groups."""
     asked = probe.probe or {}
     common = shown.model_dump(include=set(ProbeRead.model_fields) - {"object"})
     done = shown.status == JobState.SUCCEEDED.value
-    return ProbeRead(
-        **common,
-        prompts=asked["prompts"],
-        result=result_of(asked["result"], probe.method) if done else None,
-        groups=_groups(session, probe.id) if done else [],
-    )
+    result = result_of(asked["result"], probe.method) if done else None
+    return ProbeRead(**common, prompts=asked["prompts"], result=result, groups=[])
 
 
 def result_of(counts: dict[str, Any], method: dict[str, Any]) -> ProbeResult:

@@ -16,7 +16,7 @@ from service.errors import InvalidRequest
 from service.pagination import MAX_NUMBER, After, Limit, Page, page_of
 from service.rollouts import repository, service
 from service.rollouts.datasets import TrainedSplit
-from service.rollouts.exports import Exports, all_lines
+from service.rollouts.exports import Exports, Source, all_lines
 from service.rollouts.pairs import Limits
 from service.rollouts.rescore import Rescore
 from service.rollouts.schemas import CompletionRead, RescoreRead, RescoreRequest, RolloutOverview, RolloutRead
@@ -72,6 +72,13 @@ async def _exports(database: DatabaseDep, storage: StorageDep, settings: Setting
 
 
 ExportsDep = Annotated[Exports, Depends(_exports)]
+
+
+async def _source(job_id: str, principal: Reader, parts: PartsDep, split: TrainedSplit = "train") -> Source:
+    return Source(principal.tenant, job_id, parts, split)
+
+
+SourceDep = Annotated[Source, Depends(_source)]
 
 
 async def _rescore(
@@ -142,34 +149,20 @@ def export_rollouts(
 
 @router.get("/rollouts/sft.jsonl", response_class=Response)
 def export_best_answers(
-    job_id: str,
-    principal: Reader,
-    exports: ExportsDep,
-    parts: PartsDep,
-    split: TrainedSplit = "train",
-    min_reward: MinReward = 1.0,
-    per_prompt: PerPrompt = 1,
+    source: SourceDep, exports: ExportsDep, min_reward: MinReward = 1.0, per_prompt: PerPrompt = 1
 ) -> Response:
     """Each prompt's best whole answers of these steps, as a file for `supervised` training."""
-    limits = Limits(min_reward, per_prompt)
-    lines = exports.best_answers(principal.tenant, job_id, parts, split, limits)
-    return _download(lines, f"{job_id}-sft.jsonl")
+    lines = exports.best_answers(source, Limits(min_reward, per_prompt))
+    return _download(lines, f"{source.job_id}-sft.jsonl")
 
 
 @router.get("/rollouts/dpo.jsonl", response_class=Response)
 def export_preferences(
-    job_id: str,
-    principal: Reader,
-    exports: ExportsDep,
-    parts: PartsDep,
-    split: TrainedSplit = "train",
-    min_margin: MinMargin = 0.0,
-    per_prompt: PerPrompt = 1,
+    source: SourceDep, exports: ExportsDep, min_margin: MinMargin = 0.0, per_prompt: PerPrompt = 1
 ) -> Response:
     """Each prompt's best answers with its worst, in TRL's preference format, with the rewards' margin."""
-    limits = Limits(min_margin, per_prompt)
-    lines = exports.preferences(principal.tenant, job_id, parts, split, limits)
-    return _download(lines, f"{job_id}-dpo.jsonl")
+    lines = exports.preferences(source, Limits(min_margin, per_prompt))
+    return _download(lines, f"{source.job_id}-dpo.jsonl")
 
 
 @router.post("/rollouts/rescore")

@@ -31,6 +31,16 @@ def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[st
 
 
 @dataclass(frozen=True)
+class Source:
+    """What a dataset is made of: rollouts of a tenant's job."""
+
+    tenant: str
+    job_id: str
+    parts: Selection
+    split: TrainedSplit
+
+
+@dataclass(frozen=True)
 class Exports:
     """Datasets made of one split's rollouts, whose rows are those of one file."""
 
@@ -38,37 +48,21 @@ class Exports:
     storage: Storage
     settings: Settings
 
-    def best_answers(
-        self,
-        tenant: str,
-        job_id: str,
-        parts: Selection,
-        split: TrainedSplit,
-        limits: Limits,
-    ) -> Iterator[str]:
+    def best_answers(self, source: Source, limits: Limits) -> Iterator[str]:
         """Rows for `supervised` training. Raises NotFound, and InvalidRequest where there is nothing."""
-        job, dataset, selection = self._opened(tenant, job_id, parts, split)
+        job, dataset, selection = self._opened(source)
         with searching():
             found = pairs.best_answers(self.database, job.id, selection, limits)
-        return pairs.lines(self.database, job.id, split, dataset, found, pairs.supervised_row)
+        return pairs.lines(self.database, job.id, source.split, dataset, found, pairs.supervised_row)
 
-    def preferences(
-        self,
-        tenant: str,
-        job_id: str,
-        parts: Selection,
-        split: TrainedSplit,
-        limits: Limits,
-    ) -> Iterator[str]:
+    def preferences(self, source: Source, limits: Limits) -> Iterator[str]:
         """Good and bad answers. Raises NotFound, and InvalidRequest where there are none."""
-        job, dataset, selection = self._opened(tenant, job_id, parts, split)
+        job, dataset, selection = self._opened(source)
         with searching():
             found = pairs.preferences(self.database, job.id, selection, limits)
-        return pairs.lines(self.database, job.id, split, dataset, found, pairs.preference_row)
+        return pairs.lines(self.database, job.id, source.split, dataset, found, pairs.preference_row)
 
-    def _opened(
-        self, tenant: str, job_id: str, parts: Selection, split: TrainedSplit
-    ) -> tuple[Job, Dataset, Selection]:
-        job = checked_job(self.database, tenant, job_id, parts)
-        dataset = find_dataset(self.database, self.storage, self.settings, job, split)
-        return job, dataset, replace(parts, split=split)
+    def _opened(self, source: Source) -> tuple[Job, Dataset, Selection]:
+        job = checked_job(self.database, source.tenant, source.job_id, source.parts)
+        dataset = find_dataset(self.database, self.storage, self.settings, job, source.split)
+        return job, dataset, replace(source.parts, split=source.split)

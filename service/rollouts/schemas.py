@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpo_engine.graders import Grader
 from grpo_engine.records import FinishReason, GradeError
+from service.graders.schemas import SentGrader
 from service.pagination import MAX_NUMBER
 
 
@@ -97,7 +97,7 @@ class RescoreRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    grader: Grader
+    grader: SentGrader
     split: Literal["train", "validation"] = "train"
     from_step: int | None = Field(None, ge=0, le=MAX_NUMBER)
     to_step: int | None = Field(None, ge=0, le=MAX_NUMBER)

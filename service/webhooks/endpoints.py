@@ -83,7 +83,7 @@ def rotate_secret(
 
 @router.post("/{endpoint_id}/test")
 def try_webhook(endpoint_id: str, webhooks: WriteWebhooks, body: WebhookTest | None = None) -> WebhookTested:
-    """Sends an event about the job `ftjob-test` now, once, and tells how the endpoint answered."""
+    """Sends an event about the job `ftjob-test` now, once, and tells the answer's status; 400 without one."""
     return webhooks.test(endpoint_id, body.event_type if body else None)
 
 

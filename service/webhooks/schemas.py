@@ -86,9 +86,9 @@ class WebhookTested(BaseModel):
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     webhook_endpoint_id: str
     event_type: EventType
-    success: bool
-    """Whether the endpoint answered at all; `status_code` says what."""
-    status_code: int | None
+    success: Literal[True] = True
+    """The endpoint answered, `status_code` says what; one that did not is an error."""
+    status_code: int
     error: str | None
     delivery_id: str
 

@@ -122,7 +122,7 @@ class Webhooks:
             return endpoint_with_secret(self._changed(session, "rotate_secret", row))
 
     def test(self, endpoint_id: str, event_type: EventType | None) -> WebhookTested:
-        """Send an event now and once, and tell how the endpoint answered."""
+        """Send an event now and once, and tell how the endpoint answered. InvalidRequest where it did not."""
         with _turns.one():
             with self._database.transaction() as session:
                 endpoint = self._enabled(session, endpoint_id)
@@ -132,10 +132,13 @@ class Webhooks:
             attempt = sending.send(endpoint, claimed, self._outside)
             with self._database.transaction() as session:
                 outbox.record(session, claimed.delivery, endpoint, attempt, backoff_seconds=())
+        if attempt.status_code is None:
+            # OpenAI's clients know no result without a status, and a 4xx is what they do not send again
+            message = f"The endpoint did not answer: {attempt.error}"
+            raise InvalidRequest(message, param="url", code="webhook_no_answer")
         return WebhookTested(
             webhook_endpoint_id=endpoint.id,
             event_type=type_,
-            success=attempt.status_code is not None,
             status_code=attempt.status_code,
             error=attempt.error,
             delivery_id=claimed.delivery.id,

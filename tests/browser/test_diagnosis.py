@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.deployment import JOBS, Deployment
@@ -41,3 +44,22 @@ def test_a_job_without_findings_has_no_panel(page: Page, deployment: Deployment)
     page.goto(f"/#/jobs/{deployment.jobs['first']}")
     expect(page.get_by_role("heading", name="Curves")).to_be_visible()
     expect(page.get_by_role("heading", name="Diagnosis")).to_have_count(0)
+
+
+@pytest.mark.parametrize("name", ["failed", "supervised"])
+def test_the_form_with_the_change_in_it_asks_for_what_the_clone_would_be(
+    page: Page, deployment: Deployment, name: str
+) -> None:
+    path = f"{JOBS}/{deployment.jobs[name]}"
+    (finding, *_) = deployment.get(f"{path}/diagnosis")["findings"]
+    page.goto(f"/#/jobs/{deployment.jobs[name]}")
+    page.get_by_role("link", name="Open the form with this change").click()
+    shown = page.get_by_text("with this change:").locator("code").inner_text()
+    assert json.loads(shown) == finding["patch"]
+    body = page.evaluate("JSON.parse(document.getElementById('new-json').value)")
+    asked = deployment.client.post(f"{JOBS}/validate", json=body).json()
+    clone = deployment.client.post(f"{path}/clone", json=finding["patch"]).json()
+    deployment.client.post(f"{JOBS}/{clone['id']}/cancel").raise_for_status()
+    own = deployment.client.post(f"{JOBS}/validate", json={**body, "method": clone["method"]}).json()
+    assert asked["problems"] == []
+    assert asked["method"] == own["method"]

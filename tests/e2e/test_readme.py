@@ -1,22 +1,86 @@
-"""The README's shell blocks, as they stand, run by a shell in a clean home."""
+"""The shell blocks of the README, the first-job guide and "moving out", as they stand, in a clean home.
+
+One service serves all of them, started by the README's own block; the first-job guide starts it alike.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
+import shlex
 import socket
 import subprocess
 import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.servers import wait_until
+from tests.service.hub import hub
+
 ROOT = Path(__file__).parents[2]
+TOKEN = "hf_of_this_test"
+NOT_RUN = {"make setup": "it asks a package index; the environment of the tests is what it makes"}
+"""Lines of the pages that are left out, and why."""
 
 
-def shell_blocks() -> list[str]:
-    return re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def shell_blocks(page: str, heading: str = "") -> list[str]:
+    """From the heading on, without what is not run."""
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text[text.index(heading) :], re.DOTALL)
+    return [
+        "".join(line for line in block.splitlines(True) if line.strip() not in NOT_RUN) for block in blocks
+    ]
+
+
+TWO_COMMANDS, START, QUICK_START = shell_blocks("README.md")
+FIRST_START, FIRST_JOB = shell_blocks("docs/first-job.md")
+(MOVING_OUT,) = shell_blocks("docs/from-trl.md", "## Moving out")
+
+
+def words(block: str) -> list[list[str]]:
+    return [shlex.split(line, comments=True) for line in block.splitlines()]
+
+
+@dataclass
+class Checkout:
+    """A folder in which the pages' lines find what they name, beside a service on a port of its own."""
+
+    folder: Path
+    environment: dict[str, str]
+    port: int
+
+    def here(self, block: str) -> str:
+        return block.replace("grpo up", f"grpo up --port {self.port}").replace("8000", str(self.port))
+
+    def run(self, block: str, **more: str) -> str:
+        """What the block says."""
+        done = subprocess.run(
+            ["bash", "-euc", self.here(block)],
+            cwd=self.folder,
+            env=self.environment | more,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """A shell that has run the README's start; it ends the service when its input ends."""
+        script = self.here(START) + "touch ready\nread -r _ || true\nkill $!\nwait\n"
+        with (self.folder / "up.log").open("wb") as log:
+            return subprocess.Popen(
+                ["bash", "-uc", script],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
 
 def free_port() -> int:
@@ -25,32 +89,67 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.slow
-def test_the_quick_start_ends_with_an_adapter(tmp_path: Path) -> None:
-    two_commands, start, job = shell_blocks()
-    assert [line.split("#")[0].split() for line in two_commands.splitlines()] == [
-        ["make", "demo"],
-        ["make", "test"],
-    ]
-    port = str(free_port())
-    script = (start.replace("make setup\n", "") + job).replace("grpo up", f"grpo up --port {port}")
-    script = script.replace("8000", port).replace("adapter.tar.gz", str(tmp_path / "adapter.tar.gz"))
-    script += "\nkill $!; wait\n"
-    environment = {**os.environ, "HOME": str(tmp_path), "GRPO_URL": f"http://127.0.0.1:{port}"}
-    environment.pop("GRPO_HOME", None)
-    run = subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    folder, port = tmp_path_factory.mktemp("checkout"), free_port()
+    for name in (".venv", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    path = f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
+    given = {"HOME": str(folder), "PATH": path, "GRPO_URL": f"http://127.0.0.1:{port}"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
+    made = Checkout(folder, kept | given, port)
+    shell = made.start()
     try:
-        output, _ = run.communicate(timeout=180)
+        wait_until(
+            lambda: (folder / "ready").exists() or shell.poll() is not None, 120, "the service is ready"
+        )
+        assert shell.poll() is None, (folder / "up.log").read_text()
+        yield made
     finally:
-        if run.poll() is None:
-            os.killpg(run.pid, signal.SIGTERM)
-    assert b"succeeded" in output, output.decode()
-    with tarfile.open(tmp_path / "adapter.tar.gz") as archive:
+        shell.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def quick_start(checkout: Checkout) -> str:
+    """The id of the README's job."""
+    return checkout.run(QUICK_START + "echo $JOB\n").split()[-1]
+
+
+@pytest.fixture(scope="module")
+def first_job(checkout: Checkout) -> str:
+    """What the first-job guide's commands say, and the job's id in the end."""
+    return checkout.run(FIRST_JOB + "echo $JOB\n")
+
+
+def test_the_pages_begin_alike() -> None:
+    assert words(TWO_COMMANDS) == [["make", "demo"], ["make", "test"]]
+    assert words(FIRST_START) == words(START)
+
+
+@pytest.mark.slow
+def test_the_quick_start_ends_with_an_adapter(checkout: Checkout, quick_start: str) -> None:
+    assert quick_start.startswith("ftjob-")
+    with tarfile.open(checkout.folder / "adapter.tar.gz") as archive:
         assert {"adapter_config.json", "adapter_model.safetensors"} <= set(archive.getnames())
+
+
+@pytest.mark.slow
+def test_the_first_job_ends_with_an_adapter_and_what_the_guide_says_of_it(
+    checkout: Checkout, first_job: str
+) -> None:
+    assert "succeeded" in first_job
+    assert "every group is all wrong" in first_job
+    adapter = checkout.folder / first_job.split()[-1]
+    assert (adapter / "adapter_config.json").exists()
+    assert "vllm serve" in (adapter / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_moving_out_does_what_it_says(checkout: Checkout, quick_start: str, first_job: str) -> None:
+    block = MOVING_OUT.replace("JOB", first_job.split()[-1]).replace("OTHER", quick_start)
+    with hub(TOKEN) as here:
+        more = {"HF_ENDPOINT": here.url, "HF_HUB_DISABLE_XET": "1"}
+        said = checkout.run(block.replace("HF_TOKEN=…", f"HF_TOKEN={TOKEN}"), **more)
+    assert list((checkout.folder / "model").glob("*.safetensors"))
+    assert "ftjob-" in said.replace(first_job.split()[-1], "").replace(quick_start, "")  # the run again
+    assert {"adapter_model.safetensors", "README.md"} <= here.files.keys()

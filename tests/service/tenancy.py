@@ -7,7 +7,7 @@ matrix fails on a route for which one of them is missing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from service.jobs.history import Entry
 from service.jobs.states import JobState
 from service.models import Base, File, Job, Metric, Rollout
 from service.settings import Settings
+from tests.chat_server import Reply, ScriptedServer
 from tests.servers import wait_until
 from tests.service.answering import answering, num_generations
 from tests.service.job_samples import (
@@ -45,6 +46,7 @@ ROWS = jsonl(row(), row("What is 3+3?", "6"))
 JOBS = "/v1/fine_tuning/jobs"
 PROBES = "/v1/fine_tuning/probes"
 GRADERS = "/v1/fine_tuning/alpha/graders"
+CANCELLED = {"event_types": ["fine_tuning.job.cancelled"]}
 IDEMPOTENCY_KEY = "the-owners-key"
 NOBODYS = {"chat_workers"}
 """Tables in which nothing is a tenant's."""
@@ -92,11 +94,14 @@ class World:
 def world(settings: Settings, database: Database) -> Iterator[World]:
     """The service over a fresh migrated database, with everything a tenant can have in it."""
     make_model(settings.home)
-    settings = settings.model_copy(update={"allowed_hosts": "127.0.0.1:9"})  # there is NOWHERE
-    with answering(settings), serving(create_app(settings)) as url:
+    with ExitStack() as stack:
+        receiver = stack.enter_context(ScriptedServer(lambda _recorded: Reply(status=204)))
+        settings = settings.model_copy(update={"allowed_hosts": f"127.0.0.1:9, {receiver.host}"})  # NOWHERE
+        stack.enter_context(answering(settings))
+        url = stack.enter_context(serving(create_app(settings)))
         found = World(url, settings, database, _keys(database), {}, [])
         _add_jobs(found)
-        _add_over_http(found)
+        _add_over_http(found, receiver.url)
         found.places = _places(found.ids)
         yield found
 
@@ -105,7 +110,6 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
     """httpx arguments of a POST's body, which names things of the owner (of the other tenant: `other_`)."""
     job = request(ids[f"{who}file"])
     grader = {**GRADER, "reference": "4"}
-    webhook = {"url": NOWHERE, "event_types": ["fine_tuning.job.cancelled"]}
     bodies: dict[str, dict[str, Any]] = {
         "post /v1/files": {"files": {"file": ("rows.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}},
         f"post {JOBS}": {"json": job},
@@ -119,8 +123,8 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         "post /v1/completions": {"json": {"model": "tiny", "prompt": "?"}},
         f"post {GRADERS}/validate": {"json": {"grader": grader}},
         f"post {GRADERS}/run": {"json": {"grader": grader, "model_sample": "4"}},
-        f"post {WEBHOOKS}": {"json": webhook},
-        f"post {WEBHOOKS}/{{endpoint_id}}": {"json": webhook},
+        f"post {WEBHOOKS}": {"json": {"url": NOWHERE, **CANCELLED}},
+        f"post {WEBHOOKS}/{{endpoint_id}}": {"json": CANCELLED},
         f"post {WEBHOOKS}/{{endpoint_id}}/rotate_secret": {"json": {}},
         f"post {WEBHOOKS}/{{endpoint_id}}/test": {"json": {}},
     }
@@ -188,7 +192,7 @@ def _add_history(database: Database, job_id: str) -> None:
         session.add(Rollout(job_id=job_id, has_signal=True, data=group, **place))
 
 
-def _add_over_http(found: World) -> None:
+def _add_over_http(found: World, receiver: str) -> None:
     with found.client("owner") as owner:
         upload = body_of("post /v1/files", found.ids)
         assert upload is not None
@@ -199,15 +203,14 @@ def _add_over_http(found: World) -> None:
         events = owner.get(f"{JOBS}/{found.ids['posted']}/events").raise_for_status().json()
         found.ids["event"] = events["data"][0]["id"]
         found.ids["probe"] = owner.post(PROBES, json=request(found.ids["unused_file"])).json()["id"]
-        _add_webhook(owner, found.ids)
+        _add_webhook(owner, found.ids, receiver)
         found.ids["free_file"] = owner.post("/v1/files", **upload).raise_for_status().json()["id"]
 
 
-def _add_webhook(owner: httpx.Client, ids: dict[str, str]) -> None:
-    """An endpoint, and in its log the end of a job that was cancelled."""
-    body = body_of(f"post {WEBHOOKS}", ids)
-    assert body is not None
-    ids["webhook"] = owner.post(WEBHOOKS, **body).raise_for_status().json()["id"]
+def _add_webhook(owner: httpx.Client, ids: dict[str, str], receiver: str) -> None:
+    """An endpoint that answers, and in its log the end of a job that was cancelled."""
+    body = {"url": receiver, **CANCELLED}
+    ids["webhook"] = owner.post(WEBHOOKS, json=body).raise_for_status().json()["id"]
     job_id = owner.post(JOBS, json=request(ids["unused_file"])).raise_for_status().json()["id"]
     owner.post(f"{JOBS}/{job_id}/cancel").raise_for_status()
     (sent,) = owner.get(f"{WEBHOOKS}/{ids['webhook']}/deliveries").raise_for_status().json()["data"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
+from service.auth import create_key, revoke_key
+from service.chat import feed
 from service.chat.models import Generation
 from service.db import Database
 from service.jobs import names
@@ -229,3 +232,45 @@ def test_a_stream_ends_with_done_and_is_not_cached(server_url: str, api_key: str
     assert answer.headers["cache-control"] == "no-store"
     assert lines[-1] == "data: [DONE]"
     assert all(line.startswith("data: ") for line in lines)
+
+
+@on_sqlite
+@pytest.mark.usefixtures("answered")
+def test_a_revoked_key_ends_the_answers_it_asked_for_and_no_others(
+    openai_client: OpenAI, server_url: str, api_key: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "KEY_SECONDS", 0.1)
+    hang: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hang"}]}
+    with database.transaction() as session:
+        kept = create_key(session, "tenant-a")
+    with OpenAI(base_url=f"{server_url}/v1", api_key=kept, max_retries=0) as other:
+        lost, open_ = (each.chat.completions.create(**hang, stream=True) for each in (openai_client, other))
+        for stream in (lost, open_):
+            assert any(chunk.choices[0].delta.content == "Base:" for chunk in stream)
+        with database.transaction() as session:
+            assert revoke_key(session, api_key.split("_")[1])
+        with pytest.raises(openai.APIError) as ended:
+            list(lost)
+        assert ended.value.code == "invalid_api_key"
+        wait_until(lambda: num_generations(database) == 1, what="the other answer goes on alone")
+        open_.close()
+
+
+@on_sqlite
+@pytest.mark.usefixtures("answered")
+def test_an_answer_that_is_not_streamed_is_a_401_when_its_key_is_revoked(
+    openai_client: OpenAI, api_key: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "KEY_SECONDS", 0.1)
+    revoke = threading.Thread(target=_revoke_when_asked, args=(database, api_key))
+    revoke.start()
+    with pytest.raises(openai.AuthenticationError) as ended:
+        openai_client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hang"}])
+    revoke.join()
+    assert ended.value.code == "invalid_api_key"
+
+
+def _revoke_when_asked(database: Database, api_key: str) -> None:
+    wait_until(lambda: num_generations(database) == 1, what="the question has been asked")
+    with database.transaction() as session:
+        revoke_key(session, api_key.split("_")[1])

@@ -9,7 +9,6 @@ import pytest
 from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
 from openai.types.fine_tuning.fine_tuning_job import Method as OpenAIMethod
-from openai.types.graders import PythonGrader, StringCheckGrader, TextSimilarityGrader
 from sqlalchemy import select
 
 from service.db import Database
@@ -19,6 +18,7 @@ from service.jobs.openai_terms import from_openai_terms, in_openai_terms
 from service.jobs.states import JobState
 from service.models import IdempotencyKey, Job
 from service.settings import Settings
+from tests.service.grader_samples import OPENAIS_GRADERS, OWN_GRADERS
 from tests.service.job_samples import (
     METHOD,
     add_artifact,
@@ -58,27 +58,6 @@ def test_a_job_is_created_and_read_back(openai_client: OpenAI, training_file: st
     hyperparameters = again.to_dict()["method"]["reinforcement"]["hyperparameters"]  # type: ignore[index]
     assert (hyperparameters["group_size"], hyperparameters["beta"]) == (4, 0.1)
     FineTuningJob.model_validate(job.to_dict())
-
-
-NUMERIC = {"type": "numeric", "reference": "{{item.answer}}"}
-FORMAT = {"type": "format", "pattern": "[0-9]+", "match": "search"}
-OWN_GRADERS: list[dict[str, Any]] = [
-    NUMERIC,
-    FORMAT,
-    {"type": "length", "mode": "linear", "unit": "characters", "target": 5, "maximum": 9},
-    {"type": "multi", "graders": {"a": NUMERIC, "b": FORMAT}, "calculate_output": "a + 0.1 * b"},
-    {"type": "math", "reference": "{{item.answer}}"},
-    {"type": "code_tests", "tests": '[{"call": "f", "args": [], "expected": 1}]'},
-    {"type": "process", "grader": NUMERIC},
-    {"type": "reward_model", "model": "tiny"},
-    {"type": "endpoint", "url": "https://grade.example.com/run"},
-]
-TEXT = {"input": "{{sample.output_text}}", "reference": "{{item.answer}}"}
-OPENAIS_GRADERS: list[tuple[type[object], dict[str, Any]]] = [
-    (StringCheckGrader, {"type": "string_check", "operation": "eq", **TEXT}),
-    (TextSimilarityGrader, {"type": "text_similarity", "evaluation_metric": "rouge_l", **TEXT}),
-    (PythonGrader, {"type": "python", "source": "def grade(sample, item):\n    return 1.0"}),
-]
 
 
 @pytest.mark.parametrize("grader", OWN_GRADERS, ids=lambda grader: str(grader["type"]))

@@ -25,6 +25,22 @@ from tests.service.job_samples import (
 )
 
 PROBES = "/v1/fine_tuning/probes"
+COUNTS = {
+    "prompts": 4,
+    "completions": 32,
+    "passed": 6,
+    "groups_with_signal": 3,
+    "groups_solved": 0,
+    "truncated": 8,
+    "grader_errors": 2,
+    "grader_error": "exact: other_error: it broke",
+    "mean_reward": 0.2,
+    "highest_reward": 1.0,
+    "completion_tokens": 320,
+    "sample_seconds": 4.0,
+    "score_seconds": 0.5,
+    "peak_memory_bytes": 10**9,
+}
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
@@ -110,29 +126,33 @@ def test_no_verb_of_jobs_reaches_a_probe(client: TestClient, training_file: str)
 
 
 def test_counts_are_told_as_rates(client: TestClient, database: Database) -> None:
-    counts = {
-        "prompts": 4,
-        "completions": 32,
-        "passed": 6,
-        "groups_with_signal": 3,
-        "groups_solved": 0,
-        "truncated": 8,
-        "grader_errors": 2,
-        "grader_error": "exact: other_error: it broke",
-        "mean_reward": 0.2,
-        "highest_reward": 1.0,
-        "completion_tokens": 320,
-        "sample_seconds": 4.0,
-        "score_seconds": 0.5,
-        "peak_memory_bytes": 10**9,
-    }
-    result = client.get(f"{PROBES}/{add_probe(database, JobState.SUCCEEDED, counts)}").json()["result"]
+    result = client.get(f"{PROBES}/{add_probe(database, JobState.SUCCEEDED, COUNTS)}").json()["result"]
     assert result["pass_rate"] == 0.2
     assert (result["signal_share"], result["truncated_share"]) == (0.75, 0.25)
     assert (result["mean_completion_tokens"], result["tokens_per_second"]) == (10, 80)
     assert result["can_learn"] == "maybe"
     assert result["sentence"].startswith("25 % of the completions were cut at 16 tokens")
     assert result["advice"][0]["message"].startswith("Try 32;")
+
+
+def test_probes_are_listed_newest_first_over_pages_and_no_job_is_among_them(
+    client: TestClient, training_file: str, database: Database
+) -> None:
+    ids = [client.post(PROBES, json=request(training_file)).json()["id"] for _ in range(3)]
+    job_id = add_job(database, JobState.QUEUED)
+    first = client.get(PROBES, params={"limit": 2}).json()
+    rest = client.get(PROBES, params={"limit": 2, "after": first["last_id"]}).json()
+    assert [each["id"] for each in first["data"] + rest["data"]] == ids[::-1]
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+    assert first["data"][0] == client.get(f"{PROBES}/{ids[2]}").json()
+    refused = client.get(PROBES, params={"after": job_id})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "after")
+
+
+def test_a_list_has_the_results_of_probes(client: TestClient, database: Database) -> None:
+    probe_id = add_probe(database, JobState.SUCCEEDED, COUNTS)
+    (listed,) = client.get(PROBES).json()["data"]
+    assert (listed["id"], listed["result"]["can_learn"], listed["groups"]) == (probe_id, "maybe", [])
 
 
 def add_probe(database: Database, state: JobState, result: dict[str, Any] | None = None) -> str:

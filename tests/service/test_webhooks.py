@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types.webhooks import WebhookEndpoint as OpenAIEndpoint
 from openai.types.webhooks import WebhookEndpointTestResult
 from sqlalchemy import select
@@ -79,6 +79,17 @@ def test_openai_s_unmodified_client_manages_endpoints(
     assert (tested.status_code, tested.event_type) == (202, "fine_tuning.job.failed")
     assert hook.delete(made.id).deleted
     assert verified(receiver.requests[0], rotated.signing_secret).type == "fine_tuning.job.failed"
+
+
+@on_sqlite
+def test_openai_s_client_is_told_once_that_nobody_answered_a_test(openai_client: OpenAI) -> None:
+    made = openai_client.webhooks.create(name="hook", url=NOWHERE, event_types=[SUCCEEDED])
+    with pytest.raises(BadRequestError, match="did not answer") as caught:
+        openai_client.webhooks.test(made.id, event_type=SUCCEEDED)
+    assert (caught.value.code, caught.value.param) == ("webhook_no_answer", "url")
+    path = f"/webhook_endpoints/{made.id}/deliveries"
+    (delivery,) = openai_client.get(path, cast_to=dict[str, Any])["data"]
+    assert len(delivery["attempts"]) == 1
 
 
 @on_sqlite

@@ -33,7 +33,12 @@ export class Diagnosis {
       one.field && el("p", { class: "small" }, el("code", {}, one.field), this.change(one)),
       el("div", { class: "row" },
         one.patch && button(one.field ? "Clone with this change" : "Run it again", (event) => this.clone(one, event.target)),
-        el("a", { class: "small", href: `#/new?from=${encodeURIComponent(this.id)}` }, "Change it in the form")));
+        this.form(one)));
+  }
+
+  form({ field, patch }) {
+    const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
+    return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Open the form with this change" : "Change it in the form");
   }
 
   change({ current, suggested }) {

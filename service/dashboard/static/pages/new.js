@@ -1,10 +1,11 @@
-// A new job: choose, check, probe, start. `#/new?from=<job id>` begins with that job's request.
+// A new job: choose, check, probe, start. `#/new?from=<job id>` begins with that job's request, and
+// `&patch=<JSON>` with that change of it.
 
 import { get, JOBS, paged } from "../api.js";
 import { styled } from "../address.js";
 import { button, el, empty, heading, loading } from "../dom.js";
 import { actions } from "./new_actions.js";
-import { blank, draftOf, keptDraft, requestOf } from "./new_draft.js";
+import { blank, changed, draftOf, keptDraft, requestOf } from "./new_draft.js";
 import { dataPart, methodParts, modelPart } from "./new_form.js";
 
 const SHOWN_FILES = 100;
@@ -12,9 +13,10 @@ const SHOWN_FILES = 100;
 export async function show(root, params, signal) {
   styled("new");
   const from = params.query.get("from");
+  const patch = JSON.parse(params.query.get("patch") ?? "{}");
   let draft;
   root.append(heading("New job", {
-    below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), "."),
+    below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), ...told(patch), "."),
     actions: [button("Begin anew", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
   }));
   const box = root.appendChild(el("div"));
@@ -25,11 +27,15 @@ export async function show(root, params, signal) {
     from ? get(`${JOBS}/${from}`, { signal }) : null,
   ]);
   if (models.data.length === 0) return noModels(box);
-  draft = draftOf(job ? requestOf(job) : keptDraft() ?? { ...blank(), model: models.data[0].id });
+  draft = draftOf(job ? changed(requestOf(job), patch) : keptDraft() ?? { ...blank(), model: models.data[0].id });
   const form = el("form", { class: "parts", onsubmit: (event) => event.preventDefault() },
     modelPart(draft, models.data), dataPart(draft, files, signal), methodParts(draft));
   box.replaceChildren(form, actions(draft, form, signal));
   box.className = "new-job";
+}
+
+function told(patch) {
+  return Object.keys(patch).length ? [" with this change: ", el("code", {}, JSON.stringify(patch))] : [];
 }
 
 function noModels(box) {

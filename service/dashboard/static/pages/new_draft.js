@@ -19,6 +19,9 @@ const METHODS = {
   },
 };
 
+const SPELLINGS = { group_size: "compute_multiplier", prompts_per_step: "batch_size", learning_rate: "learning_rate_multiplier", n_steps: "n_epochs" };
+const OTHER_SPELLINGS = Object.fromEntries(Object.entries(SPELLINGS).flatMap(([one, other]) => [[one, other], [other, one]]));
+
 export function methodOf(type) {
   return { type, [type]: structuredClone(METHODS[type]) };
 }
@@ -35,6 +38,19 @@ export function requestOf(job) {
   return { ...body, method: ownMethod(job.method) };
 }
 
+// A request with a merge patch over it, as `POST …/clone` takes one: null removes a field, and a setting takes
+// the place of its other spelling.
+export function changed(request, patch) {
+  if (!isObject(patch)) return patch;
+  const fields = isObject(request) ? { ...request } : {};
+  for (const [name, value] of Object.entries(patch)) {
+    delete fields[OTHER_SPELLINGS[name]];
+    if (value === null) delete fields[name];
+    else fields[name] = changed(fields[name], value);
+  }
+  return fields;
+}
+
 // Jobs show rules that OpenAI does not know as `python`, with their true type in `rule`.
 export function ownMethod(method) {
   const { rule, ...rest } = method;
@@ -47,10 +63,7 @@ export function ownMethod(method) {
 
 // A job shows every spelling of a setting; with one of them changed the other would contradict it.
 function dropOtherSpellings(hyperparameters) {
-  delete hyperparameters.learning_rate_multiplier;
-  delete hyperparameters.compute_multiplier;
-  if (hyperparameters.prompts_per_step) delete hyperparameters.batch_size;
-  if (hyperparameters.n_steps) delete hyperparameters.n_epochs;
+  for (const [own, other] of Object.entries(SPELLINGS)) if (hyperparameters[own]) delete hyperparameters[other];
 }
 
 function ownGrader({ rule, source, ...grader }) {
