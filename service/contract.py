@@ -99,6 +99,7 @@ DOWNLOADS = {
     "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": "application/gzip",
 }
 """With entity tags and ranges."""
+MERGED_DOWNLOAD = f"get {JOB}/adapter"
 TEXTS = {
     f"{JOB}/metrics.csv": "text/csv",
     f"{JOB}/rollouts.jsonl": "application/jsonl",
@@ -149,7 +150,7 @@ REASONS: dict[type[ServiceError], str] = {
     TooSlow: "The body arrived too slowly.",
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
-    Unprocessable: "The Idempotency-Key was used with another body.",
+    Unprocessable: "The Idempotency-Key was used with another body; or the adapter cannot be merged, `code` says why.",
     TooManyRequests: "A limit of this tenant or service is reached; `Retry-After` says when to ask again.",
     Unavailable: "The database or the storage does not answer; try again.",
     InsufficientStorage: "There is no space left; nothing was stored.",
@@ -182,6 +183,8 @@ def _complete(name: str, path: str, operation: Document) -> None:
     responses.pop("422", None)
     if path in DOWNLOADS:
         _describe_download(responses, DOWNLOADS[path])
+    if name == MERGED_DOWNLOAD:
+        _describe_merged(responses)
     if path in TEXTS:
         responses["200"]["content"] = {TEXTS[path]: {"schema": {"type": "string"}}}
     if path.endswith("/stream"):
@@ -211,7 +214,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}"):
+    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", MERGED_DOWNLOAD):
         found.append(Unprocessable)
     if name == "post /v1/files":
         found.append(InsufficientStorage)
@@ -233,3 +236,12 @@ def _describe_download(responses: Document, media_type: str) -> None:
     responses["206"] = {"description": "The range asked for.", "content": content, "headers": headers}
     responses["304"] = {"description": "`If-None-Match` names what is here."}
     responses["416"] = _refusal(RangeNotSatisfiable)
+
+
+def _describe_merged(responses: Document) -> None:
+    """A merged model is a plain tar, whose digest nobody knows before its last byte."""
+    for status in ("200", "206"):
+        content = responses[status]["content"]
+        responses[status]["content"] = {**content, "application/x-tar": content["application/gzip"]}
+        digest = {"description": "Of the whole object; not of a merged one."}
+        responses[status]["headers"]["x-checksum-sha256"] |= digest

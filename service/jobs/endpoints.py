@@ -36,7 +36,7 @@ from service.jobs.schemas import (
     ValidationRead,
 )
 from service.jobs.service import Jobs
-from service.merging.service import Merging, version_of
+from service.merging.service import Merging
 from service.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
@@ -229,8 +229,7 @@ def download_adapter(
     with ExitStack() as stack:
         archive = stack.enter_context(merging.merged(principal.tenant, weights, base))
         name = weights.filename.replace(".tar.gz", "-merged.tar")
-        version = version_of(archive, weights.sha256)
-        content = Content(version, archive.num_bytes, name, "application/x-tar")
+        content = Content(archive.version(weights.sha256), archive.num_bytes, name, "application/x-tar")
         response = ranged_response(request, content, archive.pieces, stack)
     response.headers["x-step"] = str(weights.step)
     return response

@@ -1,17 +1,27 @@
 """A merged model as an uncompressed tar whose length is known before it is made, in full or in part.
 
-Boundary: names, sizes and order; what the files hold is `layout.py`'s.
+Boundary: names, sizes, order, and the texts beside the weights; what the files hold is `layout.py`'s.
 """
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
-from service.merging.layout import Merged
+from service.jobs.manifest import text
+from service.jobs.model_card import model_card
+from service.jobs.serving import MERGED
+from service.merging.bases import Base
+from service.merging.errors import BaseChanged, BaseUnusable
+from service.merging.layout import Merged, planned
+from service.merging.lora import read_adapter
+from service.merging.rounding import arithmetic
 
+CARD, MANIFEST = "README.md", "manifest.json"
 END_BYTES = 2 * tarfile.BLOCKSIZE
 
 
@@ -24,15 +34,21 @@ class MergedArchive:
 
     @property
     def num_bytes(self) -> int:
-        sizes = [(name, len(text)) for name, text in self.texts.items()]
+        sizes = [(name, len(own)) for name, own in self.texts.items()]
         sizes += [(each.name, each.num_bytes) for each in self.merged.members]
         return sum(len(_header(name, size)) + size + _padding(size) for name, size in sizes) + END_BYTES
+
+    def version(self, adapter_sha256: str) -> str:
+        """Equal where every byte is: for an entity tag."""
+        texts = [sha256(each).hexdigest() for each in self.texts.values()]
+        parts = [adapter_sha256, self.merged.identity, arithmetic(), str(self.num_bytes), *texts]
+        return sha256(" ".join(parts).encode()).hexdigest()
 
     def pieces(self, start: int, end: int) -> Iterator[bytes]:
         """The archive's bytes from `start` up to `end`."""
         position = 0
-        for name, text in self.texts.items():
-            whole = _header(name, len(text)) + text + bytes(_padding(len(text)))
+        for name, own in self.texts.items():
+            whole = _header(name, len(own)) + own + bytes(_padding(len(own)))
             yield whole[max(0, start - position) : max(0, end - position)]
             position += len(whole)
         for file in self.merged.files():
@@ -52,13 +68,36 @@ class MergedArchive:
     def write(self, folder: Path) -> None:
         """The same files into a new folder."""
         folder.mkdir(parents=True)
-        for name, text in self.texts.items():
-            (folder / name).write_bytes(text)
+        for name, own in self.texts.items():
+            (folder / name).write_bytes(own)
         for file in self.merged.files():
             path = folder / file.name
             path.parent.mkdir(exist_ok=True)
             with path.open("xb") as target:
                 target.writelines(self.merged.pieces(file))
+
+
+def merged_archive(base: Base, folder: Path, revision: str | None = None) -> MergedArchive:
+    """The unpacked adapter in `folder` merged into `base`, whose revision on the hub is given if it has one.
+
+    Raises NotMergeable, StorageError.
+    """
+    adapter = read_adapter(folder)
+    if None not in (adapter.revision, revision) and adapter.revision != revision:
+        reason = f"the adapter was trained on revision {adapter.revision} of its base model"
+        raise BaseChanged(f"{reason}, and here is {revision}")
+    try:
+        return MergedArchive(planned(base, adapter), _texts(folder))
+    except OSError as error:
+        raise BaseUnusable(f"the base model cannot be read: {error.strerror}") from error
+
+
+def _texts(folder: Path) -> dict[str, bytes]:
+    """Card and manifest, out of the adapter's manifest; none where the adapter is older than manifests."""
+    if not (folder / MANIFEST).is_file():
+        return {}
+    manifest = json.loads((folder / MANIFEST).read_bytes()) | {"weights": MERGED}
+    return {CARD: model_card(manifest).encode(), MANIFEST: text(manifest).encode()}
 
 
 def _header(name: str, num_bytes: int) -> bytes:

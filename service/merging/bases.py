@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol
 
+from service.merging.errors import BaseUnusable
 from service.merging.tensors import BadTensors, Tensor, read_tensors
 from service.storage import Storage
 
@@ -30,10 +31,6 @@ TEMPLATES = "additional_chat_templates"
 OTHERS = {"README.md", "manifest.json", "adapter_config.json", "pytorch_model.bin.index.json"}
 """Texts that speak of something else than the merged model."""
 CHUNK_BYTES = 2**20
-
-
-class BaseUnusable(Exception):
-    """The base model's files are not those of a model, or they are being changed."""
 
 
 class File(NamedTuple):
@@ -109,10 +106,8 @@ class Archive:
     def files(self) -> Iterator[File]:
         source = io.BufferedReader(_Pieces(self.storage.stream(self.key)), CHUNK_BYTES)
         try:
-            with (
-                gzip.GzipFile(fileobj=source) as plain,
-                tarfile.open(fileobj=plain, mode="r|", bufsize=CHUNK_BYTES) as tar,
-            ):
+            # not "r|": its files cannot pass over what nobody wants of them. All seeks are forward
+            with gzip.GzipFile(fileobj=source) as plain, tarfile.open(fileobj=plain, mode="r:") as tar:
                 for entry in tar:
                     content = tar.extractfile(entry) if _is_wanted(entry.name) else None
                     if content is not None:

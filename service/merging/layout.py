@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
-from service.merging.bases import CHUNK_BYTES, Base, BaseUnusable, File, Member
-from service.merging.lora import Adapter, NotMergeable, Pair
+from service.merging.bases import CHUNK_BYTES, Base, File, Member
+from service.merging.errors import BaseChanged, BaseUnusable, NotMergeable
+from service.merging.lora import Adapter, Pair
 from service.merging.rounding import MERGED, floats, rounded
 from service.merging.tensors import DTYPE_BYTES, Tensor
 
@@ -33,13 +34,13 @@ class Merged:
     """By file."""
 
     def files(self) -> Iterator[File]:
-        """The base's, open one after the other. Raises BaseUnusable as soon as one of them is another."""
+        """The base's, open one after the other. Raises BaseChanged as soon as one of them is another."""
         wanted = {each.name: each.num_bytes for each in self.members}
         for file in self.base.files():
             if file.name in wanted:
                 yield file
             if self.base.identity != self.identity:
-                raise BaseUnusable("the base model's files have changed meanwhile")
+                raise BaseChanged("the base model's files have changed meanwhile")
 
     def pieces(self, file: File, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """The merged file's bytes from `start` up to `end`."""
@@ -58,7 +59,7 @@ class Merged:
 
 
 def planned(base: Base, adapter: Adapter) -> Merged:
-    """Raises NotMergeable, BaseUnusable, OSError, StorageError."""
+    """Raises NotMergeable, OSError, StorageError."""
     identity, members = base.identity, base.members()
     tensors = {tensor.name: (member.name, tensor) for member in members for tensor in member.tensors}
     if OUTPUT_LAYER in adapter.pairs and _is_tied(base):

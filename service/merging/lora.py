@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from service.merging.errors import NotMergeable
 from service.merging.rounding import MERGED, Floats, floats
 from service.merging.tensors import BadTensors, Tensor, read_tensors
 
@@ -31,10 +32,6 @@ NEVER_WRITTEN = (
     "trainable_token_indices",
     "target_parameters",
 )
-
-
-class NotMergeable(Exception):
-    """This adapter cannot be merged into this base; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,8 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """Raises NotMergeable."""
     path = folder / WEIGHTS
+    if not (folder / CONFIG).is_file():
+        raise NotMergeable(f"it is no adapter: it has no {CONFIG}")
     try:
         config = json.loads((folder / CONFIG).read_bytes())
         with path.open("rb") as file:

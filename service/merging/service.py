@@ -6,32 +6,24 @@ while anything is fetched, planned or sent.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import InvalidRequest, NotFound, Unprocessable
 from service.jobs import adapters, ancestry, repository
-from service.jobs.manifest import text
-from service.jobs.model_card import model_card
 from service.jobs.reading import require_job
-from service.jobs.serving import MERGED
-from service.merging.archive import MergedArchive
-from service.merging.bases import Archive, Base, BaseUnusable, Folder
-from service.merging.layout import planned
-from service.merging.lora import NotMergeable, read_adapter
+from service.merging.archive import MergedArchive, merged_archive
+from service.merging.bases import Archive, Base, Folder
+from service.merging.errors import NotMergeable
 from service.merging.places import Places
-from service.merging.rounding import arithmetic
 from service.storage import ObjectMissing, Storage, sha256_file
 from service.unpack import BadArchive, unpack
 
-CARD, MANIFEST = "README.md", "manifest.json"
 ELSEWHERE = "`grpo merge JOB --base FOLDER` merges where the base model is"
 
 
@@ -69,7 +61,11 @@ class Merging:
         """Everything that the download needs, until the block ends. Raises ServiceError, StorageError."""
         with self.places.taken(tenant), tempfile.TemporaryDirectory(prefix="grpo-merge-") as scratch:
             folder = self._fetched(adapter, Path(scratch))
-            yield merged_archive(self._base(found), folder, _revision(found))
+            try:
+                archive = merged_archive(self._base(found), folder, _revision(found))
+            except NotMergeable as error:
+                raise _impossible(str(error), error.code) from error
+            yield archive
 
     def _base(self, found: ancestry.Weights) -> Base:
         if isinstance(found.base, ancestry.Archive):
@@ -94,38 +90,6 @@ class Merging:
             raise _impossible(f"the stored adapter is damaged: {error}", "content_damaged") from error
         packed.unlink()
         return folder
-
-
-def merged_archive(base: Base, folder: Path, revision: str | None = None) -> MergedArchive:
-    """The adapter in `folder` merged into `base`, whose revision of the hub is given where it has one.
-
-    Raises Unprocessable with code `not_mergeable`, `base_model_unusable` or `base_model_changed`.
-    """
-    try:
-        adapter = read_adapter(folder)
-        if None not in (adapter.revision, revision) and adapter.revision != revision:
-            reason = f"the adapter was trained on revision {adapter.revision} of its base, here is {revision}"
-            raise _impossible(reason, "base_model_changed")
-        return MergedArchive(planned(base, adapter), _texts(folder))
-    except NotMergeable as error:
-        raise _impossible(str(error), "not_mergeable") from error
-    except (BaseUnusable, FileNotFoundError) as error:
-        raise _impossible(f"the base model cannot be read: {error}", "base_model_unusable") from error
-
-
-def version_of(archive: MergedArchive, adapter_sha256: str) -> str:
-    """Equal where every byte of the archive is: for an entity tag."""
-    texts = [sha256(each).hexdigest() for each in archive.texts.values()]
-    parts = [adapter_sha256, archive.merged.identity, arithmetic(), str(archive.num_bytes), *texts]
-    return sha256(" ".join(parts).encode()).hexdigest()
-
-
-def _texts(folder: Path) -> dict[str, bytes]:
-    """Card and manifest, out of the adapter's manifest; none where it is older than these."""
-    if not (folder / MANIFEST).is_file():
-        return {}
-    manifest = json.loads((folder / MANIFEST).read_bytes()) | {"weights": MERGED}
-    return {CARD: model_card(manifest).encode(), MANIFEST: text(manifest).encode()}
 
 
 def _revision(found: ancestry.Weights) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,10 @@ def make_base(
 
 
 def make_adapter(base: Path, folder: Path, **config: Any) -> Path:
-    """A PEFT folder that changes every linear layer, with a manifest. Its numbers are 64ths: sums are exact."""
+    """A PEFT folder with a manifest that changes every linear layer.
+
+    Its numbers are 64ths between -1 and 1, so that sums of their products are exact in any order.
+    """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     is_gpt2 = model.config.model_type == "gpt2"
     given = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "fan_in_fan_out": is_gpt2, **config}
@@ -60,6 +64,11 @@ def make_adapter(base: Path, folder: Path, **config: Any) -> Path:
     facts = Facts(MODEL, MODEL, None, expanded(), 7, {"gpus": 0}, {})
     (folder / "manifest.json").write_text(text(document(facts)))
     return folder
+
+
+def copied(folder: Path, settings: Settings) -> Path:
+    """The model of the catalogue."""
+    return Path(shutil.copytree(folder, settings.models_dir / MODEL))
 
 
 def packed(folder: Path) -> bytes:

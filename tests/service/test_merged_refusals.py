@@ -1,0 +1,255 @@
+"""Adapters and bases that do not fit are refused before the first byte, with a code that says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from service.db import Database
+from service.jobs.states import JobState
+from service.merging.rounding import floats, rounded
+from service.settings import Settings
+from tests.service.job_samples import add_artifact, add_job
+from tests.service.merge_samples import add_adapter_job, copied, make_adapter, make_base, merged
+
+WEIGHTS = "adapter_model.safetensors"
+LAYER = "base_model.model.model.layers.0.mlp.up_proj"
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """One database is enough: no test here is about queries."""
+    return sqlite_url
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter; beside it, in `base`, the model that it belongs to."""
+    folder = tmp_path_factory.mktemp("merged")
+    return make_adapter(make_base(folder / "base"), folder / "adapter")
+
+
+@pytest.fixture
+def adapter(original: Path, tmp_path: Path) -> Path:
+    """One that may be changed."""
+    return Path(shutil.copytree(original, tmp_path / "adapter"))
+
+
+@pytest.fixture
+def base(original: Path, settings: Settings) -> Path:
+    return copied(original.with_name("base"), settings)
+
+
+Refused = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def refused(client: TestClient, settings: Settings, database: Database, adapter: Path) -> Refused:
+    """Status, code and message of the merge of `adapter` as it is now."""
+
+    def ask(**job: Any) -> tuple[int, str, str]:
+        answer = merged(client, add_adapter_job(settings, database, adapter, **job))
+        error = answer.json()["error"]
+        return answer.status_code, error["code"], error["message"]
+
+    return ask
+
+
+def configure(adapter: Path, **config: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+
+def change_weights(adapter: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(adapter / WEIGHTS)
+    change(tensors)
+    save_file(tensors, adapter / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"modules_to_save": ["lm_head"]},
+        {"rank_pattern": {"q_proj": 2}},
+        {"alpha_pattern": {"q_proj": 2}},
+        {"bias": "all"},
+        {"peft_type": "IA3"},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_what_the_engine_never_writes_is_named(
+    base: Path, adapter: Path, refused: Refused, config: dict[str, Any]
+) -> None:
+    configure(adapter, **config)
+    status, code, message = refused()
+    assert (status, code) == (422, "not_mergeable")
+    assert any(str(part) in message for part in (*config, *config.values()))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.pop(f"{LAYER}.lora_A.weight"), "lora_A"),
+        (
+            lambda t: t.update({f"{LAYER}.lora_B.weight": torch.ones(7, 4)}),
+            "is [96, 32], the adapter's (7, 32)",
+        ),
+        (lambda t: t.update({f"{LAYER}.lora_B.weight": torch.ones(96, 5)}), "ranks 4 and 5"),
+        (lambda t: t[f"{LAYER}.lora_A.weight"].fill_(torch.nan), "not finite"),
+        (
+            lambda t: t.update({"base_model.model.x.lora_magnitude_vector": torch.ones(2)}),
+            "no half of a pair",
+        ),
+        (
+            lambda t: t.update(
+                {f"base_model.model.x.y.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+            ),
+            "no tensor x.y.weight",
+        ),
+        (lambda t: t.clear(), "empty"),
+    ],
+    ids=["half", "shape", "rank", "nan", "other", "nowhere", "empty"],
+)
+def test_pairs_that_fit_nowhere_are_refused(
+    base: Path,
+    adapter: Path,
+    refused: Refused,
+    change: Callable[[dict[str, torch.Tensor]], object],
+    told: str,
+) -> None:
+    change_weights(adapter, change)
+    status, code, message = refused()
+    assert (status, code) == (422, "not_mergeable")
+    assert told in message
+
+
+def test_a_base_that_left_the_catalogue_is_named(refused: Refused) -> None:
+    assert refused() == (
+        422,
+        "base_model_missing",
+        "It cannot be merged: the model tiny is not in the catalogue any more.",
+    )
+
+
+def test_a_base_of_another_revision_is_refused(
+    refused: Refused, adapter: Path, base: Path, settings: Settings
+) -> None:
+    place = {"tiny": {"path": str(base), "revision": "new"}}
+    (settings.home / "models.json").write_text(json.dumps(place))
+    configure(adapter, revision="old")
+    status, code, message = refused()
+    assert (status, code) == (422, "base_model_changed")
+    assert "revision old" in message
+
+
+def test_a_base_that_only_workers_have_is_refused_with_a_way_out(
+    refused: Refused, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (settings.home / "models.json").write_text(json.dumps({"tiny": {"path": "org/name"}}))
+    status, code, message = refused()
+    assert (status, code) == (422, "base_model_elsewhere")
+    assert "grpo merge JOB --base FOLDER" in message
+
+
+def no_weights(base: Path) -> None:
+    (base / "model.safetensors").unlink()
+
+
+def cut_off(base: Path) -> None:
+    os_file = base / "model.safetensors"
+    os_file.write_bytes(os_file.read_bytes()[:-10])
+
+
+def not_safetensors(base: Path) -> None:
+    (base / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not json at all.")
+
+
+def missing_shard(base: Path) -> None:
+    (base / "model.safetensors").unlink()
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("damage", [no_weights, cut_off, not_safetensors, missing_shard])
+def test_a_base_without_whole_weights_is_refused(
+    base: Path, refused: Refused, damage: Callable[[Path], None]
+) -> None:
+    damage(base)
+    assert refused()[:2] == (422, "base_model_unusable")
+
+
+def test_a_quantised_base_is_refused(base: Path, refused: Refused) -> None:
+    tensors = load_file(base / "model.safetensors")
+    save_file({name: each.to(torch.int8) for name, each in tensors.items()}, base / "model.safetensors")
+    status, code, message = refused()
+    assert (status, code) == (422, "not_mergeable")
+    assert "is I8: it is quantised" in message
+
+
+def test_a_stored_adapter_that_is_damaged_is_refused(
+    client: TestClient, settings: Settings, database: Database, base: Path
+) -> None:
+    job_id = add_job(database, JobState.SUCCEEDED)
+    add_artifact(settings, database, job_id, "adapter", b"no archive")
+    answer = merged(client, job_id)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "content_damaged")
+
+
+def test_a_job_without_an_adapter_yet_says_so(client: TestClient, database: Database, base: Path) -> None:
+    answer = merged(client, add_job(database, JobState.RUNNING))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_adapter_yet")
+
+
+def test_lessons_cannot_be_merged(client: TestClient, settings: Settings, database: Database) -> None:
+    method = {"type": "training_free", "training_free": {"hyperparameters": {}}}
+    job_id = add_job(database, JobState.SUCCEEDED, method=method)
+    add_artifact(settings, database, job_id, "experiences", b"lessons")
+    answer = merged(client, job_id)
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (
+        "model_without_weights",
+        "format",
+    )
+
+
+def test_another_tenant_s_job_does_not_exist(
+    other_client: TestClient, settings: Settings, database: Database, adapter: Path, base: Path
+) -> None:
+    answer = merged(other_client, add_adapter_job(settings, database, adapter))
+    assert answer.status_code == 404
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
+def test_numbers_are_rounded_as_torch_rounds_them(bits: list[int]) -> None:
+    edges = [
+        0x7F7FFFFF,
+        0x7F800000,
+        0x7FFFFFFF,
+        0xFFFFFFFF,
+        0x3F808000,
+        0x3F818000,
+        0x3F808001,
+        0x80000000,
+        1,
+    ]
+    values = np.array([*bits, *edges], np.uint32).view(np.float32)
+    expected = torch.from_numpy(values.copy())
+    for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16), ("F32", torch.float32)):
+        found = floats(rounded(values, name), name)
+        assert np.array_equal(found, expected.to(dtype).float().numpy(), equal_nan=True)
+        signs = ~np.isnan(values)
+        assert np.array_equal(np.signbit(found)[signs], np.signbit(values)[signs])
