@@ -93,13 +93,12 @@ DESCRIPTIONS = {
 }
 """They hold a thread for long, so few may run at once."""
 DOWNLOADS = {
-    "/v1/files/{file_id}/content": "application/octet-stream",
-    f"{JOB}/adapter": "application/gzip",
-    f"{JOB}/checkpoints/{{checkpoint_id}}/content": "application/gzip",
-    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": "application/gzip",
+    "/v1/files/{file_id}/content": ["application/octet-stream"],
+    f"{JOB}/adapter": ["application/gzip", "application/x-tar"],
+    f"{JOB}/checkpoints/{{checkpoint_id}}/content": ["application/gzip"],
+    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": ["application/gzip"],
 }
 """With entity tags and ranges."""
-MERGED_DOWNLOAD = f"get {JOB}/adapter"
 TEXTS = {
     f"{JOB}/metrics.csv": "text/csv",
     f"{JOB}/rollouts.jsonl": "application/jsonl",
@@ -150,7 +149,7 @@ REASONS: dict[type[ServiceError], str] = {
     TooSlow: "The body arrived too slowly.",
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
-    Unprocessable: "The Idempotency-Key was used with another body; or the adapter cannot be merged, `code` says why.",
+    Unprocessable: "It cannot be: another body under the Idempotency-Key, or no merge. `code` says which.",
     TooManyRequests: "A limit of this tenant or service is reached; `Retry-After` says when to ask again.",
     Unavailable: "The database or the storage does not answer; try again.",
     InsufficientStorage: "There is no space left; nothing was stored.",
@@ -183,8 +182,6 @@ def _complete(name: str, path: str, operation: Document) -> None:
     responses.pop("422", None)
     if path in DOWNLOADS:
         _describe_download(responses, DOWNLOADS[path])
-    if name == MERGED_DOWNLOAD:
-        _describe_merged(responses)
     if path in TEXTS:
         responses["200"]["content"] = {TEXTS[path]: {"schema": {"type": "string"}}}
     if path.endswith("/stream"):
@@ -214,7 +211,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", MERGED_DOWNLOAD):
+    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", f"get {JOB}/adapter"):
         found.append(Unprocessable)
     if name == "post /v1/files":
         found.append(InsufficientStorage)
@@ -226,22 +223,17 @@ def _refusal(error: type[ServiceError]) -> Document:
     return {"description": REASONS[error], "content": content}
 
 
-def _describe_download(responses: Document, media_type: str) -> None:
-    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+def _describe_download(responses: Document, media_types: list[str]) -> None:
+    schema = {"type": "string", "format": "binary"}
+    content = {media_type: {"schema": schema} for media_type in media_types}
     headers = {
         name: {"description": text, "schema": {"type": "string"}}
-        for name, text in (("ETag", "SHA-256 in quotes."), ("x-checksum-sha256", "Of the whole object."))
+        for name, text in (
+            ("ETag", "SHA-256 in quotes."),
+            ("x-checksum-sha256", "Of all of it; a merged model has none."),
+        )
     }
     responses["200"] = {"description": "All of it.", "content": content, "headers": headers}
     responses["206"] = {"description": "The range asked for.", "content": content, "headers": headers}
     responses["304"] = {"description": "`If-None-Match` names what is here."}
     responses["416"] = _refusal(RangeNotSatisfiable)
-
-
-def _describe_merged(responses: Document) -> None:
-    """A merged model is a plain tar, whose digest nobody knows before its last byte."""
-    for status in ("200", "206"):
-        content = responses[status]["content"]
-        responses[status]["content"] = {**content, "application/x-tar": content["application/gzip"]}
-        digest = {"description": "Of the whole object; not of a merged one."}
-        responses[status]["headers"]["x-checksum-sha256"] |= digest

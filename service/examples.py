@@ -51,7 +51,7 @@ QUERIES = {
     f"get {JOBS}/{{job_id}}/metrics": "?after_step=10&names=reward,kl",
     f"get {JOBS}/{{job_id}}/rollouts": "?step=5&filter=worst",
     f"get {JOBS}/{{job_id}}/rollouts/completions": "?filter=truncated",
-    f"get {JOBS}/{{job_id}}/adapter": "?format=merged",
+    f"get {JOBS}/{{job_id}}/adapter": "?checkpoint=final",
     "get /v1/files": "?purpose=fine-tune",
 }
 SAVED = ("/content", "/adapter", ".csv", ".jsonl")
