@@ -213,7 +213,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found += [TooSlow, PayloadTooLarge]
     if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", f"get {JOB}/adapter"):
         found.append(Unprocessable)
-    if name == "post /v1/files":
+    if name in ("post /v1/files", f"get {JOB}/adapter"):
         found.append(InsufficientStorage)
     return found
 

@@ -7,10 +7,13 @@ while anything is fetched, planned or sent.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy.orm import Session
 
 from service.catalog import Catalog, CatalogEntry
 from service.db import Database
@@ -24,6 +27,7 @@ from service.merging.places import Places
 from service.storage import ObjectMissing, Storage, sha256_file
 from service.unpack import BadArchive, unpack
 
+T = TypeVar("T")
 ELSEWHERE = "`grpo merge JOB --base FOLDER` merges where the base model is"
 
 
@@ -44,15 +48,19 @@ class Merging:
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
             kind = repository.kind_of(job)
-            if kind == "experiences":
-                message = f"{job_id} is training-free: it has lessons, and no adapter to merge"
-                raise InvalidRequest(message, param="format", code="model_without_weights")
-            if kind == "model":
-                return None
-            try:
-                return ancestry.find_weights(lambda query: query(session), self.catalog, tenant, job.model)
-            except ancestry.WeightsMissing as gone:
-                raise _impossible(str(gone), "base_model_missing") from gone
+        if kind == "experiences":
+            message = f"{job_id} is training-free: it has lessons, and no adapter to merge"
+            raise InvalidRequest(message, param="format", code="model_without_weights")
+        if kind == "model":
+            return None
+        try:
+            return ancestry.find_weights(self._read, self.catalog, tenant, job.model)
+        except ancestry.WeightsMissing as gone:
+            raise _impossible(str(gone), "base_model_missing") from gone
+
+    def _read(self, query: Callable[[Session], T]) -> T:
+        with self.database.reading() as session:
+            return query(session)
 
     @contextmanager
     def merged(
@@ -65,6 +73,9 @@ class Merging:
                 archive = merged_archive(self._base(found), folder, _revision(found))
             except NotMergeable as error:
                 raise _impossible(str(error), error.code) from error
+            except ObjectMissing as error:
+                reason = f"the weights of {found.name} are no longer stored"
+                raise _impossible(reason, "base_model_missing") from error
             yield archive
 
     def _base(self, found: ancestry.Weights) -> Base:

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from service.db import Database
+from service.jobs import names
 from service.jobs.states import JobState
 from service.merging.rounding import floats, rounded
+from service.models import Job
 from service.settings import Settings
-from tests.service.job_samples import add_artifact, add_job
+from service.storage import open_storage
+from tests.service.job_samples import add_artifact, add_job, expanded
 from tests.service.merge_samples import add_adapter_job, copied, make_adapter, make_base, merged
 
 WEIGHTS = "adapter_model.safetensors"
@@ -170,8 +173,8 @@ def no_weights(base: Path) -> None:
 
 
 def cut_off(base: Path) -> None:
-    os_file = base / "model.safetensors"
-    os_file.write_bytes(os_file.read_bytes()[:-10])
+    weights = base / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
 
 
 def not_safetensors(base: Path) -> None:
@@ -190,6 +193,22 @@ def test_a_base_without_whole_weights_is_refused(
 ) -> None:
     damage(base)
     assert refused()[:2] == (422, "base_model_unusable")
+
+
+def test_an_earlier_job_s_weights_that_storage_lost_are_named(
+    client: TestClient, settings: Settings, database: Database, adapter: Path
+) -> None:
+    parent = add_job(database, JobState.SUCCEEDED, method=expanded(lora="full"))
+    name = names.fine_tuned_model("tiny", "tenant-a", None, parent)
+    with database.transaction() as session:
+        session.get_one(Job, parent).fine_tuned_model = name
+    file_id = add_artifact(settings, database, parent, "model", b"whole")
+    job_id = add_adapter_job(settings, database, adapter, model=name)
+    damaged = merged(client, job_id)
+    open_storage(settings.storage_location).delete(f"files/{file_id}")
+    lost = merged(client, job_id)
+    codes = [(answer.status_code, answer.json()["error"]["code"]) for answer in (damaged, lost)]
+    assert codes == [(422, "base_model_unusable"), (422, "base_model_missing")]
 
 
 def test_a_quantised_base_is_refused(base: Path, refused: Refused) -> None:
