@@ -35,7 +35,7 @@ class Merged:
 
     def files(self) -> Iterator[File]:
         """The base's, open one after the other. Raises BaseChanged as soon as one of them is another."""
-        wanted = {each.name: each.num_bytes for each in self.members}
+        wanted = {each.name for each in self.members}
         for file in self.base.files():
             if file.name in wanted:
                 yield file
@@ -67,7 +67,9 @@ def planned(base: Base, adapter: Adapter) -> Merged:
     pairs: dict[str, dict[Tensor, Pair]] = {}
     for layer, pair in adapter.pairs.items():
         name, tensor = _found(tensors, layer)
-        pairs.setdefault(name, {})[tensor] = _fitted(pair, tensor)
+        if tensor in pairs.setdefault(name, {}):
+            raise NotMergeable(f"the adapter changes {tensor.name} twice")
+        pairs[name][tensor] = _fitted(pair, tensor)
     return Merged(base, identity, members, pairs)
 
 
@@ -90,7 +92,10 @@ def _fitted(pair: Pair, tensor: Tensor) -> Pair:
 
 def _is_tied(base: Base) -> bool:
     config = next((file.content.read() for file in base.files() if file.name == CONFIG), b"{}")
-    return bool(json.loads(config).get("tie_word_embeddings", False))
+    try:
+        return bool(json.loads(config).get("tie_word_embeddings", False))
+    except (ValueError, AttributeError) as error:
+        raise BaseUnusable(f"{CONFIG} cannot be read: {error}") from error
 
 
 def _copied(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:

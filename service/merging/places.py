@@ -25,6 +25,10 @@ class Places:
         self._taken: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def num_taken(self) -> int:
+        return self._taken.total()
+
     @contextmanager
     def taken(self, tenant: str) -> Iterator[None]:
         """One of them, until the block ends. Raises TooManyRequests where none is left."""
@@ -39,7 +43,7 @@ class Places:
                 self._taken += Counter()  # forgets who has none
 
     def _check(self, tenant: str) -> None:
-        if self._taken[tenant] < self._of_tenant and self._taken.total() < IN_ALL:
+        if self._taken[tenant] < self._of_tenant and self.num_taken < IN_ALL:
             return
         raise TooManyRequests(
             f"Merged models are being sent, at once at most {self._of_tenant} to one tenant and {IN_ALL} in "

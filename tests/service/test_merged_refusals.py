@@ -24,7 +24,15 @@ from service.models import Job
 from service.settings import Settings
 from service.storage import open_storage
 from tests.service.job_samples import add_artifact, add_job, expanded
-from tests.service.merge_samples import add_adapter_job, copied, make_adapter, make_base, merged
+from tests.service.merge_samples import (
+    add_adapter_job,
+    copied,
+    make_adapter,
+    make_base,
+    merged,
+    tensors_of,
+    unpacked,
+)
 
 WEIGHTS = "adapter_model.safetensors"
 LAYER = "base_model.model.model.layers.0.mlp.up_proj"
@@ -137,6 +145,36 @@ def test_pairs_that_fit_nowhere_are_refused(
     status, code, message = refused()
     assert (status, code) == (422, "not_mergeable")
     assert told in message
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_output_layer_is_changed_only_where_it_is_no_embedding_too(
+    client: TestClient,
+    settings: Settings,
+    database: Database,
+    original: Path,
+    tmp_path: Path,
+    *,
+    is_tied: bool,
+) -> None:
+    base = copied(original.with_name("base"), settings)
+    tensors = load_file(base / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, base / "model.safetensors")
+    config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": is_tied}
+    (base / "config.json").write_text(json.dumps(config))
+    adapter = Path(shutil.copytree(original, tmp_path / "output"))
+    rows, columns = tensors["lm_head.weight"].shape
+    pair = {"A": torch.ones(4, columns), "B": torch.ones(rows, 4)}
+    added = {f"base_model.model.lm_head.lora_{half}.weight": each for half, each in pair.items()}
+    change_weights(adapter, lambda found: found.update(added))
+    answer = merged(client, add_adapter_job(settings, database, adapter))
+    assert answer.status_code == (422 if is_tied else 200)
+    if is_tied:
+        assert "shares with its embedding" in answer.json()["error"]["message"]
+    else:
+        after = tensors_of(unpacked(answer.content, tmp_path / "merged"))
+        assert torch.equal(after["lm_head.weight"], tensors["lm_head.weight"] + 8)
 
 
 def test_a_base_that_left_the_catalogue_is_named(refused: Refused) -> None:
