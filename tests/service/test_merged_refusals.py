@@ -19,19 +19,20 @@ from safetensors.torch import load_file, save_file
 from service.db import Database
 from service.jobs import names
 from service.jobs.states import JobState
+from service.merging.archive import merged_archive
+from service.merging.bases import Folder
+from service.merging.errors import NotMergeable
 from service.merging.rounding import floats, rounded
 from service.models import Job
 from service.settings import Settings
 from service.storage import open_storage
-from tests.service.job_samples import add_artifact, add_job, expanded
+from tests.service.job_samples import MODEL, add_artifact, add_job, expanded
 from tests.service.merge_samples import (
     add_adapter_job,
-    copied,
     make_adapter,
     make_base,
     merged,
     tensors_of,
-    unpacked,
 )
 
 WEIGHTS = "adapter_model.safetensors"
@@ -58,8 +59,16 @@ def adapter(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def base(original: Path, settings: Settings) -> Path:
-    return copied(original.with_name("base"), settings)
+def base(original: Path, tmp_path: Path) -> Path:
+    """The catalogue's model, which may be changed too."""
+    return Path(shutil.copytree(original.with_name("base"), tmp_path / "home" / "models" / MODEL))
+
+
+def refusal(base: Path, adapter: Path) -> tuple[str, str]:
+    """Code and message."""
+    with pytest.raises(NotMergeable) as error:
+        merged_archive(Folder(base), adapter)
+    return error.value.code, str(error.value)
 
 
 Refused = Callable[..., tuple[int, str, str]]
@@ -101,12 +110,10 @@ def change_weights(adapter: Path, change: Callable[[dict[str, torch.Tensor]], ob
     ],
     ids=lambda config: next(iter(config)),
 )
-def test_what_the_engine_never_writes_is_named(
-    base: Path, adapter: Path, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_what_the_engine_never_writes_is_named(base: Path, adapter: Path, config: dict[str, Any]) -> None:
     configure(adapter, **config)
-    status, code, message = refused()
-    assert (status, code) == (422, "not_mergeable")
+    code, message = refusal(base, adapter)
+    assert code == "not_mergeable"
     assert any(str(part) in message for part in (*config, *config.values()))
 
 
@@ -137,43 +144,33 @@ def test_what_the_engine_never_writes_is_named(
 def test_pairs_that_fit_nowhere_are_refused(
     base: Path,
     adapter: Path,
-    refused: Refused,
     change: Callable[[dict[str, torch.Tensor]], object],
     told: str,
 ) -> None:
     change_weights(adapter, change)
-    status, code, message = refused()
-    assert (status, code) == (422, "not_mergeable")
+    code, message = refusal(base, adapter)
+    assert code == "not_mergeable"
     assert told in message
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_an_output_layer_is_changed_only_where_it_is_no_embedding_too(
-    client: TestClient,
-    settings: Settings,
-    database: Database,
-    original: Path,
-    tmp_path: Path,
-    *,
-    is_tied: bool,
+    base: Path, adapter: Path, tmp_path: Path, *, is_tied: bool
 ) -> None:
-    base = copied(original.with_name("base"), settings)
     tensors = load_file(base / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, base / "model.safetensors")
     config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": is_tied}
     (base / "config.json").write_text(json.dumps(config))
-    adapter = Path(shutil.copytree(original, tmp_path / "output"))
     rows, columns = tensors["lm_head.weight"].shape
     pair = {"A": torch.ones(4, columns), "B": torch.ones(rows, 4)}
     added = {f"base_model.model.lm_head.lora_{half}.weight": each for half, each in pair.items()}
     change_weights(adapter, lambda found: found.update(added))
-    answer = merged(client, add_adapter_job(settings, database, adapter))
-    assert answer.status_code == (422 if is_tied else 200)
     if is_tied:
-        assert "shares with its embedding" in answer.json()["error"]["message"]
+        assert "shares with its embedding" in refusal(base, adapter)[1]
     else:
-        after = tensors_of(unpacked(answer.content, tmp_path / "merged"))
+        merged_archive(Folder(base), adapter).write(tmp_path / "merged")
+        after = tensors_of(tmp_path / "merged")
         assert torch.equal(after["lm_head.weight"], tensors["lm_head.weight"] + 8)
 
 
@@ -227,10 +224,10 @@ def missing_shard(base: Path) -> None:
 
 @pytest.mark.parametrize("damage", [no_weights, cut_off, not_safetensors, missing_shard])
 def test_a_base_without_whole_weights_is_refused(
-    base: Path, refused: Refused, damage: Callable[[Path], None]
+    base: Path, adapter: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(base)
-    assert refused()[:2] == (422, "base_model_unusable")
+    assert refusal(base, adapter)[0] == "base_model_unusable"
 
 
 def test_an_earlier_job_s_weights_that_storage_lost_are_named(
