@@ -80,8 +80,10 @@ def ranged_response(
     if span:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{content.size}"
     body = opened(start, end) if end > start else iter(())
-    owned = resources.pop_all() if resources else ExitStack()
-    return _Download(body, 206 if span else 200, headers, content.media_type, owned)
+    status = 206 if span else 200
+    if resources is None:
+        return StreamingResponse(body, status, headers, content.media_type)
+    return _Download(body, status, headers, content.media_type, resources.pop_all())
 
 
 class _Download(StreamingResponse):

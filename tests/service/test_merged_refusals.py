@@ -8,12 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from service.db import Database
@@ -22,7 +19,6 @@ from service.jobs.states import JobState
 from service.merging.archive import merged_archive
 from service.merging.bases import Folder
 from service.merging.errors import NotMergeable
-from service.merging.rounding import floats, rounded
 from service.models import Job
 from service.settings import Settings
 from service.storage import open_storage
@@ -285,25 +281,3 @@ def test_another_tenant_s_job_does_not_exist(
 ) -> None:
     answer = merged(other_client, add_adapter_job(settings, database, adapter))
     assert answer.status_code == 404
-
-
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
-def test_numbers_are_rounded_as_torch_rounds_them(bits: list[int]) -> None:
-    edges = [
-        0x7F7FFFFF,
-        0x7F800000,
-        0x7FFFFFFF,
-        0xFFFFFFFF,
-        0x3F808000,
-        0x3F818000,
-        0x3F808001,
-        0x80000000,
-        1,
-    ]
-    values = np.array([*bits, *edges], np.uint32).view(np.float32)
-    expected = torch.from_numpy(values.copy())
-    for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16), ("F32", torch.float32)):
-        found = floats(rounded(values, name), name)
-        assert np.array_equal(found, expected.to(dtype).float().numpy(), equal_nan=True)
-        signs = ~np.isnan(values)
-        assert np.array_equal(np.signbit(found)[signs], np.signbit(values)[signs])
