@@ -26,6 +26,7 @@ from service.jobs import endpoints as jobs
 from service.jobs.checked_files import CheckedFiles
 from service.jobs.costs import PastJobs
 from service.jobs.wakeups import Wakeups, refuse_eviction
+from service.merging.places import Places
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.probes import Probe
@@ -101,6 +102,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
+    app.state.merge_places = Places(settings.max_merges)
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
     app.state.census = Probe(metrics.Census(app.state.database, settings.sweep_seconds).take, None)
     structlog.get_logger().info("started", mode=settings.mode)

@@ -94,10 +94,10 @@ DESCRIPTIONS = {
 }
 """They hold a thread for long, so few may run at once."""
 DOWNLOADS = {
-    "/v1/files/{file_id}/content": "application/octet-stream",
-    f"{JOB}/adapter": "application/gzip",
-    f"{JOB}/checkpoints/{{checkpoint_id}}/content": "application/gzip",
-    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": "application/gzip",
+    "/v1/files/{file_id}/content": ["application/octet-stream"],
+    f"{JOB}/adapter": ["application/gzip", "application/x-tar"],
+    f"{JOB}/checkpoints/{{checkpoint_id}}/content": ["application/gzip"],
+    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": ["application/gzip"],
 }
 """With entity tags and ranges."""
 TEXTS = {
@@ -150,7 +150,7 @@ REASONS: dict[type[ServiceError], str] = {
     TooSlow: "The body arrived too slowly.",
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range lies outside of the object.",
-    Unprocessable: "The Idempotency-Key was used with another body.",
+    Unprocessable: "It cannot be: another body under the Idempotency-Key, or no merge. `code` says which.",
     TooManyRequests: "A limit of this tenant or service is reached; `Retry-After` says when to ask again.",
     Unavailable: "The database or the storage does not answer; try again.",
     InsufficientStorage: "There is no space left; nothing was stored.",
@@ -213,9 +213,9 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}"):
+    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", f"get {JOB}/adapter"):
         found.append(Unprocessable)
-    if name == "post /v1/files":
+    if name in ("post /v1/files", f"get {JOB}/adapter"):
         found.append(InsufficientStorage)
     return found
 
@@ -225,11 +225,15 @@ def _refusal(error: type[ServiceError]) -> Document:
     return {"description": REASONS[error], "content": content}
 
 
-def _describe_download(responses: Document, media_type: str) -> None:
-    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+def _describe_download(responses: Document, media_types: list[str]) -> None:
+    schema = {"type": "string", "format": "binary"}
+    content = {media_type: {"schema": schema} for media_type in media_types}
     headers = {
         name: {"description": text, "schema": {"type": "string"}}
-        for name, text in (("ETag", "SHA-256 in quotes."), ("x-checksum-sha256", "Of the whole object."))
+        for name, text in (
+            ("ETag", "SHA-256 in quotes."),
+            ("x-checksum-sha256", "Of all of it; a merged model has none."),
+        )
     }
     responses["200"] = {"description": "All of it.", "content": content, "headers": headers}
     responses["206"] = {"description": "The range asked for.", "content": content, "headers": headers}

@@ -9,7 +9,7 @@ ServiceError
 ├── TooSlow              408  the body arrives too slowly
 ├── PayloadTooLarge      413
 ├── RangeNotSatisfiable  416
-├── Unprocessable        422  an idempotency key used again with another body
+├── Unprocessable        422  understood, but impossible: another body under a key, a base model that is gone
 ├── TooManyRequests      429  a quota
 ├── Unavailable          503  the database or the storage does not answer
 └── InsufficientStorage  507  the disk is full

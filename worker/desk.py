@@ -24,10 +24,11 @@ from grpo_engine.generation import Answer, Ask, Loaded, Piece, Refusal, Unloadab
 from service.catalog import CatalogError
 from service.chat import repository
 from service.chat.models import Generation
+from service.jobs.ancestry import Weights, WeightsMissing, find_weights
 from service.storage import StorageError
 from worker.attempt import Worker
 from worker.samplers import Heard, Sampler, Samplers
-from worker.weights import Weights, WeightsMissing, download_verified, fetch_weights, find_weights
+from worker.weights import download_verified, fetch_weights
 
 T = TypeVar("T")
 logger = structlog.get_logger()

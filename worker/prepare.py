@@ -19,7 +19,8 @@ from sqlalchemy.orm import Session
 from grpo_engine.config import Method, ModelSource, ProbeSize, RunConfig, Runtime
 from grpo_engine.manifest import DamagedCheckpoint, verify
 from service.files.parquet import BadParquet, make_jsonl
-from service.jobs import history, publishing
+from service.jobs import ancestry, history, publishing
+from service.jobs.ancestry import WeightsMissing, find_weights
 from service.jobs.capabilities import UNSAFE, tell_unsafe
 from service.jobs.grader_checks import method_with_places
 from service.jobs.method_parts import retention_of
@@ -27,9 +28,8 @@ from service.jobs.queue import holds, lock
 from service.models import Checkpoint, File, Job, Metric
 from service.storage import ObjectMissing
 from service.unpack import BadArchive, unpack
-from worker import weights
 from worker.attempt import Attempt, Refused
-from worker.weights import DamagedObject, WeightsMissing, download_verified, fetch_weights, find_weights
+from worker.weights import DamagedObject, download_verified, fetch_weights
 
 
 def prepare(attempt: Attempt) -> Path:
@@ -71,7 +71,7 @@ def _placed(attempt: Attempt) -> Method:
     try:
         return cast(Method, method_with_places(attempt.method, attempt.worker.catalog))
     except LookupError as missing:
-        gone = weights.missing(str(missing.args[0]))
+        gone = ancestry.missing(str(missing.args[0]))
         raise Refused("model_not_found", str(gone), gone.hint) from None
 
 

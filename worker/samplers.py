@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from grpo_engine.config import ModelSource
 from grpo_engine.generation import Answer, Ask, Cancel, Loaded, News, ServedModel, Unloadable
 from service.catalog import CatalogEntry
+from service.jobs.ancestry import Weights
 from service.settings import Settings
 from worker.process import EngineProcess
-from worker.weights import Weights
 
 logger = structlog.get_logger()
 

@@ -71,23 +71,38 @@ def fetch_adapter(
     A broken transfer goes on where it stopped, one that was broken off by Ctrl-C with the next command.
     Raises CommandError where the digest is another, Interrupted.
     """
-    to.mkdir(parents=True, exist_ok=True)
     target = to / f"{checkpoint or job_id}.tar.gz"
+    return target, _fetch(client, job_id, target, checkpoint=checkpoint)
+
+
+def fetch_merged(client: Client, job_id: str, target: Path, *, checkpoint: str | None = None) -> None:
+    """Downloads the base model with the adapter in its weights to `target`, as `fetch_adapter` does.
+
+    It is made while it is sent, so no digest is told: its length and its entity tag must hold.
+    """
+    _fetch(client, job_id, target, needs_digest=False, checkpoint=checkpoint, format="merged")
+
+
+def _fetch(client: Client, job_id: str, target: Path, *, needs_digest: bool = True, **params: Any) -> str:
+    """The verified SHA-256; empty where the service tells none and none is needed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     with Partial.of(target) as partial, explained(partial.meaning):
-        sha256 = _transfer(client, f"{JOBS}/{job_id}/adapter", partial, checkpoint=checkpoint)
-        if (found := partial.sha256()) != sha256:
+        sha256 = _transfer(client, f"{JOBS}/{job_id}/adapter", partial, **params)
+        if needs_digest and not sha256:
+            raise CommandError("the service gave no sha256 for this download", code="damaged")
+        if sha256 and (found := partial.sha256()) != sha256:
             partial.forget()
             raise CommandError(f"the download is damaged: sha256 {found} instead of {sha256}", code="damaged")
         os.replace(partial.path, target)
-    return target, sha256
+    return sha256
 
 
-def unpack(archive: Path) -> Path:
-    """Unpacks beside the archive, into a folder of its name; one that was there is replaced.
+def unpack(archive: Path, folder: Path | None = None) -> Path:
+    """Unpacks beside the archive, into a folder of its name or the given one; one that was there is replaced.
 
     Links, devices and names that leave the folder are refused.
     """
-    folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    folder = folder or archive.with_name(archive.name.removesuffix(".tar.gz"))
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=".unpack-") as scratch:
         fresh = Path(scratch) / "content"
         try:
@@ -101,7 +116,7 @@ def unpack(archive: Path) -> Path:
 
 
 def _transfer(client: Client, path: str, partial: Partial, **params: Any) -> str:
-    """Writes the body to `partial`; returns the SHA-256 that the service gives for it."""
+    """Writes the body to `partial`; returns the SHA-256 that the service gives for it, where it does."""
     with transfer(f"download {partial.name}") as advance:
         for attempt in range(1, ATTEMPTS + 1):
             headers = {"Accept-Encoding": "identity", **partial.range}
@@ -132,6 +147,4 @@ def _total(response: httpx.Response) -> int | None:
 
 def _promised(response: httpx.Response) -> str:
     sha256: str = response.headers.get("x-checksum-sha256", "")
-    if not SHA256.fullmatch(sha256):
-        raise CommandError("the service gave no sha256 for this download", code="damaged")
-    return sha256
+    return sha256 if SHA256.fullmatch(sha256) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
@@ -11,12 +12,13 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from service.answers import answer
 from service.auth import Reader, Writer
 from service.dependencies import (
+    CatalogDep,
     DatabaseDep,
     RequestId,
     StorageDep,
     WakeupsDep,
 )
-from service.downloads import file_response
+from service.downloads import Content, file_response, ranged_response
 from service.errors import InvalidRequest
 from service.jobs import adapters, cloning, creation, endpoints_manifest, endpoints_series
 from service.jobs.diagnosis.facts import diagnosis_of
@@ -32,6 +34,7 @@ from service.jobs.schemas import (
     ValidationRead,
 )
 from service.jobs.service import Jobs
+from service.merging.service import Merging
 from service.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
@@ -50,7 +53,14 @@ async def _preflight(request: Request) -> Preflight:
     return Preflight(**{place.name: getattr(request.app.state, place.name) for place in fields(Preflight)})
 
 
+async def _merging(
+    request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep
+) -> Merging:
+    return Merging(database, storage, catalog, request.app.state.merge_places)
+
+
 JobsDep = Annotated[Jobs, Depends(_jobs)]
+MergingDep = Annotated[Merging, Depends(_merging)]
 PreflightDep = Annotated[Preflight, Depends(_preflight)]
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
@@ -192,16 +202,29 @@ def download_adapter(
     principal: Reader,
     jobs: JobsDep,
     storage: StorageDep,
+    merging: MergingDep,
     which: Which = "final",
     checkpoint: str | None = None,
-    format: Literal["peft"] = "peft",
+    format: Literal["peft", "merged"] = "peft",
 ) -> Response:
     """tar.gz in PEFT layout (the whole model for `lora: full`); with ETag, ranges and its sha256.
 
     The job's final weights, with `checkpoint=best` the best ones by held-out reward, or a checkpoint's.
+
+    With `format=merged` a plain tar of the base model with the adapter in its weights: safetensors that load
+    without PEFT. It is made while it is sent, so its sha256 is not told; ETag and ranges hold.
     """
     weights = jobs.weights(principal.tenant, job_id, which=which, checkpoint=checkpoint)
-    return _send(request, storage, weights)
+    base = merging.base_of(principal.tenant, job_id) if format == "merged" else None
+    if base is None:
+        return _send(request, storage, weights)
+    with ExitStack() as stack:
+        archive = stack.enter_context(merging.merged(principal.tenant, weights, base))
+        name = weights.filename.replace(".tar.gz", "-merged.tar")
+        content = Content(archive.version(weights.sha256), archive.num_bytes, name, "application/x-tar")
+        response = ranged_response(request, content, archive.pieces, stack)
+    response.headers["x-step"] = str(weights.step)
+    return response
 
 
 @router.get("/jobs/{job_id}/checkpoints/{checkpoint_id}/content", response_class=Response)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from service.jobs.serving import serve_line
+from service.jobs.serving import MERGED, holds_whole_model, serve_line
 
 SHOWN = (
     "recipe",
@@ -75,7 +75,7 @@ def _tags(manifest: Mapping[str, Any], base: str) -> list[str]:
 def _library(manifest: Mapping[str, Any]) -> str:
     if manifest["method"]["type"] == "training_free":
         return ""
-    return "transformers" if _hyperparameters(manifest).get("lora") == "full" else "peft"
+    return "transformers" if holds_whole_model(manifest) else "peft"
 
 
 def _hyperparameters(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,6 +87,8 @@ def _hyperparameters(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 def _body(manifest: Mapping[str, Any]) -> Iterator[str]:
     base = manifest["model"]["base"]
     what = {"peft": "A LoRA adapter for", "transformers": "All weights, trained from"}
+    if manifest.get("weights") == MERGED:
+        what["transformers"] = "A LoRA adapter merged into"
     yield f"# {what.get(_library(manifest), 'Lessons for the prompt of')} {base}"
     yield ""
     yield from _evaluation(manifest)

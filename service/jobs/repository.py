@@ -114,7 +114,7 @@ def resolve_model(session: Session, tenant: str, name: str) -> ModelWeights | No
     for artifact, file in pairs:
         if job is not None and artifact.kind != "metrics":
             created_at = job.finished_at or job.created_at
-            return ModelWeights(job, _kind_of(job), file.storage_key, file.sha256, created_at)
+            return ModelWeights(job, kind_of(job), file.storage_key, file.sha256, created_at)
     return None
 
 
@@ -127,10 +127,10 @@ def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: in
     point = session.scalar(found)
     if point is None:
         return None
-    return ModelWeights(job, _kind_of(job), point.adapter_key, point.adapter_sha256, point.created_at)
+    return ModelWeights(job, kind_of(job), point.adapter_key, point.adapter_sha256, point.created_at)
 
 
-def _kind_of(job: Job) -> WeightsKind:
+def kind_of(job: Job) -> WeightsKind:
     """What a job makes."""
     if job.method["type"] == "training_free":
         return "experiences"

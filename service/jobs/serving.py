@@ -11,6 +11,8 @@ from typing import Any
 
 from grpo_engine.hyperparameters import Lora
 
+MERGED = "merged"
+"""`weights` in the manifest beside an adapter that has become part of its base model."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What `--max-lora-rank` may be."""
 
@@ -22,7 +24,7 @@ def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
     if method["type"] == "training_free":
         return ""
     lora = settings.get("lora")
-    if lora == "full":
+    if holds_whole_model(manifest):
         return f"vllm serve {shlex.quote(path)} --served-model-name {shlex.quote(name)}"
     asked = lora["rank"] if lora else Lora().rank
     rank = next((each for each in RANKS if each >= asked), RANKS[-1])
@@ -33,3 +35,10 @@ def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
         f"vllm serve {shlex.quote(model['base'])}{revision} --enable-lora "
         f"--lora-modules {module} --max-lora-rank {rank}"
     )
+
+
+def holds_whole_model(manifest: Mapping[str, Any]) -> bool:
+    """Whether what lies beside it needs no base model: the job trained all weights, or they are merged."""
+    method = manifest["method"]
+    lora = method[method["type"]]["hyperparameters"].get("lora")
+    return lora == "full" or manifest.get("weights") == MERGED

@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-MAX_HEADER_BYTES = 64 * 2**20
+from service.merging.tensors import read_tensors
+
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
 """Matrices that `all-linear` leaves alone."""
 
@@ -69,17 +70,13 @@ def _read(folder: Path, weights: tuple[Path, ...], _stamp: tuple[int, ...]) -> M
         raise UnknownShape(f"{folder.name} does not say how large it is: {error!r}") from error
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, list[int]]]:
-    """Name and shape of each tensor: eight bytes of length, then JSON."""
+def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor."""
     with path.open("rb") as file:
-        num_bytes = int.from_bytes(file.read(8), "little")
-        if num_bytes > MAX_HEADER_BYTES:
-            raise ValueError(f"{path.name} has a header of {num_bytes} bytes")
-        header = json.loads(file.read(num_bytes))
-    return ((name, entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        return ((each.name, each.shape) for each in read_tensors(file))
 
 
-def _shape(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> ModelShape:
+def _shape(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelShape:
     if not tensors:
         raise ValueError("there are no safetensors files")
     hidden = config.get("hidden_size") or config["n_embd"]

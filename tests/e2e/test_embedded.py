@@ -92,7 +92,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             reinforced = succeed(client, body)
             model = unpack(fetch_adapter(client, supervised["id"], folder / "downloads")[0])
             merged = folder / "merged"
-            done = up.grpo("merge", reinforced["id"], "--base", model, "--to", merged)
+            done = up.grpo("merge", reinforced["id"], "--to", merged)
             assert done.returncode == 0, done.stderr
             yield Trained(
                 up,

@@ -157,7 +157,7 @@ def test_a_checkpoint_of_another_job_or_tenant_does_not_exist(
 
 
 def test_a_format_that_is_not_offered_is_named(client: TestClient, job_id: str) -> None:
-    answer = adapter(client, job_id, format="merged")
+    answer = adapter(client, job_id, format="gguf")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "format")
 
 

@@ -1,0 +1,65 @@
+"""Where the tensors of a safetensors file lie.
+
+Boundary: reads headers, eight bytes of length and then JSON; no weights. What is read is not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import IO, Any
+
+MAX_HEADER_BYTES = 64 * 2**20
+LENGTH_BYTES = 8
+DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
+"""Of the dtypes whose size a shape tells; others are smaller than a byte or rare, and only copied."""
+
+
+class BadTensors(ValueError):
+    """It is no safetensors file."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file."""
+
+    name: str
+    dtype: str
+    """As safetensors writes it: F32, BF16, …"""
+    shape: tuple[int, ...]
+    start: int
+    """Its first byte, from the beginning of the file."""
+    end: int
+    """Behind its last byte."""
+
+
+def read_tensors(file: IO[bytes]) -> tuple[Tensor, ...]:
+    """All tensors in the order of their bytes; the file is read up to the first. Raises BadTensors."""
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    if length > MAX_HEADER_BYTES:
+        raise BadTensors(f"its header has {length} bytes")
+    try:
+        header = json.loads(file.read(length))
+        found = tuple(sorted(_tensors(header, LENGTH_BYTES + length), key=lambda each: each.start))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadTensors(f"its header is none of safetensors: {error!r}") from error
+    if any(left.end > right.start for left, right in pairwise(found)):
+        raise BadTensors("its tensors overlap")
+    return found
+
+
+def _tensors(header: dict[str, Any], first: int) -> Iterator[Tensor]:
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = (first + int(offset) for offset in entry["data_offsets"])
+        shape = tuple(int(length) for length in entry["shape"])
+        tensor = Tensor(name, str(entry["dtype"]), shape, start, end)
+        size = DTYPE_BYTES.get(tensor.dtype)
+        is_whole = size is None or end - start == size * math.prod(shape)
+        if not first <= start <= end or min(shape, default=0) < 0 or not is_whole:
+            raise ValueError(f"{name} has impossible places")
+        yield tensor
