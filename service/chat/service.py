@@ -17,7 +17,8 @@ from service.chat.models import Generation, GenerationState
 from service.chat.schemas import Body, ChatRequest, CompletionRequest
 from service.db import Database
 from service.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
-from service.jobs.repository import base_model_name, lock_tenant, resolve_model
+from service.jobs.repository import base_model_name, resolve_model
+from service.locks import lock_tenant
 from service.settings import Settings
 
 QUEUE_SECONDS = 5

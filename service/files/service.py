@@ -20,7 +20,8 @@ from service.files import repository
 from service.files.contents import Content, check_dataset
 from service.files.schemas import FileRead, UploadFields
 from service.ids import new_id
-from service.jobs.repository import is_result, lock_tenant
+from service.jobs.repository import is_result
+from service.locks import lock_tenant
 from service.models import File
 from service.pagination import Page, page_of, unknown_cursor
 from service.principal import Principal

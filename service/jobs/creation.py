@@ -28,6 +28,7 @@ from service.jobs.reading import read_jobs
 from service.jobs.schemas import JobCreate, JobRead, ProbeCreate
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
+from service.locks import lock_request, lock_tenant
 from service.models import IdempotencyKey, Job
 from service.principal import Principal
 from service.settings import Settings
@@ -89,7 +90,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     expected = preflight.estimate(tenant, request.body, report)
     fault_point("job.checked")
     with preflight.database.transaction() as session:
-        repository.lock_request(session, tenant, request.idempotency_key or request.sha256)
+        lock_request(session, tenant, request.idempotency_key or request.sha256)
         if request.may_be_known and (earlier := _earlier(session, request)):
             return earlier
         require_good_key(session, request.principal)
@@ -130,7 +131,7 @@ def _check_under_lock(session: Session, request: Request, settings: Settings) ->
     Asked last, with the job already stored, because all of a tenant's requests wait here for one another.
     """
     tenant = request.principal.tenant
-    repository.lock_tenant(session, tenant)
+    lock_tenant(session, tenant)
     quotas.check_jobs(session, tenant, settings)
     quotas.check_storage(session, tenant, settings, 0)
     _check_still_there(session, request)

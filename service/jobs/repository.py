@@ -6,12 +6,11 @@ Boundary: SELECTs and INSERTs inside the caller's transaction. State changes are
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.clock import db_now
@@ -47,7 +46,6 @@ _USABLE_KEYS = select(ApiKey.public_id).where(
     or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
 )
 _NOW = select(db_now())
-_LOCK = text("SELECT pg_advisory_xact_lock(:number)")
 
 WeightsKind = Literal["adapter", "model", "experiences"]
 
@@ -64,23 +62,6 @@ class ModelWeights:
     sha256: str
     created_at: float
     """Unix seconds."""
-
-
-def lock_tenant(session: Session, tenant: str) -> None:
-    """Lets one transaction at a time look at what a tenant has and go by it."""
-    _lock(session, tenant)
-
-
-def lock_request(session: Session, tenant: str, identity: str) -> None:
-    """Lets the same request of a tenant wait for its twin. Taken before the tenant's lock."""
-    _lock(session, tenant, identity)
-
-
-def _lock(session: Session, *names: str) -> None:
-    """Until the transaction ends. SQLite's BEGIN IMMEDIATE does it already."""
-    if session.get_bind().dialect.name == "postgresql":
-        digest = hashlib.sha256("\n".join(names).encode()).digest()
-        session.execute(_LOCK, {"number": int.from_bytes(digest[:8], signed=True)})
 
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:

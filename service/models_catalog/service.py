@@ -12,6 +12,7 @@ from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import Forbidden, InvalidRequest, NotFound
 from service.jobs import repository
+from service.locks import lock_tenant
 from service.models import Job
 from service.models_catalog.schemas import ModelDeleted, ModelRead
 from service.principal import Principal
@@ -54,7 +55,7 @@ class Models:
                 f"{name} belongs to the catalogue; only its operator removes it.", code="not_owner"
             )
         with self.database.transaction() as session:
-            repository.lock_tenant(session, principal.tenant)
+            lock_tenant(session, principal.tenant)
             job = repository.find_by_model(session, principal.tenant, name)
             if job is None:
                 raise _unknown(name)

@@ -17,7 +17,7 @@ from service.clock import db_now
 from service.db import Database
 from service.errors import InvalidRequest, NotFound
 from service.ids import new_id
-from service.jobs.repository import lock_tenant
+from service.locks import lock_tenant
 from service.pagination import unknown_cursor
 from service.principal import Principal
 from service.settings import Settings

@@ -12,7 +12,7 @@ from openai.types.file_create_params import ExpiresAfter
 from sqlalchemy import select
 
 from service.db import Database
-from service.jobs.repository import lock_tenant
+from service.locks import lock_tenant
 from service.models import Artifact, AuditEntry
 from service.settings import Settings
 from tests.service.file_samples import (

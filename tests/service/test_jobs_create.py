@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.db import Database
-from service.jobs.repository import lock_tenant
 from service.jobs.states import JobState
+from service.locks import lock_tenant
 from service.models import AuditEntry, IdempotencyKey, Job, JobEvent
 from service.settings import Settings
 from tests.service.job_samples import (
