@@ -63,6 +63,8 @@ warm-start: setup  ## Seconds from claim to first step, engine started ahead and
 	$(BIN)/python -m bench.warm_start
 
 test: setup setup-vllm system check  ## Every test and every check
+	@# the tests start a thousand processes, and none is to compile what it loads
+	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory test-vllm
 

@@ -100,7 +100,7 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 def postgres_url(postgres_server: Postgres, postgres_template: str) -> Iterator[str]:
     """A fresh migrated PostgreSQL database, dropped at the end."""
     name = f"grpo_{next(_numbers)}"
-    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_template}")
+    postgres_server.copy(postgres_template, name)
     yield postgres_server.url_of(name)
     postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -232,6 +232,12 @@ class Postgres(Server):
         with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
             connection.execute(statement.encode())
 
+    def copy(self, template: str, name: str) -> None:
+        """A new database like that one, copied as files: half as dear as the way that is usual since 15."""
+        with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
+            way = " STRATEGY FILE_COPY" if connection.info.server_version >= 150_000 else ""
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{way}".encode())
+
 
 class Redis(Server):
     """Redis as a broker should be: it never evicts. Without persistence."""

@@ -21,7 +21,7 @@ def api(
     """The service on a database of its own, with the file's own `ENVIRONMENT`."""
     home: Path = tmp_path_factory.mktemp("fuzz") / "home"
     name = f"grpo_{request.module.__name__.rpartition('.')[2]}"
-    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_template}")
+    postgres_server.copy(postgres_template, name)
     with serving(home, postgres_server.url_of(name), **request.module.ENVIRONMENT) as api:
         yield api
     postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -33,7 +33,7 @@ from tests.service.job_samples import (
 ENVIRONMENT = {"GRPO_MAX_QUEUED_JOBS": "1000000"}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 """Of each operation; 0: the short pass."""
-LARGE_BODIES = r"/jobs$|/jobs/validate$|/graders/|completions$"
+LARGE_BODIES = r"/jobs$|/jobs/validate$|/probes$|/clone$|/rescore$|/graders/|completions$"
 """Their coverage phase is tens of thousands of requests: only the long pass sends it."""
 
 
