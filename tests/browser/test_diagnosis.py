@@ -56,7 +56,7 @@ def test_the_form_with_the_change_in_it_asks_for_what_the_clone_would_be(
     page.get_by_role("link", name="Open the form with this change").click()
     shown = page.get_by_text("with this change:").locator("code").inner_text()
     assert json.loads(shown) == finding["patch"]
-    body = page.evaluate("JSON.parse(document.getElementById('new-json').value)")
+    body = json.loads(page.get_by_label("The request as JSON").input_value())
     asked = deployment.client.post(f"{JOBS}/validate", json=body).json()
     clone = deployment.client.post(f"{path}/clone", json=finding["patch"]).json()
     deployment.client.post(f"{JOBS}/{clone['id']}/cancel").raise_for_status()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ def open_with(page: Page, rows: Path) -> None:
 
 
 def request_shown(page: Page) -> Any:
-    return page.evaluate("JSON.parse(document.getElementById('new-json').value)")
+    """Once there is a form."""
+    return json.loads(page.get_by_label("The request as JSON").input_value())
 
 
 def test_from_an_upload_to_a_succeeded_job(
