@@ -32,5 +32,6 @@ def table(page: Page, title: str) -> list[list[str]]:
     """The rows of the chart's table, as they are read aloud."""
     shown = figure(page, title)
     shown.get_by_text("Show as table").click()
-    rows = shown.locator("tbody tr").all()
-    return [row.locator("th, td").all_inner_texts() for row in rows]
+    rows = shown.locator("tbody tr")
+    rows.first.wait_for()  # they are made after the click
+    return [row.locator("th, td").all_inner_texts() for row in rows.all()]
