@@ -107,3 +107,14 @@ def logits(folder: Path, adapter: Path | None = None) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(IDS).logits
     return found
+
+
+def adapter_beside_base(folder: Path, **base: Any) -> Path:
+    """`folder/adapter`, and in `folder/base` the model that it belongs to."""
+    return make_adapter(make_base(folder / "base", **base), folder / "adapter")
+
+
+def add_job_with_base(settings: Settings, database: Database, adapter: Path) -> str:
+    """A succeeded job, and its base in the catalogue: that of `adapter_beside_base`."""
+    copied(adapter.with_name("base"), settings)
+    return add_adapter_job(settings, database, adapter)

@@ -19,8 +19,9 @@ from service.models import Job
 from service.settings import Settings
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job, expanded
 from tests.service.merge_samples import (
+    adapter_beside_base,
     add_adapter_job,
-    copied,
+    add_job_with_base,
     logits,
     make_adapter,
     make_base,
@@ -42,14 +43,12 @@ def database_url(sqlite_url: str) -> str:
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter; beside it, in `base`, the model that it belongs to."""
-    folder = tmp_path_factory.mktemp("merged")
-    return make_adapter(make_base(folder / "base"), folder / "adapter")
+    return adapter_beside_base(tmp_path_factory.mktemp("merged"))
 
 
 @pytest.fixture
 def job_id(settings: Settings, database: Database, adapter: Path) -> str:
-    copied(adapter.with_name("base"), settings)
-    return add_adapter_job(settings, database, adapter)
+    return add_job_with_base(settings, database, adapter)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,8 @@ from service.settings import Settings
 from service.storage import open_storage
 from tests.service.job_samples import MODEL, add_artifact, add_job, expanded
 from tests.service.merge_samples import (
+    adapter_beside_base,
     add_adapter_job,
-    make_adapter,
-    make_base,
     merged,
     tensors_of,
 )
@@ -44,8 +43,7 @@ def database_url(sqlite_url: str) -> str:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter; beside it, in `base`, the model that it belongs to."""
-    folder = tmp_path_factory.mktemp("merged")
-    return make_adapter(make_base(folder / "base"), folder / "adapter")
+    return adapter_beside_base(tmp_path_factory.mktemp("merged"))
 
 
 @pytest.fixture

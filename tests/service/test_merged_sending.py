@@ -27,10 +27,10 @@ from tests.servers import wait_until
 from tests.service.embedded import run_grpo
 from tests.service.merge_samples import (
     JOBS,
+    adapter_beside_base,
     add_adapter_job,
+    add_job_with_base,
     copied,
-    make_adapter,
-    make_base,
     merged,
     tensors_of,
     unpacked,
@@ -46,14 +46,12 @@ def database_url(sqlite_url: str) -> str:
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter; beside it, in `base`, the model that it belongs to, in several files."""
-    folder = tmp_path_factory.mktemp("merged")
-    return make_adapter(make_base(folder / "base", shard_bytes=40_000), folder / "adapter")
+    return adapter_beside_base(tmp_path_factory.mktemp("merged"), shard_bytes=40_000)
 
 
 @pytest.fixture
 def job_id(settings: Settings, database: Database, adapter: Path) -> str:
-    copied(adapter.with_name("base"), settings)
-    return add_adapter_job(settings, database, adapter)
+    return add_job_with_base(settings, database, adapter)
 
 
 @pytest.fixture(autouse=True)
