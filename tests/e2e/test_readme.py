@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import wait_until
+from tests.service.embedded import run_shell
 from tests.service.hub import hub
 
 ROOT = Path(__file__).parents[2]
@@ -57,17 +58,7 @@ class Checkout:
 
     def run(self, block: str, **more: str) -> str:
         """What the block says."""
-        done = subprocess.run(
-            ["bash", "-euc", self.here(block)],
-            cwd=self.folder,
-            env=self.environment | more,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run_shell(self.here(block), self.folder, self.environment | more)
 
     def start(self) -> subprocess.Popen[bytes]:
         """A shell that has run the README's start; it ends the service when its input ends."""

@@ -26,6 +26,21 @@ GRPO = [sys.executable, "-m", "service.cli"]
 START_SECONDS = 60
 
 
+def run_shell(script: str, folder: Path, environment: dict[str, str]) -> str:
+    """What a guide's block says, run in `folder` until its first line that fails."""
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def environment(home: Path, **more: str) -> dict[str, str]:
     """This process's environment without its own GRPO settings; the fake engine trains."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}

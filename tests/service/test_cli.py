@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from examples.tiny_model import make_model
 from service.jobs.schemas import JobCreate
 from tests.servers import wait_until
-from tests.service.embedded import Up, grpo_job, grpo_up, run_grpo, write_rows
+from tests.service.embedded import Up, grpo_job, grpo_up, run_grpo, run_shell, write_rows
 from worker.sinks.tensorboard_files import newest_step
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -236,17 +235,7 @@ def shell(up: Up, script: str, folder: Path, **variables: str) -> str:
     key = Path(up.ready["key_file"]).read_text().strip()
     path = f"{Path(sys.executable).parent}:{up.environment['PATH']}"
     env = {**up.environment, "PATH": path, "GRPO_URL": up.url, "GRPO_API_KEY": key, **variables}
-    done = subprocess.run(
-        ["bash", "-euc", script],
-        env=env,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_shell(script, folder, env)
 
 
 def test_the_integrations_of_the_guide_are_what_a_job_may_say() -> None:
