@@ -33,6 +33,7 @@ from bench.service_deployment import (
     deployed,
     job_request,
     serving,
+    settle,
     store_jobs,
     upload_dataset,
 )
@@ -101,6 +102,7 @@ def measure(size: Size) -> Figures:
             "life_cycles",
             measure_life_cycles(deployment.database, deployment.settings, size.workers, size.jobs),
         )
+        settle(deployment)
         with serving(deployment, size.processes) as api:
             figures |= _reads(deployment, api, job_ids, size, "")
             requests = {"post": lambda number: Call("POST", PATH, job_request(training_file, number + 1))}

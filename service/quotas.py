@@ -28,14 +28,24 @@ ROUNDING_SECONDS = 1e-6
 """Sums of fractions of a second are not exact."""
 
 
-def check_jobs(session: Session, tenant: str, settings: Settings) -> None:
-    """Room for the job just stored, too. The caller holds the tenant's lock. Raises TooManyRequests."""
+class NearLimit(Exception):
+    """Others who are at it at the same time could take the last places: who asks again must be alone."""
+
+
+def check_jobs(session: Session, tenant: str, settings: Settings, unseen: int) -> None:
+    """Room for the job just stored, too. Raises TooManyRequests; NearLimit where `unseen` others may decide.
+
+    The caller shares or holds the tenant's lock (`locks.py`), which tells how many others that are.
+    """
     limit = settings.max_queued_jobs
-    if num_unfinished(session, tenant, limit + 1) > limit:
+    unfinished = num_unfinished(session, tenant, limit + 1)
+    if unfinished > limit:
         raise TooManyRequests(
             f"There are {limit} unfinished jobs, the limit here: wait for one or cancel one.",
             headers={"Retry-After": str(JOB_SECONDS)},
         )
+    if unfinished + unseen > limit:
+        raise NearLimit
 
 
 def check_storage(session: Session, tenant: str, settings: Settings, num_bytes: int) -> None:

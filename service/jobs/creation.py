@@ -11,12 +11,14 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
 from grpo_engine.faults import fault_point
 from service import audit, quotas
 from service.auth import require_good_key
+from service.db import Database
 from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
 from service.jobs import history, names, repository
@@ -28,7 +30,7 @@ from service.jobs.reading import read_jobs
 from service.jobs.schemas import JobCreate, JobRead, ProbeCreate
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
-from service.locks import lock_request, lock_tenant
+from service.locks import lock_request, lock_tenant, share_tenant
 from service.models import IdempotencyKey, Job
 from service.principal import Principal
 from service.settings import Settings
@@ -57,12 +59,25 @@ class Request:
         """Whether it may have been answered before."""
         return self.idempotency_key is not None or self.is_retry
 
+    @property
+    def identity(self) -> str:
+        """What its twin has too."""
+        return self.idempotency_key or self.sha256
+
     @cached_property
     def sha256(self) -> str:
         """Of the canonical body: the order of keys and omitted defaults make no other request."""
         body = self.body.model_dump(mode="json")
         canonical = json.dumps([self.cloned_from, body] if self.cloned_from else body, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class Draft(NamedTuple):
+    """What was found out about a job before it is stored."""
+
+    report: Report
+    expected: Estimate
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -89,19 +104,31 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
         raise InvalidJob(report.problems.found)
     expected = preflight.estimate(tenant, request.body, report)
     fault_point("job.checked")
-    with preflight.database.transaction() as session:
-        lock_request(session, tenant, request.idempotency_key or request.sha256)
-        if request.may_be_known and (earlier := _earlier(session, request)):
-            return earlier
-        require_good_key(session, request.principal)
-        job = _insert(session, request, report, settings, expected)
-        _check_under_lock(session, request, settings)
-        fault_point("job.inserted")
+    new = Draft(report, expected, settings)
+    try:
+        job = _store(preflight.database, request, new, alone=False)
+    except quotas.NearLimit:
+        job = _store(preflight.database, request, new, alone=True)
+    if isinstance(job, Created):
+        return job
     fault_point("job.committed")
     wakeups.send(settings.pool)
     fault_point("job.rung")
     with preflight.database.reading() as session:
         return Created(read_jobs(session, tenant, [job])[0])
+
+
+def _store(database: Database, request: Request, new: Draft, *, alone: bool) -> Job | Created:
+    """The transaction: a new job, or the answer that its twin got meanwhile."""
+    with database.transaction() as session:
+        lock_request(session, request.principal.tenant, request.identity)
+        if request.may_be_known and (earlier := _earlier(session, request)):
+            return earlier
+        require_good_key(session, request.principal)
+        job = _insert(session, request, new)
+        _check_under_lock(session, request, new.settings, alone=alone)
+        fault_point("job.inserted")
+    return job
 
 
 def _earlier(session: Session, request: Request) -> Created | None:
@@ -125,14 +152,15 @@ def _earlier(session: Session, request: Request) -> Created | None:
     return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
 
 
-def _check_under_lock(session: Session, request: Request, settings: Settings) -> None:
+def _check_under_lock(session: Session, request: Request, settings: Settings, *, alone: bool) -> None:
     """What two requests at once could break: the limits, and files that are being deleted.
 
-    Asked last, with the job already stored, because all of a tenant's requests wait here for one another.
+    Asked last, with the job already stored. Far from its limits a tenant's requests do not wait here for one
+    another; raises quotas.NearLimit where they must (`alone`).
     """
     tenant = request.principal.tenant
-    lock_tenant(session, tenant)
-    quotas.check_jobs(session, tenant, settings)
+    unseen = lock_tenant(session, tenant) if alone else share_tenant(session, tenant, request.identity)
+    quotas.check_jobs(session, tenant, settings, unseen)
     quotas.check_storage(session, tenant, settings, 0)
     _check_still_there(session, request)
 
@@ -150,11 +178,9 @@ def _check_still_there(session: Session, request: Request) -> None:
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(
-    session: Session, request: Request, report: Report, settings: Settings, expected: Estimate
-) -> Job:
-    job = _job_of(request, report, settings)
-    job.estimate = expected.model_dump()
+def _insert(session: Session, request: Request, new: Draft) -> Job:
+    job = _job_of(request, new.report, new.settings)
+    job.estimate = new.expected.model_dump()
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""

@@ -18,6 +18,7 @@ from service.db import Database
 from service.files import service as files_service
 from service.jobs import creation
 from service.jobs.states import JobState
+from service.locks import TOGETHER
 from service.settings import Settings
 from tests.service.file_samples import ROWS, stored, uploaded
 from tests.service.job_samples import add_artifact, add_job, make_model, num_jobs, request, upload
@@ -74,20 +75,21 @@ def two_services(settings: Settings) -> Iterator[Callable[..., list[str]]]:
         yield start
 
 
+@pytest.mark.parametrize("limit", [LIMIT, TOGETHER + LIMIT])
 def test_a_hundred_posts_at_once_make_as_many_jobs_as_are_allowed(
-    two_services: Callable[..., list[str]], settings: Settings, api_key: str, database: Database
+    two_services: Callable[..., list[str]], settings: Settings, api_key: str, database: Database, limit: int
 ) -> None:
     make_model(settings.home)
-    urls = two_services(max_queued_jobs=LIMIT)
+    urls = two_services(max_queued_jobs=limit)
     with httpx.Client(base_url=urls[0], headers={"authorization": f"Bearer {api_key}"}) as client:
         file_id = upload(client)  # type: ignore[arg-type]
     add_job(database, JobState.SUCCEEDED)
     answers = post_to_each(urls, api_key, JOBS, {"json": request(file_id)})
     refused = [answer for answer in answers if answer.status_code != 200]
-    assert len(refused) == 100 - LIMIT
+    assert len(refused) == 100 - limit
     assert {refusal(answer) for answer in refused} == {(429, "quota_exceeded")}
     assert {answer.headers["retry-after"] for answer in refused} == {str(quotas.JOB_SECONDS)}
-    assert num_jobs(database) == LIMIT + 1
+    assert num_jobs(database) == limit + 1
 
 
 def test_a_hundred_uploads_at_once_store_as_many_bytes_as_are_allowed(
