@@ -12,7 +12,7 @@ depends_on: None = None
 
 CLAIM = "ix_jobs_claim"
 QUEUED = sa.text("state = 'queued'")
-ORDER = ["pool", sa.text("priority DESC"), "created_at"]
+ORDER: list[str | sa.TextClause] = ["pool", sa.text("priority DESC"), "created_at"]
 
 
 def upgrade() -> None:

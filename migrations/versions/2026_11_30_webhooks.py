@@ -48,7 +48,7 @@ def upgrade() -> None:
     )
     log = ["endpoint_id", "created_at", "id"]
     op.create_index("ix_webhook_deliveries_log", "webhook_deliveries", log)
-    waiting = {"postgresql_where": WAITING, "sqlite_where": WAITING}
+    waiting: dict[str, Any] = {"postgresql_where": WAITING, "sqlite_where": WAITING}
     op.create_index("ix_webhook_deliveries_due", "webhook_deliveries", ["due_at"], **waiting)
 
 

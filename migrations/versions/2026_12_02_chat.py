@@ -35,7 +35,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_generations"),
     )
     op.create_index("ix_generations_tenant", "generations", ["tenant"])
-    waiting = {"postgresql_where": WAITING, "sqlite_where": WAITING}
+    waiting: dict[str, Any] = {"postgresql_where": WAITING, "sqlite_where": WAITING}
     op.create_index("ix_generations_waiting", "generations", ["created_at"], **waiting)
     op.create_table(
         "generation_chunks",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
@@ -32,7 +34,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "type", name="pk_job_sinks"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_job_sinks_job_id"),
     )
-    waiting = {"postgresql_where": WAITING, "sqlite_where": WAITING}
+    waiting: dict[str, Any] = {"postgresql_where": WAITING, "sqlite_where": WAITING}
     op.create_index("ix_job_sinks_due", "job_sinks", ["due_at"], **waiting)
 
 
