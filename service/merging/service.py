@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -20,12 +20,14 @@ from service.db import Database
 from service.errors import InvalidRequest, NotFound, Unprocessable
 from service.jobs import adapters, ancestry, repository
 from service.jobs.reading import require_job
-from service.merging.archive import MergedArchive, merged_archive
 from service.merging.bases import Archive, Base, Folder
 from service.merging.errors import NotMergeable
 from service.merging.places import Places
 from service.storage import ObjectMissing, Storage, sha256_file
 from service.unpack import BadArchive, unpack
+
+if TYPE_CHECKING:
+    from service.merging.archive import MergedArchive
 
 T = TypeVar("T")
 ELSEWHERE = "`grpo merge JOB --base FOLDER` merges where the base model is"
@@ -67,6 +69,9 @@ class Merging:
         self, tenant: str, adapter: adapters.Weights, found: ancestry.Weights
     ) -> Iterator[MergedArchive]:
         """Everything that the download needs, until the block ends. Raises ServiceError, StorageError."""
+        # it loads numpy, a tenth of what an API process takes to start, and few ever merge
+        from service.merging.archive import merged_archive
+
         with self.places.taken(tenant), tempfile.TemporaryDirectory(prefix="grpo-merge-") as scratch:
             folder = self._fetched(adapter, Path(scratch))
             try:
