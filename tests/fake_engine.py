@@ -52,6 +52,8 @@ PROBED = {
     "peak_memory_bytes": 1000,
 }
 """What every probe finds."""
+FINGERPRINT = "f" * 64
+"""Of the weights that it would have loaded."""
 
 
 class FakeEngine:
@@ -115,6 +117,7 @@ class FakeEngine:
             num_trainable_parameters=1,
             num_rows=self.num_rows,
             versions={"fake": "1"},
+            base_fingerprint=FINGERPRINT,
         )
         self._emit(started)
         if self.step == 0:
