@@ -141,6 +141,23 @@ def test_metrics_are_downloaded_as_the_api_has_them(finished: Page, deployment: 
     assert found.value.path().read_bytes() == told
 
 
+def test_a_result_comes_with_the_commands_that_serve_it_and_merge_it(
+    finished: Page, deployment: Deployment
+) -> None:
+    job_id = deployment.jobs["first"]
+    serve = deployment.get(f"{JOBS}/{job_id}/manifest")["job"]["serve"]
+    panel = finished.get_by_role("region", name="Use it elsewhere")
+    adapter, merged, archive = panel.locator("pre").all_inner_texts()
+    grpo = f"grpo --url {deployment.url}"
+    assert adapter == f"{grpo} download {job_id} --extract\n{serve}"
+    assert merged.startswith(f"{grpo} merge {job_id} --to {job_id}-merged\nvllm serve ./{job_id}-merged ")
+    assert f"{deployment.url}{JOBS}/{job_id}/adapter?format=merged" in archive
+    finished.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    panel.get_by_role("button", name="Copy: Adapter and base as one model, without PEFT").click()
+    expect(panel.get_by_text("Copied")).to_be_visible()
+    assert finished.evaluate("navigator.clipboard.readText()") == merged
+
+
 def test_the_configuration_is_the_jobs(page: Page, deployment: Deployment) -> None:
     job = open_job(page, deployment, "faster")
     page.get_by_text("Hyperparameters (").click()

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from service.migrate import upgrade
-from tests.browser.conftest import log_in, profile
+from tests.browser.conftest import log_in, profile, watched
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
@@ -131,6 +131,35 @@ def test_a_probe_says_its_sentence_and_shows_what_was_written(
     page.get_by_text("What it wrote").click()
     expect(page.get_by_text("What is 12 + 7?").first).to_be_visible()
     shots(page, "new-probed")
+
+
+def test_past_probes_are_listed_and_shown_again(page: Page, deployment: Deployment) -> None:
+    (newest, *_) = deployment.get("/v1/fine_tuning/probes")["data"]
+    page.goto("/#/new")
+    page.get_by_text("Past probes").click()
+    listed = page.locator(".past li").first
+    expect(listed).to_contain_text(newest["result"]["sentence"])
+    listed.get_by_role("button", name="tiny, 16 prompts").click()
+    expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible()
+    expect(page.get_by_text("What it wrote")).to_be_visible()
+
+
+def test_a_list_of_past_probes_without_any_or_without_an_answer_says_so(
+    browser: Browser, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("500")
+    probes = "**/v1/fine_tuning/probes?*"
+    with profile(browser, deployment) as context, watched(context, expected_errors) as page:
+        log_in(context, deployment.new_key("newcomer"))
+        page.route(
+            probes, lambda route: route.fulfill(status=500, json={"error": {"message": "out of order"}})
+        )
+        page.goto("/#/new")
+        page.get_by_text("Past probes").click()
+        expect(page.get_by_text("out of order")).to_be_visible()
+        page.unroute(probes)
+        page.get_by_role("button", name="Try again").click()
+        expect(page.get_by_role("heading", name="No probe yet")).to_be_visible()
 
 
 def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Page, rows: Path) -> None:
