@@ -15,12 +15,13 @@ from tests.browser.conftest import log_in, profile, watched
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
-from tests.service.job_samples import upload
+from tests.service.job_samples import MODEL, upload
 from tests.worker.conftest import Processes
 
 RUN_MS = 60_000
 """For a worker to see something through, on a busy machine."""
 JOBS = "/v1/fine_tuning/jobs"
+PROBES = "/v1/fine_tuning/probes"
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +135,19 @@ def test_a_probe_says_its_sentence_and_shows_what_was_written(
 
 
 def test_past_probes_are_listed_and_shown_again(page: Page, deployment: Deployment) -> None:
-    (newest, *_) = deployment.get("/v1/fine_tuning/probes")["data"]
+    body = {
+        "model": MODEL,
+        "training_file": upload(deployment.client, questions()),
+        "method": reinforcement(),
+    }
+    asked = deployment.client.post(PROBES, json={**body, "probe": {"prompts": 3}}).json()
     page.goto("/#/new")
     page.get_by_text("Past probes").click()
-    listed = page.locator(".past li").first
-    expect(listed).to_contain_text(newest["result"]["sentence"])
-    listed.get_by_role("button", name="tiny, 16 prompts").click()
-    expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible()
+    page.get_by_role("button", name=f"{MODEL}, 3 prompts").click()
+    expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
     expect(page.get_by_text("What it wrote")).to_be_visible()
+    sentence = deployment.get(f"{PROBES}/{asked['id']}")["result"]["sentence"]
+    expect(page.locator(".past li").first).to_contain_text(sentence)
 
 
 def test_a_list_of_past_probes_without_any_or_without_an_answer_says_so(
