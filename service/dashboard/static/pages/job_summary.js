@@ -108,7 +108,6 @@ function progressOf(job) {
     started && [isOver(job) ? "Took" : "Since its start", duration(started)],
     job.progress.seconds_remaining && ["Remaining", `about ${duration(job.progress.seconds_remaining)}`],
     job.attempt > 1 && ["Attempt", number(job.attempt)],
-    job.trained_tokens && ["Trained tokens", number(job.trained_tokens)],
     ["Created", ago(job.created_at)],
   ].filter(Boolean);
   return [
