@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from service.migrate import upgrade
 from tests.browser.deployment import Deployment
@@ -45,6 +45,7 @@ def browser() -> Iterator[Browser]:
     assert program, "make system installs chromium"
     # as root Chromium runs only without its sandbox, and a container's /dev/shm is too small for it
     flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=flags)
         yield browser

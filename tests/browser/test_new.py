@@ -110,6 +110,14 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
     expect(field).not_to_have_attribute("aria-invalid", "true")
 
 
+def test_without_a_file_the_form_says_what_to_do(page: Page) -> None:
+    page.goto("/#/new")
+    page.get_by_role("button", name="Begin anew").click()
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("training_file Choose a file, or upload one.")).to_be_visible()
+    expect(page.get_by_label("Training file")).to_have_accessible_description("Choose a file, or upload one.")
+
+
 def test_a_number_out_of_range_is_told_at_its_field(
     page: Page, rows: Path, expected_errors: list[str]
 ) -> None:

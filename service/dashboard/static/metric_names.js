@@ -88,7 +88,7 @@ function graderErrors(rows, names) {
 
 const phases = lines(/^timing\/.+_seconds$/, (name) => name.slice("timing/".length, -"_seconds".length));
 const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).split("_")[0]);
-const share = { format: percent, fromZero: true, yaxis: { tickformat: ".0%" } };
+const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } };
 
 // In the order of the page. `series(rows, names, job.eval)`; `hint`: what to read in it.
 export const CHARTS = [

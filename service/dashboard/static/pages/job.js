@@ -22,7 +22,7 @@ export async function show(root, params, signal) {
   await Promise.all([styled("job"), page.load()]);
   root.replaceChildren(...page.parts());
   await Promise.all([
-    page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.use.load(page.job), page.events.load(), page.diagnosis.load(),
+    page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.use.load(page.job), page.events.load(), page.diagnosis.load(page.job.failure),
   ]);
   if (!isOver(page.job)) await page.stayFresh();
 }
@@ -48,7 +48,7 @@ class JobPage {
   parts() {
     this.trouble = el("div");
     return [
-      ...this.summary.parts, this.diagnosis.root, this.trouble, this.charts.root,
+      ...this.summary.parts, this.diagnosis.root, ...this.summary.findings, this.trouble, this.charts.root,
       el("div", { class: "split" }, el("div", { class: "pile" }, this.checkpoints.root, this.use.root, this.summary.cost), configuration(this.job)), this.events.root,
     ];
   }
@@ -83,7 +83,7 @@ class JobPage {
       await this.readMetrics();
       this.told(job);
       await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.use.load(job), this.events.refresh()]);
-      if (isOver(job)) await this.diagnosis.load();
+      if (isOver(job)) await this.diagnosis.load(job.failure);
       this.trouble.replaceChildren();
     } catch (error) {
       if (this.signal.aborted) throw error;

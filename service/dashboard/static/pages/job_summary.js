@@ -41,8 +41,9 @@ export class Summary {
         above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status,
         actions: [el("a", { class: "button", href: `#/new?from=${job.id}` }, "Copy"), this.buttons],
       }),
-      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation,
-    ].filter(Boolean);
+      jobPages(job.id, "job"), this.problem, this.progress, this.failure,
+    ];
+    this.findings = [this.warnings, this.evaluation];
     this.update(job);
   }
 
@@ -130,6 +131,6 @@ function warningsOf(job) {
   if (!job.warnings.length) return [];
   const many = job.warnings.length > 1 ? `${job.warnings.length} warnings` : "Warning";
   return [section(many, job.warnings.map((one) => el("div", { class: "note warn" },
-    el("p", {}, one.message ?? JSON.stringify(one)),
+    el("p", { class: "text" }, one.message ?? JSON.stringify(one)),
     one.code && el("p", { class: "small faint" }, el("code", {}, one.code)))))];
 }

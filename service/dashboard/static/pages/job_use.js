@@ -4,6 +4,7 @@ import { get, jobPath, SERVICE } from "../api.js";
 import { commands } from "../copying.js";
 import { el, failed, section } from "../dom.js";
 
+const ON_THE_HUB = /^[\w.-]+\/[\w.-]+$/; // any other name is this service's own
 const GRPO_DEFAULT = "http://127.0.0.1:8000";
 
 export class Use {
@@ -21,9 +22,9 @@ export class Use {
     if (this.isLoaded || !(kinds.has("adapter") || kinds.has("model"))) return;
     this.isLoaded = true;
     try {
-      const { job: told } = await get(jobPath(this.id, "/manifest"), { signal: this.signal });
+      const { job: told, model } = await get(jobPath(this.id, "/manifest"), { signal: this.signal });
       this.root.hidden = !told.serve;
-      this.box.replaceChildren(...this.parts(told.serve, kinds.has("adapter")));
+      this.box.replaceChildren(...this.parts(told.serve, kinds.has("adapter"), model.base));
     } catch (error) {
       if (this.signal.aborted) throw error;
       this.isLoaded = this.root.hidden = false;
@@ -31,13 +32,15 @@ export class Use {
     }
   }
 
-  parts(serve, isAdapter) {
+  parts(serve, isAdapter, base) {
     const grpo = SERVICE === GRPO_DEFAULT ? "grpo" : `grpo --url ${SERVICE}`;
     const folder = `${this.id}-merged`;
     const merged = `${SERVICE}${jobPath(this.id, "/adapter?format=merged")}`;
     return [
       commands(isAdapter ? "The adapter, served by vLLM" : "The model, served by vLLM",
         `${grpo} download ${this.id} --extract\n${serve}`),
+      isAdapter && !ON_THE_HUB.test(base) && el("p", { class: "hint" },
+        "vLLM does not know ", el("code", {}, base), ": write the folder of that model in its place, or merge."),
       isAdapter && commands("Adapter and base as one model, without PEFT",
         `${grpo} merge ${this.id} --to ${folder}\nvllm serve ./${folder} --served-model-name ${this.id}`),
       isAdapter && commands("The same model as a tar, without the grpo command",

@@ -11,6 +11,7 @@ import { PastProbes } from "./new_probes.js";
 const PROMPTS = 16;
 const ENDED = ["succeeded", "failed", "cancelled"];
 const POLL_SECONDS = 0.7;
+const NO_FILE = { param: "training_file", message: "Choose a file, or upload one." };
 
 // `form`: the element whose fields show their own problems.
 export function actions(draft, form, signal) {
@@ -22,9 +23,11 @@ export function actions(draft, form, signal) {
     mark(form, new Map());
     changed.hidden = !found.hasChildNodes();
   });
-  const check = button("Check", () => run(page, buttons, (doing) => checked(page, doing)));
-  const probe = button("Probe", () => run(page, buttons, (doing) => probed(page, doing)));
-  const start = button("Start", () => run(page, buttons, (doing) => started(page, doing)), { kind: "primary" });
+  const asked = (action) => () => run(page, buttons, (doing) =>
+    (draft.body.training_file ? action(page, doing) : blamed(page, [NO_FILE])));
+  const check = button("Check", asked(checked));
+  const probe = button("Probe", asked(probed));
+  const start = button("Start", asked(started), { kind: "primary" });
   const buttons = [check, probe, start];
   page.past = new PastProbes((id) => run(page, buttons, (doing) => shownAgain(page, id, doing)), signal);
   const allowProbe = () => { probe.hidden = page.past.root.hidden = draft.type !== "reinforcement"; };
@@ -118,7 +121,10 @@ function blamed(page, problems) {
   const params = [...page.form.querySelectorAll("[data-param]")].map((box) => box.dataset.param);
   const placed = problems.map((one) => ({ ...one, field: paramOf(one, params, page.draft) }));
   const byParam = new Map();
-  for (const one of placed) byParam.set(one.field, [...(byParam.get(one.field) ?? []), one.message]);
+  for (const one of placed) {
+    const said = one.message.replace(`${one.field}: `, ""); // it stands at that field
+    byParam.set(one.field, [...(byParam.get(one.field) ?? []), said]);
+  }
   mark(page.form, byParam);
   page.found.replaceChildren(showProblems(placed, focusField));
 }
