@@ -61,9 +61,8 @@ async function show() {
 }
 
 function nothingThere(error) {
-  const box = el("div");
-  root.replaceChildren(heading("Not here"), box, el("p", {}, el("a", { href: "#/jobs" }, "All jobs")));
-  failed(box, error);
+  const why = el("p", { role: "alert" }, error.message);
+  root.replaceChildren(heading("Not found", { below: why }), el("a", { class: "button", href: "#/jobs" }, "All jobs"));
 }
 
 async function moduleOf(found) {
