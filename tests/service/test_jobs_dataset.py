@@ -108,7 +108,8 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
         (
             line(messages=[USER, ASSISTANT]),
             "training_file[1].messages",
-            "the last message must be the user's, not the assistant's: such rows are for the method s",
+            "the last message must be the user's, not the assistant's: "
+            "such rows are for the method supervised",
         ),
         (line(messages=[USER], tools={}), "training_file[1].tools", "must be a list of objects"),
     ],
