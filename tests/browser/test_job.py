@@ -95,6 +95,10 @@ def test_a_supervised_job_has_a_loss_and_no_empty_charts(page: Page, deployment:
     assert points(drawn(page, "Loss")["Loss"]) == measured(deployment, "supervised", "loss")
     titles = page.locator("figcaption > span:first-child").all_inner_texts()
     assert titles == ["Loss", "Gradient norm"]
+    newest = deployment.get(f"{JOBS}/{deployment.jobs['supervised']}/checkpoints")["data"][0]
+    listed = page.get_by_role("region", name="Checkpoints, newest first")
+    expect(listed.get_by_role("columnheader", name="Loss")).to_be_visible()
+    expect(listed.locator("tbody td").first).to_have_text(f"{newest['metrics']['loss']:.4g}")
 
 
 def test_the_evaluation_tells_before_after_and_the_interval(finished: Page, deployment: Deployment) -> None:
