@@ -201,7 +201,10 @@ class FakeEngine:
         fault_point("checkpoint.renamed")
         if self.step > self.config.published_step or self.step == self.total_steps:
             self._evaluate()
-        self._emit(CheckpointSaved(step=self.step, path=name, metrics={"reward": self.step / 100}))
+        self._emit(CheckpointSaved(step=self.step, path=name, metrics=self._checkpoint_metrics()))
+
+    def _checkpoint_metrics(self) -> dict[str, float]:
+        return {"reward": self.step / 100}
 
     def _evaluate(self) -> None:
         """The held-out rows and every retention set, of which the files' rows are counted."""
