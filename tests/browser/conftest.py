@@ -26,6 +26,8 @@ SCREENSHOTS = Path(os.environ.get("GRPO_SCREENSHOTS", ROOT / "build" / "screensh
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
 WAIT_MS = 15_000
+TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
+"""Pixels."""
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
 """Charts follow a change of the window's size a moment later."""
 
@@ -119,7 +121,7 @@ def shots() -> Callable[[Page, str], None]:
             page.set_viewport_size(size)
             page.evaluate(SETTLED)
             page.screenshot(path=SCREENSHOTS / f"{name}-{view}.png", full_page=True)
-            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            wide = page.evaluate(TOO_WIDE)
             assert wide <= 0, f"{name} is {wide} px wider than the {view} window"
 
     return take

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
+from tests.browser.conftest import TOO_WIDE
 from tests.browser.deployment import Deployment
 
 EXAMPLES = {
@@ -45,6 +46,17 @@ def test_a_job_s_own_rule_is_tried_on_the_first_row_of_its_dataset(
     result = page.get_by_role("region", name="Result")
     expect(result.locator("dd").first).to_have_text("1")
     expect(result.get_by_role("row", name="format 1")).to_be_visible()
+
+
+def test_a_traceback_keeps_its_lines_and_stays_in_its_panel(page: Page) -> None:
+    source = f"def grade(sample, item):\n    return item['{'x' * 200}']\n"
+    page.goto("/#/grader")
+    page.get_by_label("Grader (JSON)").fill(json.dumps({"type": "python", "source": source}))
+    page.get_by_role("button", name="Run").click()
+    told = page.get_by_role("region", name="Result").get_by_role("listitem")
+    expect(told).to_contain_text("KeyError")
+    assert len(told.inner_text().splitlines()) > 3
+    assert page.evaluate(TOO_WIDE) <= 0
 
 
 def test_an_answer_that_cannot_be_scored_says_so_and_why(

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.charts import drawn, figure, points, table
-from tests.browser.conftest import watched
+from tests.browser.conftest import PHONE, TOO_WIDE, watched
 from tests.browser.deployment import JOBS, Deployment
 from tests.service.job_samples import upload
 
@@ -233,6 +233,15 @@ def test_a_job_that_is_not_there_says_so(page: Page, expected_errors: list[str])
     expected_errors.append("404")
     page.goto("/#/jobs/ftjob-gone")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+
+
+def test_a_long_model_name_is_broken_on_a_phone(page: Page, deployment: Deployment) -> None:
+    job = {**deployment.job("faster"), "model": f"ft:tiny:default:sums:{'x' * 60}"}
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.set_viewport_size(PHONE)
+    page.goto(f"/#/jobs/{job['id']}")
+    expect(page.get_by_text(job["model"]).first).to_be_visible()
+    assert page.evaluate(TOO_WIDE) <= 0
 
 
 def test_the_jobs_page_looks_right(
