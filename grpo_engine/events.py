@@ -42,6 +42,8 @@ class Started(BaseEvent):
     num_trainable_parameters: int
     num_rows: int
     versions: dict[str, str]
+    base_fingerprint: str = ""
+    """Of the weights that were loaded (`fingerprint.py`); empty where there are none, or not as files."""
 
 
 class PhaseChanged(BaseEvent):

@@ -50,6 +50,11 @@ class Memory:
 class Term(Protocol):
     """Something that moves the weights in a step."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have a part in its loss."""
+        ...
+
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Leaves its gradients on the parameters; metrics, its `loss` among them."""
         ...
@@ -79,6 +84,10 @@ class PolicyGradient:
         self.memory = Memory()
         self.kl_in_loss = beta > 0 and hyperparameters.kl_placement != "reward"
         self.entropies: _Entropies | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.columns) for group in self.groups for each in group.sequences)
 
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Forward, loss and backward of every micro-batch of this rank; the metrics are all ranks'."""

@@ -143,12 +143,8 @@ def length_correlation(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 def step_metrics(scored: Sequence[ScoredGroup], timer: PhaseTimer, device: torch.device) -> dict[str, float]:
     """What every step has: rewards, completions, speed, memory, seconds by phase."""
     completions = [completion for each in scored for completion in each.group.completions]
-    sampled = sum(completion.num_sampled for completion in completions)
-    speed = {
-        f"perf/{name}_tokens_per_second": sampled / max(1e-9, timer.seconds[phase])
-        for name, phase in (("sampled", "sample"), ("trained", "train"))
-        if phase in timer.seconds
-    }
+    sampled, seconds = sum(one.num_sampled for one in completions), timer.seconds.get("sample")
+    speed = {"perf/sampled_tokens_per_second": sampled / max(1e-9, seconds)} if seconds is not None else {}
     return {
         **reward_metrics(scored),
         **completion_metrics(completions),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -22,11 +23,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
 from grpo_engine import adapters
 from grpo_engine.config import Hyperparameters, Lora, ModelSource
 from grpo_engine.errors import ModelError
 from grpo_engine.fast.model import FastModel
+from grpo_engine.fingerprint import fingerprint
 from grpo_engine.forward import fast_states, packed_states, plain_logits, proof_batch
 from grpo_engine.logprobs import LogitsOf, token_logprobs
 from grpo_engine.types import PackedBatch
@@ -65,6 +68,15 @@ class Policy:
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Name → parameter that the optimiser moves, in a fixed order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def base_fingerprint(self) -> str:
+        """Of the files that the base was loaded from, for a later merge into it."""
+        source = self.source
+        try:
+            config = cached_file(source.path, "config.json", revision=source.revision, local_files_only=True)
+            return fingerprint(Path(str(config)).parent)
+        except (OSError, ValueError):
+            return ""  # nothing in training depends on it, and a merge then compares nothing
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of completion tokens, special tokens left out."""

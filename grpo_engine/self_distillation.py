@@ -134,11 +134,12 @@ class DistillationTerm:
         self.options: SelfDistillation = settings.self_distillation
         self.temperature = settings.temperature
         self.lesson = lesson
+        self.num_tokens = lesson.num_tokens
         self.ranks = Ranks.current()
 
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Gradients of every micro-batch of this rank; the metrics are all ranks'."""
-        total, tokens = 0.0, self.lesson.num_tokens
+        total, tokens = 0.0, self.num_tokens
         for batch in pack(self.ranks.share(self.lesson.pupil), token_budget, self.policy.device):
             kl_N = self._divergence(batch, self._teacher_states(batch, token_budget))
             loss = self.options.weight * kl_N.sum() / tokens

@@ -169,7 +169,9 @@ class Trainer(TrainingLoop):
             Ranks.current().reduce(self.policy.trainable.values())
             grad_norm = self.optimizer.step(learning_rate, found["loss"], step=step, rows=rows)
             done.append({**found, "grad_norm": grad_norm})
-        return {**mean_metrics(done), "learning_rate": learning_rate, "beta": self.beta}
+        trained = float(len(done) * sum(term.num_tokens for term in terms))
+        told = {"learning_rate": learning_rate, "beta": self.beta, "num_trained_tokens": trained}
+        return {**mean_metrics(done), **told}
 
     def _gradients(
         self, step: int, iteration: int, terms: Sequence[Term], token_budget: int
@@ -256,6 +258,9 @@ class Trainer(TrainingLoop):
         }
         if self.tools:
             own |= tool_metrics([each for group in scored for each in group.group.completions])
+        if "train" in timer.seconds:
+            speed = training["num_trained_tokens"] / max(1e-9, timer.seconds["train"])
+            own["perf/trained_tokens_per_second"] = speed
         metrics = {**step_metrics(scored, timer, self.policy.device), **training, **own}
         self.last_metrics = finite(metrics)
         if "train" in timer.seconds:

@@ -127,7 +127,8 @@ def _message(error: Mapping[str, Any]) -> str:
 def _counted(context: Mapping[str, Any]) -> str:
     bound = "min_length" if "min_length" in context else "max_length"
     word = "at least" if bound == "min_length" else "at most"
-    return f"Input should have {word} {context[bound]} items, not {context['actual_length']}"
+    found = context["actual_length"]  # unknown where pydantic stopped counting
+    return f"Input should have {word} {context[bound]} items{'' if found is None else f', not {found}'}"
 
 
 def _shortened(value: object) -> str:

@@ -52,6 +52,8 @@ PROBED = {
     "peak_memory_bytes": 1000,
 }
 """What every probe finds."""
+FINGERPRINT = "f" * 64
+"""Of the weights that it would have loaded."""
 
 
 class FakeEngine:
@@ -115,6 +117,7 @@ class FakeEngine:
             num_trainable_parameters=1,
             num_rows=self.num_rows,
             versions={"fake": "1"},
+            base_fingerprint=FINGERPRINT,
         )
         self._emit(started)
         if self.step == 0:
@@ -198,7 +201,10 @@ class FakeEngine:
         fault_point("checkpoint.renamed")
         if self.step > self.config.published_step or self.step == self.total_steps:
             self._evaluate()
-        self._emit(CheckpointSaved(step=self.step, path=name, metrics={"reward": self.step / 100}))
+        self._emit(CheckpointSaved(step=self.step, path=name, metrics=self._checkpoint_metrics()))
+
+    def _checkpoint_metrics(self) -> dict[str, float]:
+        return {"reward": self.step / 100}
 
     def _evaluate(self) -> None:
         """The held-out rows and every retention set, of which the files' rows are counted."""

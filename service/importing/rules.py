@@ -6,14 +6,17 @@ Boundary: pure. What a source's fields mean stands in its own table (`trl.py`, `
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 Verdict = Literal["maps", "differs", "not needed", "refused", "unknown"]
 JOB_FIELDS = ("model", "training_file", "validation_file", "seed", "suffix", "metadata")
 """Targets that stand in the job itself; all others are hyperparameters, but for the grader."""
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+ALIKE = 0.85
+"""From here on a name is taken for a slip of the pen."""
 _SECRET = re.compile(r"token|secret|password|api_key", re.IGNORECASE)
 
 
@@ -203,10 +206,12 @@ def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Optio
     for name in numbers.keys() & defaults.keys() - told:
         # every rule names what it used, so this is a value with which the source does nothing either
         translation.leaves(name, "so it is here")
-    for name, value in numbers.items():
-        if name not in defaults:
-            line = Line(
-                (name,), (shown_value(name, value),), "unknown", why="no field of this system is called so"
-            )
-            translation.lines.append(line)
+    unknown = {name: value for name, value in numbers.items() if name not in defaults}
+    translation.lines += [_unknown(name, value, defaults) for name, value in unknown.items()]
     return translation
+
+
+def _unknown(name: str, value: Any, known: Iterable[str]) -> Line:
+    alike = "".join(f"; there is {other}" for other in get_close_matches(name, known, 1, ALIKE))
+    why = f"no field of this system is called so{alike}"
+    return Line((name,), (shown_value(name, value),), "unknown", why=why)

@@ -44,7 +44,14 @@ TRAINING: tuple[Rule, ...] = (
         steps_per_generation=None,
         num_generations=8,
     ),
-    together(groups.length, max_steps=-1, num_train_epochs=3.0, num_iterations=1, warmup_steps=0),
+    together(
+        groups.length,
+        max_steps=-1,
+        num_train_epochs=3.0,
+        num_iterations=1,
+        warmup_steps=0,
+        warmup_ratio=None,  # of releases before 1: the share that warmup_steps says as a fraction now
+    ),
     maps("learning_rate", 1e-6, "learning_rate", float),
     maps("lr_scheduler_type", "linear", "lr_schedule", _schedule),
     maps("weight_decay", 0.0, "weight_decay", float),
@@ -153,13 +160,7 @@ SAMPLING: tuple[Rule, ...] = (
     only("top_p", 1.0, 1, None, why=BIASED),
     only("top_k", 0, -1, None, why=BIASED),
     only("min_p", None, 0, 0.0, why=BIASED),
-    only(
-        "repetition_penalty",
-        1.0,
-        1,
-        None,
-        why="a penalty makes the sampled policy another one than the trained",
-    ),
+    only("repetition_penalty", 1.0, 1, None, why="a penalty samples another policy than the trained one"),
     only(
         "generation_kwargs",
         None,
@@ -289,7 +290,6 @@ DATA: tuple[Rule, ...] = (
 
 OLDER: tuple[Rule, ...] = (
     unlike("max_prompt_length", None, "prompts are never cut: a row that does not fit is refused"),
-    only("warmup_ratio", None, 0, 0.0, why="TRL 1 reads it as warmup_steps between 0 and 1: write that"),
     unneeded(SAMPLER, "vllm_device vllm_max_model_len vllm_dtype vllm_enable_prefix_caching"),
     unneeded(RECORDED, "wandb_log_unique_prompts"),
     unneeded("the base model's dtype is the operator's choice (GRPO_RUNTIME)", "torch_dtype"),

@@ -76,13 +76,16 @@ def length(translation: Translation) -> None:
 
 
 def _warmup(translation: Translation, iterations: int, why: str) -> None:
-    warmup, steps = translation["warmup_steps"], total_steps(translation)
+    name = (
+        "warmup_ratio" if translation["warmup_ratio"] and not translation["warmup_steps"] else "warmup_steps"
+    )
+    warmup, steps = translation[name], total_steps(translation)
     if warmup >= 1 or warmup == 0:
-        translation.maps("warmup_steps", "warmup_steps", math.ceil(int(warmup) / iterations), differs=why)
+        translation.maps(name, "warmup_steps", math.ceil(int(warmup) / iterations), differs=why)
     elif steps is not None:
-        translation.maps("warmup_steps", "warmup_steps", math.ceil(steps * warmup))
+        translation.maps(name, "warmup_steps", math.ceil(steps * warmup))
     else:
-        translation.refuses("warmup_steps", SHARE)
+        translation.refuses(name, SHARE)
 
 
 def total_steps(translation: Translation) -> int | None:

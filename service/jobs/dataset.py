@@ -15,6 +15,8 @@ from typing import Any, Literal
 MAX_PROBLEMS = 100
 MAX_LINE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+ENDS = {"user": "reinforcement", "assistant": "supervised"}
+"""Role of a row's last message → the method that trains on such rows."""
 ROLES = ("developer", "system", "user", "assistant", "tool")
 
 Kind = Literal["reinforcement", "supervised"]
@@ -159,7 +161,10 @@ def _checked_messages(messages: Any, kind: Kind) -> tuple[dict[str, Any], ...]:
         _check_message(message, f"messages[{index}]")
     last, wanted = messages[-1], "user" if kind == "reinforcement" else "assistant"
     if last["role"] != wanted:
-        raise RowError("messages", f"the last message must be the {wanted}'s, not the {last['role']}'s")
+        meant = f": such rows are for the method {ENDS[last['role']]}" if last["role"] in ENDS else ""
+        raise RowError(
+            "messages", f"the last message must be the {wanted}'s, not the {last['role']}'s{meant}"
+        )
     if kind == "supervised" and len(messages) == 1:
         raise RowError("messages", "a turn before the assistant's is missing: there is nothing to answer")
     if kind == "supervised" and not last.get("content"):

@@ -41,7 +41,7 @@ class ManifestRead(BaseModel):
     job: ManifestJob
     format: Literal[1]
     model: dict[str, Any]
-    """`name` as the job has it; `base` and `revision` of what it comes from."""
+    """`name` as the job has it; `base` and `revision` of what it comes from, `fingerprint` of its weights."""
     data: dict[str, Any]
     """The field that names a file → `sha256` and `bytes` of its content."""
     graders: dict[str, Any]

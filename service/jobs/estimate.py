@@ -26,6 +26,8 @@ SIMILAR_SIZE = 4.0
 """A model at most so many times larger or smaller tells something about this one's speed."""
 MODEL_JOBS = 8
 """Past jobs of one model that are looked at, newest first."""
+SHORT_SHARE = 10
+"""Past runs that lasted a tenth of the longest one are no measure beside it."""
 TRAIN_PER_SAMPLE = (0.3, 3.0)
 """Seconds of training for one of sampling, where nothing was trained yet."""
 PROCESS_BYTES = 370 * 2**20
@@ -213,8 +215,8 @@ def job_seconds(
 ) -> Range | None:
     """None where nothing comparable has run here."""
     size, spread = subject.shape.num_parameters if subject.shape else 0, basis.spread
-    sampling = [rate for each in basis.runs if (rate := each.sampling_rate(size))]
-    training = [rate for each in basis.runs if (rate := each.training_rate(size))]
+    sampling = steady([(each.sample_seconds, each.sampling_rate(size)) for each in basis.runs])
+    training = steady([(each.train_seconds, each.training_rate(size)) for each in basis.runs])
     if not (sampling if sampled.high else training):
         probing = ": a probe tells the speed" if sampled.high else ""
         notes.append(f"There is no time, because nothing comparable has run here yet{probing}.")
@@ -231,6 +233,12 @@ def job_seconds(
         low=round(sample.low + train.low + min(others) / spread, 1),
         high=round(sample.high + train.high + max(others) * spread, 1),
     )
+
+
+def steady(measured: Sequence[tuple[float, float | None]]) -> list[float]:
+    """Of seconds with the rate in them: rates of runs that lasted; of short ones most is their start."""
+    longest = max((seconds for seconds, rate in measured if rate), default=0.0)
+    return [rate for seconds, rate in measured if rate and seconds * SHORT_SHARE >= longest]
 
 
 def phase_seconds(tokens: TokenRange, rates: Sequence[float], spread: float) -> Range:

@@ -49,6 +49,8 @@ class Facts:
     engine: Mapping[str, Any] = field(default_factory=dict)
     """`versions`, `device`, `dtype`, `sampler`; empty before it has started."""
     service_version: str = ""
+    fingerprint: str | None = None
+    """Of the base's weights as they were when the job started."""
 
 
 def document(facts: Facts) -> Document:
@@ -59,7 +61,12 @@ def document(facts: Facts) -> Document:
     graders = {name: settings[name] for name in ("grader", "eval_grader") if settings.get(name)}
     return {
         "format": FORMAT,
-        "model": {"name": facts.model, "base": facts.base, "revision": facts.revision},
+        "model": {
+            "name": facts.model,
+            "base": facts.base,
+            "revision": facts.revision,
+            "fingerprint": facts.fingerprint,
+        },
         "data": {
             name: {"sha256": file.sha256, "bytes": file.num_bytes} for name, file in facts.files.items()
         },

@@ -23,7 +23,7 @@ ENGINE = ("versions", "device", "dtype", "sampler")
 def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
     """What is known by now."""
     base = _base(session, job, catalog)
-    entry = catalog.find(base)
+    entry, told = catalog.find(base), _told_at_start(session, job.id)
     return Facts(
         model=job.model,
         base=entry.path if entry and entry.folder is None else base,
@@ -33,8 +33,9 @@ def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
         resources=job.resources,
         files=_files(session, job),
         evaluation=job.evaluation,
-        engine=_engine(session, job.id),
+        engine={name: told[name] for name in ENGINE if name in told},
         service_version=version("grpo-service"),
+        fingerprint=told.get("base_fingerprint") or None,
     )
 
 
@@ -61,10 +62,9 @@ def _files(session: Session, job: Job) -> dict[str, DataFile]:
     return {name: found[file_id] for name, file_id in ids.items() if file_id in found}
 
 
-def _engine(session: Session, job_id: str) -> dict[str, Any]:
-    """Of the first attempt that started to train."""
+def _told_at_start(session: Session, job_id: str) -> dict[str, Any]:
+    """By the engine of the first attempt that started to train."""
     told = select(JobEvent.data).where(
         JobEvent.job_id == job_id, JobEvent.type == "message", JobEvent.message.startswith(STARTED)
     )
-    data = session.scalars(told.order_by(JobEvent.sequence).limit(1)).first() or {}
-    return {name: data[name] for name in ENGINE if name in data}
+    return session.scalars(told.order_by(JobEvent.sequence).limit(1)).first() or {}

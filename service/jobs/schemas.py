@@ -181,6 +181,8 @@ class JobRead(BaseModel):
     validation_file: str | None
     result_files: list[str]
     trained_tokens: int | None
+    """Once it has succeeded, OpenAI's number: all tokens that were sampled, or of the rows' targets. What
+    gradients came from is in `actual`."""
     error: ErrorRead | None
     hyperparameters: dict[str, Any]
     seed: int

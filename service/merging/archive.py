@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from service.jobs.manifest import text
 from service.jobs.model_card import model_card
@@ -82,21 +83,32 @@ def merged_archive(base: Base, folder: Path, revision: str | None = None) -> Mer
 
     Raises NotMergeable, StorageError.
     """
-    adapter = read_adapter(folder)
+    adapter, manifest = read_adapter(folder), _manifest(folder)
     if None not in (adapter.revision, revision) and adapter.revision != revision:
         reason = f"the adapter was trained on revision {adapter.revision} of its base model"
         raise BaseChanged(f"{reason}, and here is {revision}")
     try:
-        return MergedArchive(planned(base, adapter), _texts(folder))
+        merged = planned(base, adapter)
+        told = manifest.get("model", {}).get("fingerprint")
+        if told and base.fingerprint() not in ("", told):
+            raise BaseChanged("the base model has other weights now than when the adapter was trained on it")
+        return MergedArchive(merged, _texts(manifest))
     except OSError as error:
         raise BaseUnusable(f"the base model cannot be read: {error.strerror}") from error
 
 
-def _texts(folder: Path) -> dict[str, bytes]:
-    """Card and manifest, out of the adapter's manifest; none where the adapter is older than manifests."""
-    if not (folder / MANIFEST).is_file():
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The adapter's; empty where it is older than manifests."""
+    path = folder / MANIFEST
+    found: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return found
+
+
+def _texts(manifest: dict[str, Any]) -> dict[str, bytes]:
+    """Card and manifest of what is merged; none without the adapter's manifest."""
+    if not manifest:
         return {}
-    manifest = json.loads((folder / MANIFEST).read_bytes()) | {"weights": MERGED}
+    manifest = manifest | {"weights": MERGED}
     return {CARD: model_card(manifest).encode(), MANIFEST: text(manifest).encode()}
 
 

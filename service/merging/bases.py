@@ -19,11 +19,11 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol
 
+from grpo_engine.fingerprint import fingerprint
+from grpo_engine.tensors import INDEX, SINGLE, BadTensors, Tensor, read_tensors, shards
 from service.merging.errors import BaseUnusable
-from service.merging.tensors import BadTensors, Tensor, read_tensors
 from service.storage import Storage
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHTS = ".safetensors"
 TEXTS = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 LICENSES = ("LICENSE", "NOTICE", "USE_POLICY")
@@ -64,6 +64,9 @@ class Base(Protocol):
     def members(self) -> tuple[Member, ...]:
         """Those that the model is made of, in their order. Raises as `files` does."""
 
+    def fingerprint(self) -> str:
+        """As `grpo_engine.fingerprint` has it; empty where nothing can change. Raises as `files` does."""
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -84,6 +87,12 @@ class Folder:
 
     def members(self) -> tuple[Member, ...]:
         return _members(self.files())
+
+    def fingerprint(self) -> str:
+        try:
+            return fingerprint(self.path)
+        except ValueError as error:
+            raise BaseUnusable(str(error)) from error
 
     def _paths(self) -> list[tuple[str, Path]]:
         paths = [*self.path.glob("*"), *self.path.glob(f"{TEMPLATES}/*")]
@@ -118,6 +127,9 @@ class Archive:
     def members(self) -> tuple[Member, ...]:
         return _members_of_archive(self)
 
+    def fingerprint(self) -> str:
+        return ""  # what is stored is known by its digest
+
 
 @lru_cache(maxsize=16)
 def _members_of_archive(archive: Archive) -> tuple[Member, ...]:
@@ -137,26 +149,15 @@ def _members(files: Iterable[File]) -> tuple[Member, ...]:
         if tensors and tensors[-1].end != file.num_bytes:
             raise BaseUnusable(f"{file.name} is not whole")
         found.append(Member(file.name, file.num_bytes, tensors))
-    shards = _shards(found, index)
-    return tuple(each for each in found if each.name in shards or _is_text(each.name, shards))
-
-
-def _shards(found: list[Member], index: bytes) -> set[str]:
-    """The files of weights that transformers would load. Raises BaseUnusable."""
-    names = {each.name for each in found}
-    if SINGLE in names:
-        return {SINGLE}
     try:
-        shards = set(json.loads(index or b"{}").get("weight_map", {}).values())
-    except (ValueError, AttributeError, TypeError) as error:
-        raise BaseUnusable(f"{INDEX} cannot be read: {error}") from error
-    if not shards or not shards <= names:
-        raise BaseUnusable("its weights are not here as safetensors")
-    return shards
+        weights = shards({each.name for each in found}, index)
+    except BadTensors as error:
+        raise BaseUnusable(str(error)) from error
+    return tuple(each for each in found if each.name in weights or _is_text(each.name, weights))
 
 
-def _is_text(name: str, shards: set[str]) -> bool:
-    return not name.endswith(WEIGHTS) and (name != INDEX or SINGLE not in shards)
+def _is_text(name: str, weights: set[str]) -> bool:
+    return not name.endswith(WEIGHTS) and (name != INDEX or SINGLE not in weights)
 
 
 def _is_wanted(name: str) -> bool:

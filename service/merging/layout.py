@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
+from grpo_engine.tensors import DTYPE_BYTES, Tensor
 from service.merging.bases import CHUNK_BYTES, Base, File, Member
 from service.merging.errors import BaseChanged, BaseUnusable, NotMergeable
 from service.merging.lora import Adapter, Pair
 from service.merging.rounding import MERGED, floats, rounded
-from service.merging.tensors import DTYPE_BYTES, Tensor
 
 BLOCK_BYTES = 4 * 2**20
 CONFIG, OUTPUT_LAYER = "config.json", "lm_head"

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from grpo_engine.tensors import BadTensors, Tensor, read_tensors
 from service.merging.errors import NotMergeable
 from service.merging.rounding import MERGED, Floats, floats
-from service.merging.tensors import BadTensors, Tensor, read_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from service.migrate import upgrade
 from tests.browser.deployment import Deployment
@@ -26,6 +26,8 @@ SCREENSHOTS = Path(os.environ.get("GRPO_SCREENSHOTS", ROOT / "build" / "screensh
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
 WAIT_MS = 15_000
+TOO_WIDE = "document.documentElement.scrollWidth - innerWidth"
+"""Pixels."""
 SETTLED = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))"
 """Charts follow a change of the window's size a moment later."""
 
@@ -45,6 +47,7 @@ def browser() -> Iterator[Browser]:
     assert program, "make system installs chromium"
     # as root Chromium runs only without its sandbox, and a container's /dev/shm is too small for it
     flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=flags)
         yield browser
@@ -118,7 +121,7 @@ def shots() -> Callable[[Page, str], None]:
             page.set_viewport_size(size)
             page.evaluate(SETTLED)
             page.screenshot(path=SCREENSHOTS / f"{name}-{view}.png", full_page=True)
-            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            wide = page.evaluate(TOO_WIDE)
             assert wide <= 0, f"{name} is {wide} px wider than the {view} window"
 
     return take

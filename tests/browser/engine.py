@@ -117,6 +117,10 @@ class LearningEngine(fake_engine.FakeEngine):
         loss = 0.4 + 1.6 * math.exp(-self.step / 12)
         return {"loss": loss, "grad_norm": 0.3 + loss / 4, "learning_rate": 1e-4, "step_time": 0.6}
 
+    def _checkpoint_metrics(self) -> dict[str, float]:
+        is_grpo = isinstance(self.config.method, Reinforcement)
+        return super()._checkpoint_metrics() if is_grpo else self._supervised_metrics()
+
     def _evaluate(self) -> None:
         reward = 0.8 * self._skill() + 0.15
         difference = round(reward - 0.1, 3)

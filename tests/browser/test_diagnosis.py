@@ -15,9 +15,22 @@ def test_a_failed_job_s_diagnosis_is_the_api_s(page: Page, deployment: Deploymen
     page.goto(f"/#/jobs/{deployment.jobs['failed']}")
     panel = page.get_by_role("region", name="Diagnosis")
     expect(panel.get_by_role("article")).to_have_count(len(found))
+    failure = deployment.job("failed")["failure"]
     for finding in found:
-        for text in (finding["cause"], finding["code"], *finding["evidence"]):
+        new = [line for line in finding["evidence"] if line not in failure["evidence"]]
+        for text in (finding["cause"], finding["code"], *new):
             expect(panel).to_contain_text(text)
+
+
+def test_what_a_failed_job_says_above_is_not_said_again(page: Page, deployment: Deployment) -> None:
+    failure = deployment.job("failed")["failure"]
+    told = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"][0]
+    assert set(failure["evidence"]) <= set(told["evidence"])
+    page.goto(f"/#/jobs/{deployment.jobs['failed']}")
+    expect(page.get_by_role("region", name="Why it failed")).to_contain_text(failure["evidence"][0])
+    listed = page.get_by_role("region", name="Diagnosis").get_by_role("listitem")
+    expect(listed.first).to_be_visible()
+    assert not set(failure["evidence"]) & set(listed.all_inner_texts())
 
 
 def test_a_job_is_cloned_with_the_change_only_after_a_yes(page: Page, deployment: Deployment) -> None:

@@ -68,6 +68,8 @@ def test_a_service_that_does_not_answer_is_told_and_asked_again(
 def test_an_address_of_no_page_says_so(page: Page) -> None:
     page.goto("/#/nowhere")
     expect(page.get_by_role("alert")).to_contain_text("There is no page at this address.")
+    page.get_by_role("link", name="All jobs").click()
+    heading(page, "Jobs")
 
 
 def test_navigation_moves_the_focus_to_the_title_and_names_the_document(

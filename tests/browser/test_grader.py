@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import TOO_WIDE
+from tests.browser.deployment import Deployment
 
 EXAMPLES = {
     "A number": "1",
@@ -30,6 +34,29 @@ def test_every_example_scores(page: Page, shots: Callable[[Page, str], None]) ->
     page.get_by_role("button", name="Run").click()
     expect(result.get_by_role("row", name="format 0")).to_be_visible()
     shots(page, "grader")
+
+
+def test_a_job_s_own_rule_is_tried_on_the_first_row_of_its_dataset(
+    page: Page, deployment: Deployment
+) -> None:
+    page.goto(f"/#/grader?job={deployment.jobs['first']}")
+    expect(page.get_by_label("Start from")).to_have_text(re.compile("^The job first-try"))
+    page.get_by_label("Answer of the model").fill("<answer>0</answer>")
+    page.get_by_role("button", name="Run").click()
+    result = page.get_by_role("region", name="Result")
+    expect(result.locator("dd").first).to_have_text("1")
+    expect(result.get_by_role("row", name="format 1")).to_be_visible()
+
+
+def test_a_traceback_keeps_its_lines_and_stays_in_its_panel(page: Page) -> None:
+    source = f"def grade(sample, item):\n    return item['{'x' * 200}']\n"
+    page.goto("/#/grader")
+    page.get_by_label("Grader (JSON)").fill(json.dumps({"type": "python", "source": source}))
+    page.get_by_role("button", name="Run").click()
+    told = page.get_by_role("region", name="Result").get_by_role("listitem")
+    expect(told).to_contain_text("KeyError")
+    assert len(told.inner_text().splitlines()) > 3
+    assert page.evaluate(TOO_WIDE) <= 0
 
 
 def test_an_answer_that_cannot_be_scored_says_so_and_why(

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.browser.charts import drawn, figure, points, table
-from tests.browser.conftest import watched
+from tests.browser.conftest import PHONE, TOO_WIDE, watched
 from tests.browser.deployment import JOBS, Deployment
 from tests.service.job_samples import upload
 
@@ -95,6 +95,10 @@ def test_a_supervised_job_has_a_loss_and_no_empty_charts(page: Page, deployment:
     assert points(drawn(page, "Loss")["Loss"]) == measured(deployment, "supervised", "loss")
     titles = page.locator("figcaption > span:first-child").all_inner_texts()
     assert titles == ["Loss", "Gradient norm"]
+    newest = deployment.get(f"{JOBS}/{deployment.jobs['supervised']}/checkpoints")["data"][0]
+    listed = page.get_by_role("region", name="Checkpoints, newest first")
+    expect(listed.get_by_role("columnheader", name="Loss")).to_be_visible()
+    expect(listed.locator("tbody td").first).to_have_text(f"{newest['metrics']['loss']:.4g}")
 
 
 def test_the_evaluation_tells_before_after_and_the_interval(finished: Page, deployment: Deployment) -> None:
@@ -139,6 +143,23 @@ def test_metrics_are_downloaded_as_the_api_has_them(finished: Page, deployment: 
         finished.get_by_role("button", name="Metrics (CSV)").click()
     told = deployment.client.get(f"{JOBS}/{job['id']}/metrics.csv").content
     assert found.value.path().read_bytes() == told
+
+
+def test_a_result_comes_with_the_commands_that_serve_it_and_merge_it(
+    finished: Page, deployment: Deployment
+) -> None:
+    job_id = deployment.jobs["first"]
+    serve = deployment.get(f"{JOBS}/{job_id}/manifest")["job"]["serve"]
+    panel = finished.get_by_role("region", name="Use it elsewhere")
+    adapter, merged, archive = panel.locator("pre").all_inner_texts()
+    grpo = f"grpo --url {deployment.url}"
+    assert adapter == f"{grpo} download {job_id} --extract\n{serve}"
+    assert merged.startswith(f"{grpo} merge {job_id} --to {job_id}-merged\nvllm serve ./{job_id}-merged ")
+    assert f"{deployment.url}{JOBS}/{job_id}/adapter?format=merged" in archive
+    finished.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    panel.get_by_role("button", name="Copy: Adapter and base as one model, without PEFT").click()
+    expect(panel.get_by_text("Copied")).to_be_visible()
+    assert finished.evaluate("navigator.clipboard.readText()") == merged
 
 
 def test_the_configuration_is_the_jobs(page: Page, deployment: Deployment) -> None:
@@ -212,6 +233,15 @@ def test_a_job_that_is_not_there_says_so(page: Page, expected_errors: list[str])
     expected_errors.append("404")
     page.goto("/#/jobs/ftjob-gone")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()
+
+
+def test_a_long_model_name_is_broken_on_a_phone(page: Page, deployment: Deployment) -> None:
+    job = {**deployment.job("faster"), "model": f"ft:tiny:default:sums:{'x' * 60}"}
+    page.route(f"**{JOBS}/{job['id']}", lambda route: route.fulfill(json=job))
+    page.set_viewport_size(PHONE)
+    page.goto(f"/#/jobs/{job['id']}")
+    expect(page.get_by_text(job["model"]).first).to_be_visible()
+    assert page.evaluate(TOO_WIDE) <= 0
 
 
 def test_the_jobs_page_looks_right(

@@ -24,7 +24,9 @@ def test_every_job_is_listed_newest_first_with_its_status(page: Page, deployment
     expect(page.locator(NAMES)).to_have_text([job["suffix"] or job["id"] for job in told])
     for job in told:
         if job["status"] != "running":
-            expect(row(page, job["suffix"] or job["id"]).locator(".badge")).to_have_text(job["status"])
+            link = page.locator(f"a[href='#/jobs/{job['id']}']")
+            shown = page.get_by_role("row").filter(has=link)
+            expect(shown.locator(".badge")).to_have_text(job["status"])
 
 
 def test_progress_is_the_jobs_steps(page: Page, deployment: Deployment) -> None:

@@ -11,16 +11,17 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from service.migrate import upgrade
-from tests.browser.conftest import log_in, profile
+from tests.browser.conftest import log_in, profile, watched
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
-from tests.service.job_samples import upload
+from tests.service.job_samples import MODEL, upload
 from tests.worker.conftest import Processes
 
 RUN_MS = 60_000
 """For a worker to see something through, on a busy machine."""
 JOBS = "/v1/fine_tuning/jobs"
+PROBES = "/v1/fine_tuning/probes"
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +110,14 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
     expect(field).not_to_have_attribute("aria-invalid", "true")
 
 
+def test_without_a_file_the_form_says_what_to_do(page: Page) -> None:
+    page.goto("/#/new")
+    page.get_by_role("button", name="Begin anew").click()
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("training_file Choose a file, or upload one.")).to_be_visible()
+    expect(page.get_by_label("Training file")).to_have_accessible_description("Choose a file, or upload one.")
+
+
 def test_a_number_out_of_range_is_told_at_its_field(
     page: Page, rows: Path, expected_errors: list[str]
 ) -> None:
@@ -131,6 +140,40 @@ def test_a_probe_says_its_sentence_and_shows_what_was_written(
     page.get_by_text("What it wrote").click()
     expect(page.get_by_text("What is 12 + 7?").first).to_be_visible()
     shots(page, "new-probed")
+
+
+def test_past_probes_are_listed_and_shown_again(page: Page, deployment: Deployment) -> None:
+    body = {
+        "model": MODEL,
+        "training_file": upload(deployment.client, questions()),
+        "method": reinforcement(),
+    }
+    asked = deployment.client.post(PROBES, json={**body, "probe": {"prompts": 3}}).json()
+    page.goto("/#/new")
+    page.get_by_text("Past probes").click()
+    page.get_by_role("button", name=f"{MODEL}, 3 prompts").click()
+    expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
+    expect(page.get_by_text("What it wrote")).to_be_visible()
+    sentence = deployment.get(f"{PROBES}/{asked['id']}")["result"]["sentence"]
+    expect(page.locator(".past li").first).to_contain_text(sentence)
+
+
+def test_a_list_of_past_probes_without_any_or_without_an_answer_says_so(
+    browser: Browser, deployment: Deployment, expected_errors: list[str]
+) -> None:
+    expected_errors.append("500")
+    probes = "**/v1/fine_tuning/probes?*"
+    with profile(browser, deployment) as context, watched(context, expected_errors) as page:
+        log_in(context, deployment.new_key("newcomer"))
+        page.route(
+            probes, lambda route: route.fulfill(status=500, json={"error": {"message": "out of order"}})
+        )
+        page.goto("/#/new")
+        page.get_by_text("Past probes").click()
+        expect(page.get_by_text("out of order")).to_be_visible()
+        page.unroute(probes)
+        page.get_by_role("button", name="Try again").click()
+        expect(page.get_by_role("heading", name="No probe yet")).to_be_visible()
 
 
 def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Page, rows: Path) -> None:

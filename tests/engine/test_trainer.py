@@ -200,6 +200,20 @@ def test_adapter_dropout_is_active_only_in_the_training_pass(
     )
 
 
+def test_only_tokens_of_groups_with_signal_count_as_trained_each_time_they_are(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config(num_iterations=2, group_size=2, prompts_per_step=8)
+    events = list(build_trainer(config, tmp_path).step(1))
+    (metrics,) = steps(events)
+    (groups,) = (event.groups for event in events if isinstance(event, RolloutsRecorded))
+    lengths = [sum(len(one.token_ids) for one in group.completions) for group in groups if group.has_signal]
+    assert 0 < len(lengths) < len(groups)
+    assert metrics["num_trained_tokens"] == 2 * sum(lengths)
+    rate = metrics["perf/trained_tokens_per_second"]
+    assert rate * metrics["timing/train_seconds"] == pytest.approx(2 * sum(lengths))
+
+
 def test_all_metrics_are_finite_numbers_under_their_known_names(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:

@@ -52,6 +52,12 @@ def subject(**more: Any) -> Subject:
     return replace(usual, **more)
 
 
+def test_runs_of_a_moment_do_not_widen_what_long_ones_told() -> None:
+    start = replace(PAST, sampled_tokens=10, sample_seconds=2.0, trained_tokens=10, train_seconds=1.0)
+    assert estimate(subject(), [start, PAST]).seconds == estimate(subject(), [PAST]).seconds
+    assert estimate(subject(), [start]).seconds is not None
+
+
 def ranges(found: Estimate) -> dict[str, tuple[float, float] | None]:
     names = ("sampled_tokens", "trained_tokens", "seconds")
     values = {name: getattr(found, name) for name in names}

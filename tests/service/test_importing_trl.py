@@ -149,6 +149,12 @@ def test_a_share_of_warm_up_needs_to_know_the_steps() -> None:
     assert verdicts(of(warmup_steps=0.1), "warmup_steps") == {"refused"}
 
 
+def test_the_share_as_earlier_releases_call_it_is_the_same_and_steps_go_before_it() -> None:
+    assert hyperparameters(of(max_steps=200, warmup_ratio=0.1))["warmup_steps"] == 20
+    assert hyperparameters(of(max_steps=200, warmup_ratio=0.1, warmup_steps=5))["warmup_steps"] == 5
+    assert verdicts(of(warmup_ratio=0.1), "warmup_ratio") == {"refused"}
+
+
 REFUSED = {
     "top_p": 0.9,
     "top_k": 50,
@@ -180,6 +186,8 @@ def test_what_cannot_be_carried_over_is_refused_with_its_field(field: str, value
 def test_an_unknown_field_is_reported_and_no_part_of_the_job() -> None:
     found = of(num_generatoins=4)
     assert verdicts(found, "num_generatoins") == {"unknown"}
+    (line,) = (line for line in found.lines if line.verdict == "unknown")
+    assert line.why == "no field of this system is called so; there is num_generations"
     assert not found.is_whole
     assert found.job == of().job
 

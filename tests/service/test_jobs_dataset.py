@@ -108,7 +108,8 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
         (
             line(messages=[USER, ASSISTANT]),
             "training_file[1].messages",
-            "the last message must be the user's, not the assistant's",
+            "the last message must be the user's, not the assistant's: "
+            "such rows are for the method supervised",
         ),
         (line(messages=[USER], tools={}), "training_file[1].tools", "must be a list of objects"),
     ],
@@ -121,7 +122,11 @@ def test_a_bad_row_is_located_and_explained(content: bytes, place: str, reason: 
 
 def test_a_supervised_row_ends_with_the_assistant() -> None:
     assert faults(line(messages=[USER]), kind="supervised") == [
-        ("training_file[1].messages", "the last message must be the assistant's, not the user's")
+        (
+            "training_file[1].messages",
+            "the last message must be the assistant's, not the user's: "
+            "such rows are for the method reinforcement",
+        )
     ]
     assert faults(line(messages=[ASSISTANT]), kind="supervised") == [
         ("training_file[1].messages", "a turn before the assistant's is missing: there is nothing to answer")

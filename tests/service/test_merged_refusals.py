@@ -13,6 +13,7 @@ import torch
 from fastapi.testclient import TestClient
 from safetensors.torch import load_file, save_file
 
+from grpo_engine.fingerprint import fingerprint
 from service.db import Database
 from service.jobs import names
 from service.jobs.states import JobState
@@ -185,6 +186,20 @@ def test_a_base_of_another_revision_is_refused(
     status, code, message = refused()
     assert (status, code) == (422, "base_model_changed")
     assert "revision old" in message
+
+
+def test_a_base_with_other_weights_than_at_the_jobs_start_is_refused(
+    refused: Refused, adapter: Path, base: Path
+) -> None:
+    manifest = json.loads((adapter / "manifest.json").read_text())
+    manifest["model"]["fingerprint"] = fingerprint(base)
+    (adapter / "manifest.json").write_text(json.dumps(manifest))
+    merged_archive(Folder(base), adapter)
+    tensors = load_file(base / "model.safetensors")
+    save_file({name: each * 1.01 for name, each in tensors.items()}, base / "model.safetensors")
+    status, code, message = refused()
+    assert (status, code) == (422, "base_model_changed")
+    assert "other weights now than when the adapter was trained" in message
 
 
 def test_a_base_that_only_workers_have_is_refused_with_a_way_out(

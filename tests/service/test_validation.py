@@ -94,6 +94,12 @@ def test_several_bad_fields_are_all_named(client: TestClient) -> None:
 
 
 @on_sqlite
+def test_a_map_with_too_many_entries_says_how_many_there_may_be(client: TestClient) -> None:
+    error = error_of(client.post(JOBS, json=job(metadata={str(n): "" for n in range(17)})))
+    assert error["message"] == "metadata: Input should have at most 16 items."
+
+
+@on_sqlite
 def test_an_unknown_tag_is_shown_beside_the_known_ones(client: TestClient) -> None:
     error = error_of(client.post(JOBS, json=job(method={"type": "sft"})))
     known = "'reinforcement', 'supervised', 'training_free'"

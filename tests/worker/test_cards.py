@@ -16,6 +16,7 @@ from sqlalchemy import select
 from service.db import Database
 from service.models import Artifact, Checkpoint, File, Job
 from service.storage import Storage
+from tests.fake_engine import FINGERPRINT
 from tests.worker.jobs import insert_job, read_job
 from tests.worker.outcomes import run_until_idle
 from worker.attempt import Worker
@@ -67,6 +68,7 @@ def test_the_card_says_what_it_is_what_it_can_do_and_how_to_serve_it(
     assert "vllm serve tiny --enable-lora --lora-modules tuned=./ --max-lora-rank 16" in body
     assert 'PeftModel.from_pretrained(base, ".")' in body
     assert manifest["configuration_sha256"] in body
+    assert manifest["model"]["fingerprint"] == FINGERPRINT
 
 
 def test_the_manifest_names_data_rules_configuration_seed_and_versions(

@@ -1,12 +1,21 @@
 // The public API as the pages use it: everything is imported from here.
 
-import { get } from "./http.js";
+import { get, request } from "./http.js";
 import { jobPath } from "./paths.js";
 
 export * from "./http.js";
 export * from "./paths.js";
 export { follow } from "./stream.js";
 export { download, save, upload } from "./transfer.js";
+
+const PEEK_BYTES = 65_535;
+
+// A JSONL file's first row. Throws SyntaxError for any other kind of file.
+export async function firstRow(fileId, { signal } = {}) {
+  const answer = await request(`/v1/files/${fileId}/content`, { headers: { Range: `bytes=0-${PEEK_BYTES}` }, signal });
+  const [line] = (await answer.text()).split("\n");
+  return JSON.parse(line);
+}
 
 // All metric rows of a job, evenly thinned to at most `points`; `names`: only these.
 export async function metricsOf(id, { names, points = 1000, afterStep, signal } = {}) {

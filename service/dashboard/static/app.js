@@ -28,7 +28,7 @@ How a page is made
 */
 
 import { key } from "./api.js";
-import { failed, loading } from "./dom.js";
+import { el, failed, heading, loading } from "./dom.js";
 import { askForKey } from "./login.js";
 import { ROUTES, matched } from "./routes.js";
 import { installTheme } from "./theme_button.js";
@@ -55,8 +55,14 @@ async function show() {
   } catch (error) {
     if (mine.signal.aborted) return;
     if (error.status === undefined) console.error(error);
-    failed(root, error, show);
+    if (error.status === 404) nothingThere(error);
+    else failed(root, error, show);
   }
+}
+
+function nothingThere(error) {
+  const why = el("p", { role: "alert" }, error.message);
+  root.replaceChildren(heading("Not found", { below: why }), el("a", { class: "button", href: "#/jobs" }, "All jobs"));
 }
 
 async function moduleOf(found) {

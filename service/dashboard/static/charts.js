@@ -98,12 +98,18 @@ function layoutOf(options, series) {
     hoverlabel: { bgcolor: token("--panel"), bordercolor: token("--line-2"), font: { color: token("--ink"), size: 12 } },
     showlegend: series.length > 1,
     legend: { orientation: "h", traceorder: "normal", x: 0, y: -0.12, yanchor: "top", font: { size: 11 }, itemwidth: 30 },
-    xaxis: { ...axis, showgrid: false, zeroline: false, title: titleOf(options.xTitle), ...options.xaxis },
+    xaxis: { ...axis, showgrid: false, zeroline: false, title: titleOf(options.xTitle), dtick: wholeSteps(series), ...options.xaxis },
     yaxis: { ...axis, range: options.range, rangemode: options.fromZero ? "tozero" : "normal", ...options.yaxis },
     transition: calm.matches ? undefined : { duration: 0 },
     dragmode: coarse.matches ? false : "zoom",
     ...options.layout,
   };
+}
+
+// There is no half of a step; plotly chooses by itself once there are enough.
+function wholeSteps(series) {
+  const steps = series.flatMap((one) => one.x);
+  return Math.max(...steps) - Math.min(...steps) < 6 ? 1 : undefined;
 }
 
 const titleOf = (text) => (text ? { text, font: { size: 11 }, standoff: 6 } : undefined);

@@ -3,6 +3,7 @@
 
 const KEY = "grpo.key";
 const BASE = new URL("./", document.baseURI);
+export const SERVICE = BASE.href.replace(/\/$/, "");
 const BUSY_TRIES = 3;
 
 export const key = {

@@ -88,14 +88,15 @@ function graderErrors(rows, names) {
 
 const phases = lines(/^timing\/.+_seconds$/, (name) => name.slice("timing/".length, -"_seconds".length));
 const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).split("_")[0]);
-const share = { format: percent, fromZero: true, yaxis: { tickformat: ".0%" } };
+const tiny = { yaxis: { exponentformat: "e" } }; // a loss of 60n is no loss of 60
+const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } };
 
 // In the order of the page. `series(rows, names, job.eval)`; `hint`: what to read in it.
 export const CHARTS = [
   { title: "Reward", series: rewards, isWide: true, hint: "Mean of a step; the band is one standard deviation of its rewards." },
   { title: "Reward by grader", series: lines(/^rewards\/.+\/mean$/, middle) },
-  { title: "Loss", series: losses },
-  { title: "KL to the reference", series: one("kl"), fromZero: true },
+  { title: "Loss", series: losses, ...tiny },
+  { title: "KL to the reference", series: one("kl"), fromZero: true, ...tiny },
   { title: "Entropy", series: one("entropy"), fromZero: true },
   { title: "Completion length", series: lengths, fromZero: true, hint: "Tokens: mean, and shortest to longest." },
   { title: "Truncated completions", series: one("completions/clipped_ratio"), ...share },
@@ -105,5 +106,5 @@ export const CHARTS = [
   { title: "Grader errors", series: graderErrors, ...share },
   { title: "Tokens per second", series: speeds, fromZero: true },
   { title: "Time by phase", series: phases, bars: true, format: duration, yaxis: { ticksuffix: " s" } },
-  { title: "Gradient norm", series: one("grad_norm"), fromZero: true },
+  { title: "Gradient norm", series: one("grad_norm"), fromZero: true, ...tiny },
 ];

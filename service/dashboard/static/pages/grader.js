@@ -1,25 +1,41 @@
 // The grader bench: a reward rule, an answer, a row; what it scores, and what is wrong with it.
+// `#/grader?job=<id>` begins with that job's rule and the first row of its dataset.
 
 import { styled } from "../address.js";
-import { post } from "../api.js";
+import { firstRow, get, jobPath, post } from "../api.js";
 import { announce, button, el, empty, failed, heading, loading } from "../dom.js";
+import { jobName } from "../job_parts.js";
 import { EXAMPLES } from "./grader_examples.js";
 import { scored } from "./grader_result.js";
+import { ownMethod } from "./new_draft.js";
 
 const GRADERS = "/v1/fine_tuning/alpha/graders";
 
 export async function show(root, params, signal) {
-  const bench = new Bench(signal);
   root.append(heading("Grader bench", {
     below: el("p", { class: "hint" }, "Try a reward rule on one answer before a job trains with it. Nothing is stored."),
   }));
-  await styled("grader");
-  root.append(el("div", { class: "bench" }, bench.form(), bench.result));
-  bench.choose(EXAMPLES[0]);
+  const box = root.appendChild(el("div"));
+  loading(box, "Loading the grader");
+  const from = params.query.get("job");
+  const [own] = await Promise.all([from && exampleOf(from, signal), styled("grader")]);
+  const examples = own ? [own, ...EXAMPLES] : EXAMPLES;
+  const bench = new Bench(examples, signal);
+  box.replaceWith(el("div", { class: "bench" }, bench.form(), bench.result));
+  bench.choose(examples[0]);
+}
+
+// A job's own grader with the first row of its dataset, where that can be shown.
+async function exampleOf(id, signal) {
+  const job = await get(jobPath(id), { signal });
+  const { type, ...method } = ownMethod(job.method);
+  const { messages, tools, ...item } = await firstRow(job.training_file, { signal }).catch(() => ({}));
+  return { name: `The job ${jobName(job)}`, grader: method[type].grader ?? {}, sample: "", item };
 }
 
 class Bench {
-  constructor(signal) {
+  constructor(examples, signal) {
+    this.examples = examples;
     this.signal = signal;
     this.grader = new JsonField("grader", "Grader (JSON)", { rows: 12 });
     this.item = new JsonField("item", "Row of the dataset (JSON), item.* in the grader", { rows: 4, isOptional: true });
@@ -32,8 +48,8 @@ class Bench {
   }
 
   form() {
-    const examples = el("select", { id: "example", onchange: (event) => this.choose(EXAMPLES[event.target.value]) },
-      EXAMPLES.map((example, at) => el("option", { value: at }, example.name)));
+    const examples = el("select", { id: "example", onchange: (event) => this.choose(this.examples[event.target.value]) },
+      this.examples.map((example, at) => el("option", { value: at }, example.name)));
     return el("form", { class: "panel", novalidate: true, onsubmit: (event) => {
       event.preventDefault();
       this.run();

@@ -51,11 +51,12 @@ function bar(reward) {
 function errors(answer) {
   const named = Object.entries(answer.grader_errors);
   const flags = answer.metadata.errors;
-  const details = DETAILS.map((name) => flags[name]).filter(Boolean);
+  const said = named.map(([, error]) => error.message).join("\n");
+  const details = DETAILS.map((name) => flags[name]).filter((text) => text && !said.includes(text));
   if (!named.length && !details.length) return null;
   return el("div", {},
     el("h3", {}, "What went wrong"),
     el("ul", { class: "problems" }, named.map(([part, error]) =>
-      el("li", {}, part && [el("strong", {}, part), " "], error.message, " ", el("code", { class: "faint" }, error.code)))),
+      el("li", { class: "text" }, part && [el("strong", {}, part), " "], error.message, " ", el("code", { class: "faint" }, error.code)))),
     details.map((text) => el("pre", { class: "code", tabindex: 0 }, text)));
 }

@@ -10,6 +10,7 @@ import { Diagnosis } from "./job_diagnosis.js";
 import { Events } from "./job_events.js";
 import { Checkpoints, configuration } from "./job_files.js";
 import { Summary } from "./job_summary.js";
+import { Use } from "./job_use.js";
 
 const POINTS = 500;
 const REST_SECONDS = 1;
@@ -21,7 +22,7 @@ export async function show(root, params, signal) {
   await Promise.all([styled("job"), page.load()]);
   root.replaceChildren(...page.parts());
   await Promise.all([
-    page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.events.load(), page.diagnosis.load(),
+    page.charts.update(page.job, page.rows), page.checkpoints.load(page.job), page.use.load(page.job), page.events.load(), page.diagnosis.load(page.job.failure),
   ]);
   if (!isOver(page.job)) await page.stayFresh();
 }
@@ -40,14 +41,15 @@ class JobPage {
     this.charts = new Charts();
     this.diagnosis = new Diagnosis(this.id, this.signal);
     this.checkpoints = new Checkpoints(this.id, this.signal);
+    this.use = new Use(this.id, this.signal);
     this.events = new Events(this.id, this.signal);
   }
 
   parts() {
     this.trouble = el("div");
     return [
-      ...this.summary.parts, this.diagnosis.root, this.trouble, this.charts.root,
-      el("div", { class: "split" }, el("div", { class: "pile" }, this.checkpoints.root, this.summary.cost), configuration(this.job)), this.events.root,
+      ...this.summary.parts, this.diagnosis.root, ...this.summary.findings, this.trouble, this.charts.root,
+      el("div", { class: "split" }, el("div", { class: "pile" }, this.checkpoints.root, this.use.root, this.summary.cost), configuration(this.job)), this.events.root,
     ];
   }
 
@@ -80,8 +82,8 @@ class JobPage {
       const job = await get(jobPath(this.id), { signal: this.signal });
       await this.readMetrics();
       this.told(job);
-      await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.events.refresh()]);
-      if (isOver(job)) await this.diagnosis.load();
+      await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.use.load(job), this.events.refresh()]);
+      if (isOver(job)) await this.diagnosis.load(job.failure);
       this.trouble.replaceChildren();
     } catch (error) {
       if (this.signal.aborted) throw error;

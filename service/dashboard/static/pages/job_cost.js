@@ -27,4 +27,4 @@ export function between(expected, unit) {
   return expected.low === expected.high ? unit(expected.low) : `${unit(expected.low)} to ${unit(expected.high)}`;
 }
 
-const shown = (value, unit) => (value ? unit(value) : "–");
+const shown = (value, unit) => (value === null || value === undefined ? "–" : unit(value));

@@ -16,7 +16,9 @@ export class Diagnosis {
   }
 
   // Written anew only where the findings are others: somebody may be reading one.
-  async load() {
+  // `failure`: what is shown above already, and not said again.
+  async load(failure) {
+    this.shown = [failure?.hint, ...(failure?.evidence ?? [])];
     const found = await get(jobPath(this.id, "/diagnosis"), { signal: this.signal });
     const told = JSON.stringify(found.findings);
     if (told === this.told) return;
@@ -28,12 +30,14 @@ export class Diagnosis {
   finding(one) {
     return el("article", { class: `note ${KINDS[one.severity]}` },
       el("p", {}, el("strong", {}, one.cause), " ", el("code", { class: "faint" }, one.code)),
-      el("ul", { class: "small" }, one.evidence.map((line) => el("li", {}, line))),
-      one.advice && el("p", {}, one.advice),
+      el("ul", { class: "small" }, one.evidence.filter((line) => !this.shown.includes(line))
+        .map((line) => el("li", { class: "text" }, line))),
+      one.advice && !this.shown.includes(one.advice) && el("p", {}, one.advice),
       one.field && el("p", { class: "small" }, el("code", {}, one.field), this.change(one)),
       el("div", { class: "row" },
         one.patch && button(one.field ? "Clone with this change" : "Run it again", (event) => this.clone(one, event.target)),
-        this.form(one)));
+        this.form(one),
+        one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Try it in the grader bench")));
   }
 
   form({ field, patch }) {

@@ -35,7 +35,8 @@ export class Checkpoints {
   show(checkpoints) {
     if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "One is kept at every checkpoint_interval steps.");
     const rows = checkpoints.map((one) => this.rowOf(one));
-    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", "Reward", "Saved", ""], rows, "tight"));
+    const measure = checkpoints.some((one) => one.metrics.reward !== undefined) ? "Reward" : "Loss";
+    this.box.replaceChildren(table("Checkpoints, newest first", ["Step", measure, "Saved", ""], rows, "tight"));
   }
 
   // The same row for the same checkpoint: a download goes on in it.
@@ -47,10 +48,10 @@ export class Checkpoints {
 
   row(checkpoint) {
     const step = checkpoint.step_number;
-    const reward = checkpoint.metrics["eval/reward"] ?? checkpoint.metrics.reward;
+    const measured = checkpoint.metrics.reward ?? checkpoint.metrics.loss;
     return el("tr", {},
       el("th", { scope: "row" }, number(step), checkpoint.is_best && [" ", el("span", { class: "tag" }, "best")]),
-      el("td", {}, number(reward)), el("td", {}, ago(checkpoint.created_at), el("div", { class: "small faint" }, bytes(checkpoint.bytes))),
+      el("td", {}, number(measured)), el("td", {}, ago(checkpoint.created_at), el("div", { class: "small faint" }, bytes(checkpoint.bytes))),
       el("td", {}, downloadButton("Download",
         jobPath(this.id, `/checkpoints/${checkpoint.id}/content`), {}, this.signal, `Download the checkpoint of step ${step}`)));
   }

@@ -41,8 +41,9 @@ export class Summary {
         above: el("a", { class: "small back", href: "#/jobs" }, "Jobs"), below: this.status,
         actions: [el("a", { class: "button", href: `#/new?from=${job.id}` }, "Copy"), this.buttons],
       }),
-      jobPages(job.id, "job"), this.problem, this.progress, this.failure, this.warnings, this.evaluation,
-    ].filter(Boolean);
+      jobPages(job.id, "job"), this.problem, this.progress, this.failure,
+    ];
+    this.findings = [this.warnings, this.evaluation];
     this.update(job);
   }
 
@@ -108,7 +109,6 @@ function progressOf(job) {
     started && [isOver(job) ? "Took" : "Since its start", duration(started)],
     job.progress.seconds_remaining && ["Remaining", `about ${duration(job.progress.seconds_remaining)}`],
     job.attempt > 1 && ["Attempt", number(job.attempt)],
-    job.trained_tokens && ["Trained tokens", number(job.trained_tokens)],
     ["Created", ago(job.created_at)],
   ].filter(Boolean);
   return [
@@ -131,6 +131,6 @@ function warningsOf(job) {
   if (!job.warnings.length) return [];
   const many = job.warnings.length > 1 ? `${job.warnings.length} warnings` : "Warning";
   return [section(many, job.warnings.map((one) => el("div", { class: "note warn" },
-    el("p", {}, one.message ?? JSON.stringify(one)),
+    el("p", { class: "text" }, one.message ?? JSON.stringify(one)),
     one.code && el("p", { class: "small faint" }, el("code", {}, one.code)))))];
 }

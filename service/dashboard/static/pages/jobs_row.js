@@ -35,7 +35,7 @@ export function jobRow(job, { signal, chosen, narrow }) {
 
 function steps(job) {
   const { step, total_steps: total } = job.progress;
-  return isOver(job) && step === total ? `${number(total)} steps` : `${number(step)} of ${number(total)}`;
+  return isOver(job) && step === total ? `${number(total)} step${total === 1 ? "" : "s"}` : `${number(step)} of ${number(total)}`;
 }
 
 // A look that fails leaves the curve as it was: the list itself says what is wrong with the service.

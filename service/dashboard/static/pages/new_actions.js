@@ -1,16 +1,17 @@
 // Check, probe, start: what is done with the request, and what came of it.
 
-import { get, JOBS, pause, post } from "../api.js";
+import { get, JOBS, pause, post, PROBES } from "../api.js";
 import { announce, button, el, failed, loading } from "../dom.js";
 import { forgetDraft, paramOf } from "./new_draft.js";
 import { jsonArea, mark } from "./new_fields.js";
 import { showCheck, showProbe, showProblems, showProbing } from "./new_findings.js";
 import { focusField } from "./new_form.js";
+import { PastProbes } from "./new_probes.js";
 
-const PROBES = "/v1/fine_tuning/probes";
 const PROMPTS = 16;
 const ENDED = ["succeeded", "failed", "cancelled"];
 const POLL_SECONDS = 0.7;
+const NO_FILE = { param: "training_file", message: "Choose a file, or upload one." };
 
 // `form`: the element whose fields show their own problems.
 export function actions(draft, form, signal) {
@@ -22,11 +23,14 @@ export function actions(draft, form, signal) {
     mark(form, new Map());
     changed.hidden = !found.hasChildNodes();
   });
-  const check = button("Check", () => run(page, buttons, () => checked(page)));
-  const probe = button("Probe", () => run(page, buttons, () => probed(page)));
-  const start = button("Start", () => run(page, buttons, () => started(page)), { kind: "primary" });
+  const asked = (action) => () => run(page, buttons, (doing) =>
+    (draft.body.training_file ? action(page, doing) : blamed(page, [NO_FILE])));
+  const check = button("Check", asked(checked));
+  const probe = button("Probe", asked(probed));
+  const start = button("Start", asked(started), { kind: "primary" });
   const buttons = [check, probe, start];
-  const allowProbe = () => { probe.hidden = draft.type !== "reinforcement"; };
+  page.past = new PastProbes((id) => run(page, buttons, (doing) => shownAgain(page, id, doing)), signal);
+  const allowProbe = () => { probe.hidden = page.past.root.hidden = draft.type !== "reinforcement"; };
   draft.listen(allowProbe);
   allowProbe();
   const [json, complaint] = jsonArea(draft, null, { rows: 22, id: "new-json", "aria-label": "The request as JSON" });
@@ -35,49 +39,73 @@ export function actions(draft, form, signal) {
       el("div", { class: "row" }, buttons),
       el("p", { class: "hint" }, "Check reads every row and tries the grader. Probe lets the model answer a few prompts before any training."),
       changed, found),
+    page.past.root,
     el("details", { class: "panel", open: window.matchMedia("(min-width: 900px)").matches }, el("summary", {}, "The request as JSON"), json, complaint));
 }
 
 // Pages that came without TLS have no randomUUID.
 const newKey = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 
+// One at a time: a past probe that is asked for takes the place of the one that is watched.
 async function run(page, buttons, action) {
+  page.doing?.abort();
+  const mine = (page.doing = new AbortController());
+  const signal = AbortSignal.any([page.signal, mine.signal]);
   page.changed.hidden = true;
   for (const each of buttons) each.disabled = true;
   try {
-    await action();
+    await action(signal);
   } catch (error) {
-    if (!page.signal.aborted) refused(page, error);
-  } finally {
-    for (const each of buttons) each.disabled = false;
+    if (!signal.aborted) refused(page, error);
   }
+  if (page.doing === mine) for (const each of buttons) each.disabled = false;
 }
 
-async function checked(page) {
+async function checked(page, signal) {
   loading(page.found, "Reading every row");
-  const report = await post(`${JOBS}/validate`, page.draft.body, { signal: page.signal });
+  const report = await post(`${JOBS}/validate`, page.draft.body, { signal });
   if (!report.valid) return blamed(page, report.problems);
   page.found.replaceChildren(...showCheck(report).flat());
   announce("Ready to start");
 }
 
-async function probed(page) {
-  const { draft, found, signal } = page;
-  loading(found, "Reading every row");
-  let probe = await post(PROBES, { ...draft.body, probe: { prompts: PROMPTS } }, { signal });
+async function probed(page, signal) {
+  loading(page.found, "Reading every row");
+  const probe = await post(PROBES, { ...page.draft.body, probe: { prompts: PROMPTS } }, { signal });
+  await watched(page, probe, signal);
+}
+
+async function shownAgain(page, id, signal) {
+  loading(page.found, "Loading the probe");
+  page.found.scrollIntoView({ block: "nearest" });
+  await watched(page, await get(`${PROBES}/${id}`, { signal }), signal);
+}
+
+// Until it has ended, and then what came of it.
+async function watched({ found, past }, begun, signal) {
+  let probe = begun;
+  let shown;
+  const isOver = () => ENDED.includes(probe.status);
+  const wasOver = isOver();
   const stop = button("Cancel the probe", () => post(`${PROBES}/${probe.id}/cancel`, undefined, { signal }).catch((error) => announce(error.message)));
-  while (!ENDED.includes(probe.status)) {
-    found.replaceChildren(showProbing(probe), stop);
+  if (!wasOver) past.refresh();
+  const told = el("div");
+  found.replaceChildren(told, stop);
+  while (!isOver()) {
+    const seen = JSON.stringify([probe.progress, probe.phase, probe.queue]);
+    if (seen !== shown) told.replaceChildren(showProbing(probe)); // else it would be read out again and again
+    shown = seen;
     await pause(POLL_SECONDS, signal);
     probe = await get(`${PROBES}/${probe.id}`, { signal });
   }
   found.replaceChildren(showProbe(probe, focusField));
+  if (!wasOver) past.refresh();
 }
 
-async function started(page) {
+async function started(page, signal) {
   loading(page.found, "Starting");
   const headers = { "Idempotency-Key": page.idempotencyKey };
-  const job = await post(JOBS, page.draft.body, { headers, signal: page.signal });
+  const job = await post(JOBS, page.draft.body, { headers, signal });
   forgetDraft();
   location.hash = `#/jobs/${job.id}`;
 }
@@ -93,7 +121,10 @@ function blamed(page, problems) {
   const params = [...page.form.querySelectorAll("[data-param]")].map((box) => box.dataset.param);
   const placed = problems.map((one) => ({ ...one, field: paramOf(one, params, page.draft) }));
   const byParam = new Map();
-  for (const one of placed) byParam.set(one.field, [...(byParam.get(one.field) ?? []), one.message]);
+  for (const one of placed) {
+    const said = one.message.replace(`${one.field}: `, ""); // it stands at that field
+    byParam.set(one.field, [...(byParam.get(one.field) ?? []), said]);
+  }
   mark(page.form, byParam);
   page.found.replaceChildren(showProblems(placed, focusField));
 }

@@ -1,6 +1,6 @@
 // What a check, an estimate and a probe have found, for people.
 
-import { bytes, duration, el, number, percent } from "../dom.js";
+import { ago, bytes, duration, el, number, percent } from "../dom.js";
 import { between } from "./job_cost.js";
 
 const TONES = { yes: "good", maybe: "warn", no: "bad" };
@@ -69,6 +69,7 @@ export function showProbe(probe, go) {
     ["speed", `${number(result.tokens_per_second, 3)} tokens/s`],
   ];
   return el("div", { class: "stack" },
+    el("p", { class: "small faint" }, `${probe.model}, ${number(result.prompts)} prompts, `, ago(probe.created_at)),
     el("div", { class: `note ${TONES[result.can_learn]}`, role: "status" }, el("h3", {}, "Can GRPO learn here?"), el("p", {}, result.sentence),
       result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
         fieldLink(one.param, one.param.split(".").at(-1), go), ": ", one.message)))),

@@ -1,13 +1,12 @@
 // The form's four parts: model, data, reward, settings. Boundary: fields and the files' list; the actions
 // beside them are `new_actions.js`'s.
 
-import { request, upload } from "../api.js";
+import { firstRow, upload } from "../api.js";
 import { ago, announce, bytes, el, percent, section } from "../dom.js";
 import { methodOf } from "./new_draft.js";
 import { field, idOf, input, select } from "./new_fields.js";
 import { graderForm } from "./new_grader.js";
 
-const PEEK_BYTES = 65_535;
 const METHODS = [
   ["reinforcement", "Reinforcement (GRPO): learns from a reward"],
   ["supervised", "Supervised: imitates the rows' last turns"],
@@ -70,7 +69,7 @@ export function dataPart(draft, files, signal) {
     const id = draft.body.training_file;
     if (id === peeked) return;
     peeked = id;
-    const row = id ? await firstRow(id, signal).catch(() => null) : null;
+    const row = id ? await firstRow(id, { signal }).catch(() => null) : null; // Parquet cannot be shown
     if (peeked === id) showRow(rows, fields, row);
   };
   draft.listen(peek);
@@ -112,13 +111,6 @@ function uploader(onUploaded, signal) {
   });
   return el("div", { class: "stack" },
     el("div", { class: "row" }, picker, el("label", { for: "new-upload", class: "button" }, "Upload a file"), said), progress);
-}
-
-// The file's first row; null where it cannot be shown, as Parquet cannot.
-async function firstRow(id, signal) {
-  const answer = await request(`/v1/files/${id}/content`, { headers: { Range: `bytes=0-${PEEK_BYTES}` }, signal });
-  const [line] = (await answer.text()).split("\n");
-  return JSON.parse(line);
 }
 
 function showRow(box, list, row) {

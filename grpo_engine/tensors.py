@@ -1,4 +1,4 @@
-"""Where the tensors of a safetensors file lie.
+"""Which files hold a model's weights, and where the tensors of a safetensors file lie.
 
 Boundary: reads headers, eight bytes of length and then JSON; no weights. What is read is not trusted.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER_BYTES = 64 * 2**20
 LENGTH_BYTES = 8
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
@@ -19,7 +20,20 @@ DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16
 
 
 class BadTensors(ValueError):
-    """It is no safetensors file."""
+    """These are no safetensors files, or not all of a model's."""
+
+
+def shards(names: Set[str], index: bytes) -> set[str]:
+    """Those of the files that transformers would load; `index`: the content of INDEX. Raises BadTensors."""
+    if SINGLE in names:
+        return {SINGLE}
+    try:
+        listed = set(json.loads(index or b"{}").get("weight_map", {}).values())
+    except (ValueError, AttributeError, TypeError) as error:
+        raise BadTensors(f"{INDEX} cannot be read: {error}") from error
+    if not listed or not listed <= names:
+        raise BadTensors("its weights are not here as safetensors")
+    return listed
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Whether a base model is still the one that was trained on: its configuration and a sample of its weights.
+
+    sha256(config.json, and of each tensor: name, dtype, shape, sha256 of its first, middle and last KiB)
+
+Training changes most tensors in most places, so a model that was trained further, or another one of the same
+shape, differs; how its tensors are spread over files makes no difference. Three small reads a tensor.
+Boundary: the standard library only. Left out: the tokenizer, and a tensor changed in a few numbers by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import IO
+
+from grpo_engine.tensors import INDEX, Tensor, read_tensors, shards
+
+PIECE_BYTES = 1024
+
+
+def fingerprint(folder: Path) -> str:
+    """Of a model that transformers loads from there. Raises OSError, ValueError."""
+    config = json.loads((folder / "config.json").read_bytes())
+    index = folder / INDEX
+    names = {path.name for path in folder.glob("*.safetensors")}
+    found: list[tuple[object, ...]] = []
+    for name in shards(names, index.read_bytes() if index.is_file() else b""):
+        with (folder / name).open("rb") as file:
+            tensors = read_tensors(file)
+            found += [(each.name, each.dtype, each.shape, _sampled(file, each)) for each in tensors]
+    return sha256(json.dumps([config, sorted(found)], sort_keys=True).encode()).hexdigest()
+
+
+def _sampled(file: IO[bytes], tensor: Tensor) -> str:
+    last = max(tensor.start, tensor.end - PIECE_BYTES)
+    digest = sha256()
+    for place in (tensor.start, (tensor.start + last) // 2, last):
+        file.seek(place)
+        digest.update(file.read(min(PIECE_BYTES, tensor.end - place)))
+    return digest.hexdigest()

@@ -1,0 +1,50 @@
+// What to do with a job's result outside of this service: the commands that fetch and serve it.
+
+import { get, jobPath, SERVICE } from "../api.js";
+import { commands } from "../copying.js";
+import { el, failed, section } from "../dom.js";
+
+const ON_THE_HUB = /^[\w.-]+\/[\w.-]+$/; // any other name is this service's own
+const GRPO_DEFAULT = "http://127.0.0.1:8000";
+
+export class Use {
+  constructor(id, signal) {
+    this.id = id;
+    this.signal = signal;
+    this.box = el("div", { class: "panel" });
+    this.root = section("Use it elsewhere", this.box);
+    this.root.hidden = true;
+  }
+
+  // Once there are weights; lessons of a training-free job have no line to serve them.
+  async load(job) {
+    const kinds = new Set(job.artifacts.map((artifact) => artifact.kind));
+    if (this.isLoaded || !(kinds.has("adapter") || kinds.has("model"))) return;
+    this.isLoaded = true;
+    try {
+      const { job: told, model } = await get(jobPath(this.id, "/manifest"), { signal: this.signal });
+      this.root.hidden = !told.serve;
+      this.box.replaceChildren(...this.parts(told.serve, kinds.has("adapter"), model.base));
+    } catch (error) {
+      if (this.signal.aborted) throw error;
+      this.isLoaded = this.root.hidden = false;
+      failed(this.box, error, () => this.load(job));
+    }
+  }
+
+  parts(serve, isAdapter, base) {
+    const grpo = SERVICE === GRPO_DEFAULT ? "grpo" : `grpo --url ${SERVICE}`;
+    const folder = `${this.id}-merged`;
+    const merged = `${SERVICE}${jobPath(this.id, "/adapter?format=merged")}`;
+    return [
+      commands(isAdapter ? "The adapter, served by vLLM" : "The model, served by vLLM",
+        `${grpo} download ${this.id} --extract\n${serve}`),
+      isAdapter && !ON_THE_HUB.test(base) && el("p", { class: "hint" },
+        "vLLM does not know ", el("code", {}, base), ": write the folder of that model in its place, or merge."),
+      isAdapter && commands("Adapter and base as one model, without PEFT",
+        `${grpo} merge ${this.id} --to ${folder}\nvllm serve ./${folder} --served-model-name ${this.id}`),
+      isAdapter && commands("The same model as a tar, without the grpo command",
+        `curl -f -o ${folder}.tar "${merged}" -H "Authorization: Bearer $GRPO_API_KEY"\nmkdir ${folder} && tar -xf ${folder}.tar -C ${folder}`),
+    ].filter(Boolean);
+  }
+}

@@ -1,0 +1,55 @@
+// The probes of before, newest first, each with what came of it; one of them can be looked at again.
+
+import { paged, PROBES } from "../api.js";
+import { ago, button, el, empty, failed, loading, number } from "../dom.js";
+
+const PAGE = 5;
+
+export class PastProbes {
+  // `again(id)` shows a probe where a new one would be shown.
+  constructor(again, signal) {
+    this.again = again;
+    this.signal = signal;
+    this.list = el("ul", { class: "past" });
+    this.box = el("div");
+    this.more = button("Load older probes", () => this.grow(), { kind: "small" });
+    this.root = el("details", { class: "panel", ontoggle: () => this.refresh() },
+      el("summary", {}, "Past probes"), this.box);
+  }
+
+  // Read anew, as far as somebody looks.
+  async refresh() {
+    if (!this.root.open) return;
+    if (!this.list.hasChildNodes()) loading(this.box, "Loading probes");
+    this.pages = paged(PROBES, { limit: PAGE }, { signal: this.signal });
+    await this.grow(() => this.list.replaceChildren());
+  }
+
+  async grow(begin) {
+    this.more.disabled = true;
+    try {
+      const probes = await this.pages.next();
+      begin?.();
+      this.list.append(...probes.map((probe) => this.row(probe)));
+      this.show();
+    } catch (error) {
+      if (!this.signal.aborted) failed(this.box, error, () => this.refresh());
+    }
+    this.more.disabled = false;
+  }
+
+  show() {
+    if (!this.list.hasChildNodes()) return empty(this.box, "No probe yet", "Probe asks the model before any training.");
+    this.box.replaceChildren(this.list, ...(this.pages.hasMore ? [this.more] : []));
+  }
+
+  row(probe) {
+    const name = `${probe.model}, ${number(probe.prompts)} prompts`;
+    return el("li", {},
+      el("div", { class: "row" }, button(name, () => this.again(probe.id), { kind: "small" }),
+        el("span", { class: "small faint" }, ago(probe.created_at))),
+      el("p", { class: "small" }, probe.result?.sentence ?? probe.failure?.message ?? state(probe)));
+  }
+}
+
+const state = (probe) => (probe.status === "cancelled" ? "It was cancelled." : `It is ${probe.queue.reason ?? probe.phase}.`);

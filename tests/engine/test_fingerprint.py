@@ -1,0 +1,66 @@
+"""A base model's fingerprint: another one for another model, the same one however that lies on a disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo_engine.build import build_trainer
+from grpo_engine.config import RunConfig
+from grpo_engine.events import Started
+from grpo_engine.fingerprint import PIECE_BYTES, fingerprint
+
+NUM_VALUES = PIECE_BYTES
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Two tensors, of which one is smaller than what is read of it at once."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "rope_theta": 1e4}')
+    save_file({"a": torch.arange(4.0), "b": torch.arange(float(NUM_VALUES))}, folder / "model.safetensors")
+    return folder
+
+
+def change(model: Path, name: str, at: int) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors[name][at] += 1
+    save_file(tensors, model / "model.safetensors")
+
+
+@pytest.mark.parametrize(("name", "at"), [("a", 3), ("b", 0), ("b", NUM_VALUES // 2), ("b", NUM_VALUES - 1)])
+def test_other_weights_are_another_model(model: Path, name: str, at: int) -> None:
+    before = fingerprint(model)
+    change(model, name, at)
+    assert fingerprint(model) != before
+
+
+def test_another_configuration_is_another_model(model: Path) -> None:
+    before = fingerprint(model)
+    (model / "config.json").write_text('{"model_type": "llama", "rope_theta": 1e6}')
+    assert fingerprint(model) != before
+
+
+def test_neither_shards_nor_other_files_change_it(model: Path) -> None:
+    before = fingerprint(model)
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    places = {name: f"model-{number}.safetensors" for number, name in enumerate(tensors)}
+    for name, place in places.items():
+        save_file({name: tensors[name]}, model / place)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    save_file(tensors, model / "consolidated.safetensors")
+    assert fingerprint(model) == before
+
+
+def test_a_job_tells_its_bases_at_its_start(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = make_config(n_steps=1)
+    started, *_ = build_trainer(config, tmp_path).run(lambda: True)
+    assert isinstance(started, Started)
+    assert started.base_fingerprint == fingerprint(Path(config.model.path))
