@@ -1,7 +1,8 @@
 """The system-call filter of the sandbox, assembled as a classic BPF program for `bwrap --seccomp`.
 
 A second layer behind the namespaces: calls that only an attack on the kernel, on a neighbour or on the
-machine's memory needs fail with EPERM, newer calls (numbers from 424: clone3, io_uring, the new mount calls)
+machine's memory needs fail with EPERM, those that set a file's times do nothing (devices are the machine's
+own files: their times would outlive the sandbox and be seen in every other one), newer calls (numbers from 424: clone3, io_uring, the new mount calls)
 and those of the x32 ABI with ENOSYS, sockets other than AF_UNIX with EACCES; a call in another architecture's
 numbers ends the process. Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter and no sandbox.
 Source: linux/seccomp.h, linux/bpf_common.h and the kernel's two system-call tables.
@@ -95,6 +96,12 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
     "vmsplice": (278, 75),
 }
+_IGNORED: dict[str, tuple[int | None, int | None]] = {
+    "futimesat": (261, None),
+    "utime": (132, None),
+    "utimensat": (280, 88),
+    "utimes": (235, None),
+}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ON_ARGUMENTS: dict[str, tuple[int, int]] = {
     "clone": (56, 220),
@@ -115,6 +122,8 @@ _FIRST, _SECOND = 16, 24
 _STEP_BYTES = 8
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_DONE = 0
+"""In the place of an error: the call is not made, and its caller told that it was."""
 
 
 def supported(machine: str) -> bool:
@@ -135,10 +144,10 @@ def filter_program(machine: str) -> bytes:
         _step(_AT_LEAST, _FIRST_NEW, 0, 1),
         _refuse(errno.ENOSYS),
     ]
-    for numbers in _DENIED.values():
-        number = numbers[column]
-        if number is not None:
-            program += [_step(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+    for calls, verdict in ((_DENIED, _refuse(errno.EPERM)), (_IGNORED, _refuse(_DONE))):
+        for number in (numbers[column] for numbers in calls.values()):
+            if number is not None:
+                program += [_step(_EQUAL, number, 0, 1), verdict]
     program += _on_arguments({name: numbers[column] for name, numbers in _ON_ARGUMENTS.items()})
     program.append(_step(_RETURN, _ALLOW))
     return b"".join(program)

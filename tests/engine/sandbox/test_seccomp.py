@@ -9,12 +9,13 @@ import struct
 
 import pytest
 
-from grpo_engine.sandbox.seccomp import _DENIED, _ON_ARGUMENTS, filter_program, supported
+from grpo_engine.sandbox.seccomp import _DENIED, _IGNORED, _ON_ARGUMENTS, filter_program, supported
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, X32 = 0x40000003, 0x40000000
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, EACCES, ENOSYS = (0x00050000 | code for code in (errno.EPERM, errno.EACCES, errno.ENOSYS))
+DONE = 0x00050000
 AF_UNIX, FAMILIES = 1, range(2, 46)
 NAMESPACES = {
     "time": 0x80,
@@ -89,7 +90,7 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 
 def numbers(machine: str) -> dict[str, int]:
     column = list(ARCHITECTURES).index(machine)
-    table = {**_DENIED, **_ON_ARGUMENTS}
+    table = {**_DENIED, **_IGNORED, **_ON_ARGUMENTS}
     return {name: each[column] for name, each in table.items() if each[column] is not None}  # type: ignore[misc]
 
 
@@ -109,6 +110,11 @@ def test_what_only_an_attack_needs_is_refused(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
     denied = [each[column] for each in _DENIED.values() if each[column] is not None]
     assert {verdict(machine, number) for number in denied if number is not None} == {EPERM}
+
+
+@machines
+def test_a_files_times_are_said_to_be_set_and_are_not(machine: str) -> None:
+    assert {verdict(machine, numbers(machine)[name]) for name in _IGNORED if name in numbers(machine)} == {DONE}
 
 
 @machines
