@@ -79,13 +79,14 @@ def create_job(
     retry_count: RetryCount = "0",
 ) -> Response:
     """Check everything, queue the job, answer it; the same request twice makes one job."""
-    request = creation.Request(principal, body, idempotency_key, _is_retry(retry_count), request_id)
+    request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     return answer(created.job, created.headers)
 
 
-def _is_retry(count: str) -> bool:
-    return count.isdecimal() and int(count) > 0
+def is_retry(count: str) -> bool:
+    """Whether it is a number above 0, of any length: Python reads no number of thousands of digits."""
+    return count.isdecimal() and count.strip("0") != ""
 
 
 @router.post("/jobs/{job_id}/clone")
@@ -104,7 +105,7 @@ def clone_job(
 
     Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation hold.
     """
-    asked = (idempotency_key, _is_retry(retry_count), request_id)
+    asked = (idempotency_key, is_retry(retry_count), request_id)
     created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
     response.headers.update(created.headers)
     return created.job
