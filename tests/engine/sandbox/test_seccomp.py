@@ -114,7 +114,9 @@ def test_what_only_an_attack_needs_is_refused(machine: str) -> None:
 
 @machines
 def test_a_files_times_are_said_to_be_set_and_are_not(machine: str) -> None:
-    assert {verdict(machine, numbers(machine)[name]) for name in _IGNORED if name in numbers(machine)} == {DONE}
+    assert {verdict(machine, numbers(machine)[name]) for name in _IGNORED if name in numbers(machine)} == {
+        DONE
+    }
 
 
 @machines
