@@ -22,8 +22,8 @@ MAX_SCHEMA_CHARACTERS = 32_768
 MAX_WORK = 20_000
 """Keyword evaluations; what one of them looks through counts more, about a second for all of it."""
 CHARACTERS_OF_ONE, ENTRIES_OF_ONE, PAIRS_OF_ONE, STEPS_OF_ONE = 64, 16, 300, 100_000
-"""How much counts as an evaluation: of a text, of a list of subschemas or names, of the products of a list's length
-and its text's, of those of a pattern's program and the text that it runs over."""
+"""How much counts as an evaluation: of a text; of subschemas or names; of a list's length times its text's;
+of a pattern's instructions times the characters that it runs over."""
 _KNOWN_DRAFTS = ("2020-12", "2019-09", "draft-07")
 _REFUSED = (
     "patternProperties",

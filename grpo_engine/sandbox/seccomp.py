@@ -1,10 +1,11 @@
 """The system-call filter of the sandbox, assembled as a classic BPF program for `bwrap --seccomp`.
 
 A second layer behind the namespaces: calls that only an attack on the kernel, on a neighbour or on the
-machine's memory needs fail with EPERM, those that set a file's times do nothing (devices are the machine's
-own files: their times would outlive the sandbox and be seen in every other one), newer calls (numbers from 424: clone3, io_uring, the new mount calls)
-and those of the x32 ABI with ENOSYS, sockets other than AF_UNIX with EACCES; a call in another architecture's
-numbers ends the process. Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter and no sandbox.
+machine's memory needs fail with EPERM; newer calls (numbers from 424: clone3, io_uring, the new mount calls)
+and those of the x32 ABI with ENOSYS; sockets other than AF_UNIX with EACCES. To set a file's times does
+nothing: devices are the machine's own files, and theirs would be seen in every other sandbox. A call in
+another architecture's numbers ends the process.
+Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter and no sandbox.
 Source: linux/seccomp.h, linux/bpf_common.h and the kernel's two system-call tables.
 """
 
