@@ -28,7 +28,7 @@ from service.jobs import endpoints as jobs
 from service.jobs.checked_files import CheckedFiles
 from service.jobs.costs import PastJobs
 from service.jobs.wakeups import Wakeups, refuse_eviction
-from service.merging.places import Places
+from service.merging.service import merge_turns
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.probes import Probe
@@ -113,7 +113,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
-    app.state.merge_places = Places(settings.max_merges)
+    app.state.merge_turns = merge_turns(settings.max_merges)
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
     app.state.census = Probe(metrics.Census(app.state.database, settings.sweep_seconds).take, None)
     structlog.get_logger().info("started", mode=settings.mode)

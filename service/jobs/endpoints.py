@@ -56,7 +56,7 @@ async def _preflight(request: Request) -> Preflight:
 async def _merging(
     request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep
 ) -> Merging:
-    return Merging(database, storage, catalog, request.app.state.merge_places)
+    return Merging(database, storage, catalog, request.app.state.merge_turns)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]
