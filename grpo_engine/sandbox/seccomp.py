@@ -32,6 +32,8 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "get_kernel_syms": (177, None),
     "get_mempolicy": (239, 236),
     "init_module": (175, 105),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
     "io_setup": (206, 0),
     "ioperm": (173, None),
     "iopl": (172, None),
@@ -106,6 +108,7 @@ _IGNORED: dict[str, tuple[int | None, int | None]] = {
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ON_ARGUMENTS: dict[str, tuple[int, int]] = {
     "clone": (56, 220),
+    "fcntl": (72, 25),
     "ioctl": (16, 29),
     "prlimit64": (302, 261),
     "socket": (41, 198),
@@ -117,6 +120,8 @@ _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
 _TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD has the kernel load a driver for it."""
+_F_NOTIFY = 1026
+"""Like inotify it tells what other processes do with files that a sandbox sees too: the machine's libraries."""
 _NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
 _FIRST, _SECOND = 16, 24
 """Offsets of an argument's low half; what is looked at has 32 bits in the kernel as well."""
@@ -157,10 +162,11 @@ def filter_program(machine: str) -> bytes:
 def _on_arguments(numbers: dict[str, int]) -> list[bytes]:
     """Calls that some arguments make dangerous, and others not."""
     namespaces, own_process = _step(_HAS_BITS, _NEW_NAMESPACES, 0, 1), _step(_EQUAL, 0, 1, 0)
-    local = _step(_EQUAL, _AF_UNIX, 1, 0)
+    local, watching = _step(_EQUAL, _AF_UNIX, 1, 0), _step(_EQUAL, _F_NOTIFY, 0, 1)
     requests = [_step(_EQUAL, each, 0, 1) + _refuse(errno.EPERM) for each in _TERMINAL_REQUESTS]
     return [
         _for_call(numbers["clone"], _FIRST, namespaces + _refuse(errno.EPERM)),
+        _for_call(numbers["fcntl"], _SECOND, watching + _refuse(errno.EPERM)),
         _for_call(numbers["prlimit64"], _FIRST, own_process + _refuse(errno.EPERM)),
         _for_call(numbers["socket"], _FIRST, local + _refuse(errno.EACCES)),
         _for_call(numbers["socketpair"], _FIRST, local + _refuse(errno.EACCES)),

@@ -42,6 +42,7 @@ MUST_GO = {
     ),
     *("personality", "open_by_handle_at", "name_to_handle_at", "quotactl", "swapon", "swapoff", "reboot"),
     *("syslog", "acct", "memfd_create", "io_setup", "shmget", "semget", "msgget"),
+    *("inotify_init", "inotify_init1", "fanotify_init"),
     *("mq_open", "settimeofday", "clock_settime", "adjtimex", "sethostname"),
 }
 NEW_CALLS = {
@@ -145,10 +146,12 @@ def test_only_sockets_within_the_machine_may_be_made(machine: str, call: str) ->
 
 
 @machines
-def test_limits_of_others_and_requests_to_a_terminals_driver_are_refused(machine: str) -> None:
+def test_limits_of_others_and_requests_to_drivers_and_watchers_are_refused(machine: str) -> None:
     assert verdict(machine, numbers(machine)["prlimit64"], 0) == ALLOW
     assert verdict(machine, numbers(machine)["prlimit64"], 1) == EPERM
     assert verdict(machine, numbers(machine)["ioctl"], 0, 0x5401) == ALLOW
+    for command, expected in ((1, ALLOW), (1026, EPERM), (2**32 + 1026, EPERM)):  # F_GETFD, F_NOTIFY
+        assert verdict(machine, numbers(machine)["fcntl"], 0, command) == expected
     for request in (0x5412, 0x541C, 0x5423, 2**32 + 0x5412):
         assert verdict(machine, numbers(machine)["ioctl"], 0, request) == EPERM
 

@@ -78,6 +78,11 @@ def untouched():
     os.listdir('/tmp')
     return folder.st_atime_ns == folder.st_ctime_ns
 
+def watchers():
+    folder = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+    kept = [libc.inotify_init(), libc.inotify_init1(0)]
+    return [*kept, libc.fcntl(folder, 1026, 1)]
+
 def terminal():
     main, side = os.openpty()
     return [libc.ioctl(side, request, ctypes.byref(ctypes.c_int(2))) for request in (0x5412, 0x5423)]
@@ -152,6 +157,11 @@ def test_devices_are_the_machines_own_and_stay_as_they_are(server: PythonServer)
     before = [os.stat(path).st_mtime_ns for path in paths]
     assert call(server, "touched", paths) == before
     assert [os.stat(path).st_mtime_ns for path in paths] == before
+
+
+def test_what_other_processes_open_is_not_told(server: PythonServer) -> None:
+    """The libraries that it sees are those that others load."""
+    assert call(server, "watchers") == [-1, -1, -1]
 
 
 def test_a_look_into_its_folder_is_no_sign_for_the_next_call() -> None:
