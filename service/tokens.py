@@ -87,7 +87,7 @@ class ModelText:
     def _ids(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
         """Index of a text and tokens of its next piece, a few pieces at a time: a token takes 200 bytes here.
 
-        A text of more than PIECE_CHARACTERS is cut where a token may have stood, so its count is a little high.
+        A longer text than PIECE_CHARACTERS is cut where a token may stand, so its count is a little high.
         """
         for batch in _batched(_pieces(texts), PIECE_CHARACTERS):
             encodings = self.tokenizer.encode_batch_fast(
