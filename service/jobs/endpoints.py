@@ -25,6 +25,7 @@ from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.preflight import Preflight
 from service.jobs.schemas import (
+    MAX_LABELS,
     CheckpointRead,
     EventRead,
     JobCreate,
@@ -154,6 +155,8 @@ def _labels(request: Request) -> dict[str, str] | None:
             message = "metadata: write metadata[key]=value, each key once, or metadata=null"
             raise InvalidRequest(message, param="metadata")
         found[match[1]] = value
+    if len(found) > MAX_LABELS:
+        raise InvalidRequest(f"metadata: a job has at most {MAX_LABELS} pairs", param="metadata")
     return found or None
 
 
