@@ -28,12 +28,19 @@ class Orphan:
     num_bytes: int
 
 
+class AnothersStorage(Exception):
+    """The database names nothing of what is stored: it is probably not the one that belongs to it."""
+
+
 def find_orphans(database: Database, storage: Storage, older_than: timedelta = YOUNGEST) -> list[Orphan]:
-    """Sorted by key. Raises StorageError."""
+    """Sorted by key. Raises AnothersStorage, StorageError."""
     before = datetime.now(UTC) - older_than
-    old = {key: num_bytes for key, num_bytes, at in storage.listed() if at < before}
+    stored = list(storage.listed())
+    old = {key: num_bytes for key, num_bytes, at in stored if at < before}
     with database.reading() as session:  # asked last: a key that has its row by now is none
         named = set(_named(session))
+    if old and named.isdisjoint(key for key, _, _ in stored):
+        raise AnothersStorage("the database names nothing of what is stored: is it the one of this storage?")
     return [Orphan(key, num_bytes) for key, num_bytes in sorted(old.items()) if key not in named]
 
 

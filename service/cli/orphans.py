@@ -17,8 +17,8 @@ def orphans(
 ) -> None:
     """Find stored objects older than a day that no row of the database names.
 
-    A process that is killed between an upload and its row leaves them. Run it on the database that belongs to
-    the storage: to another one all of it is orphaned.
+    A process that is killed between an upload and its row leaves them. After a restore of an older backup
+    delete none: what was stored since has no row there.
     """
     found = _found(delete)
     if as_json:
@@ -33,7 +33,7 @@ def _found(delete: bool) -> list[Any]:
     from sqlalchemy.exc import DBAPIError
 
     from service.db import connect
-    from service.orphans import find_orphans
+    from service.orphans import AnothersStorage, find_orphans
     from service.storage import StorageError, open_storage
 
     settings = settings_here()
@@ -44,6 +44,8 @@ def _found(delete: bool) -> list[Any]:
             storage.delete(each.key)
     except DBAPIError as error:
         raise CommandError(f"the database refused: {error.orig}") from error
+    except AnothersStorage as error:
+        raise CommandError(str(error)) from error
     except StorageError as error:
         raise CommandError(error.public) from error
     finally:

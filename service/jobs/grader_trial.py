@@ -61,7 +61,7 @@ def _runs_here(rule: GraderBase) -> bool:
 
 
 def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
-    """None where they take too long. Raises _Broken."""
+    """None at all where they take too long. Raises _Broken."""
     end = time.monotonic() + TRIAL_SECONDS
     scores: list[Score] = []
     for row in rows:

@@ -12,7 +12,7 @@ import pytest
 
 from service.db import Database
 from service.jobs.states import JobState
-from service.orphans import find_orphans
+from service.orphans import AnothersStorage, find_orphans
 from service.settings import Settings
 from service.storage import Storage, open_storage
 from tests.s3 import Bucket
@@ -47,6 +47,16 @@ def test_what_no_row_names_is_found_once_it_is_old(
         (key, 4) for key in LOST
     ]
     assert find_orphans(database, storage) == []
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_another_deployments_database_orphans_nothing(
+    settings: Settings, database: Database, storage: Storage
+) -> None:
+    assert find_orphans(database, storage, NOW) == []
+    storage.put_bytes(LOST[0], b"somebody's")
+    with pytest.raises(AnothersStorage):
+        find_orphans(database, storage, NOW)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
