@@ -23,17 +23,18 @@ _PUBLIC_ID = re.compile(r"[Bb]earer +grpo_([0-9A-Za-z]{1,64})_")
 
 
 class Shares:
-    """`each` turns at once for each name."""
+    """`each` turns at once for each name, in each event loop: a server has one."""
 
     def __init__(self, each: int) -> None:
         self._each = each
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, name: str) -> asyncio.Semaphore:
         """A context manager around one's turn; forgotten when nobody has one or waits for it."""
-        turns = self._turns.get(name)
+        place = id(asyncio.get_running_loop()), name
+        turns = self._turns.get(place)
         if turns is None:
-            turns = self._turns[name] = asyncio.Semaphore(self._each)
+            turns = self._turns[place] = asyncio.Semaphore(self._each)
         return turns
 
 
