@@ -121,7 +121,7 @@ _AF_UNIX = 1
 _TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD has the kernel load a driver for it."""
 _F_NOTIFY = 1026
-"""Like inotify it tells what other processes do with files that a sandbox sees too: the machine's libraries."""
+"""Like inotify it tells what others do with files that a sandbox sees too: the libraries of the machine."""
 _NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
 _FIRST, _SECOND = 16, 24
 """Offsets of an argument's low half; what is looked at has 32 bits in the kernel as well."""
