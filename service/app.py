@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 import structlog
+from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 
@@ -28,7 +29,7 @@ from service.jobs import endpoints as jobs
 from service.jobs.checked_files import CheckedFiles
 from service.jobs.costs import PastJobs
 from service.jobs.wakeups import Wakeups, refuse_eviction
-from service.merging.places import Places
+from service.merging.service import merge_turns
 from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.models_catalog import endpoints as models
 from service.probes import Probe
@@ -36,6 +37,7 @@ from service.probing import endpoints as probing
 from service.quotas import RequestRate
 from service.rollouts import endpoints as rollouts
 from service.settings import Settings
+from service.shares import OF_KEY, UPLOADS, UPLOADS_OF_KEY, Shares, take_turn
 from service.storage import open_usable_storage
 from service.traffic import Traffic
 from service.webhooks import endpoints as webhooks
@@ -72,6 +74,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.traffic = Traffic()
+    app.state.thread_shares, app.state.upload_shares = Shares(OF_KEY), Shares(UPLOADS_OF_KEY)
     # The last one is the outermost.
     app.add_middleware(HeadLikeGet)
     app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
@@ -85,7 +88,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 @cache
 def _routes(max_upload_bytes: int) -> list[BaseRoute]:
     """All rooms' routes; applications share them: to resolve their dependencies takes a tenth of a second."""
-    everything = APIRouter(dependencies=[Depends(refuse_odd_text)])
+    everything = APIRouter(dependencies=[Depends(refuse_odd_text), Depends(take_turn, scope="function")])
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     everything.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, metrics)
@@ -109,11 +112,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.database = connect(settings)
     app.state.storage = open_usable_storage(settings.storage_location)
     app.state.catalog = Catalog(settings)
+    app.state.upload_threads = CapacityLimiter(UPLOADS)
     app.state.checked_files = CheckedFiles()
     app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
-    app.state.merge_places = Places(settings.max_merges)
+    app.state.merge_turns = merge_turns(settings.max_merges)
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
     app.state.census = Probe(metrics.Census(app.state.database, settings.sweep_seconds).take, None)
     structlog.get_logger().info("started", mode=settings.mode)

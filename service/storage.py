@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -137,6 +137,12 @@ class Storage:
         except ObjectMissing:
             return False
         return True
+
+    def listed(self) -> Iterator[tuple[str, int, datetime]]:
+        """Key, number of bytes and time of every object, in no order."""
+        with _translated("all objects"):
+            for objects in obstore.list(self._store):
+                yield from ((each["path"], each["size"], each["last_modified"]) for each in objects)
 
     def check(self) -> None:
         """Raises StorageError where it does not answer; asks for nothing that is there."""

@@ -7,7 +7,7 @@ folder; no weights. Templates render like transformers' `apply_chat_template`, i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -22,6 +22,10 @@ from tokenizers import Tokenizer
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
+
+
+PIECE_CHARACTERS = 2**19
+"""Of text that is tokenized at once."""
 
 
 class ModelTextError(Exception):
@@ -64,15 +68,53 @@ class ModelText:
 
     def lengths(self, texts: Sequence[str], *, rendered: bool) -> list[int]:
         """Tokens of each text; special tokens are added only to what no template has rendered."""
-        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=not rendered)
-        return [len(encoding.ids) for encoding in encodings]
+        special = 0 if rendered else self.tokenizer.num_special_tokens_to_add(is_pair=False)
+        counts = [special] * len(texts)
+        for index, ids in self._ids(texts):
+            counts[index] += len(ids)
+        return counts
 
     def target_lengths(self, texts: Sequence[str]) -> list[int]:
         """Tokens to learn of each text: up to its first end-of-sequence, which is added where it has none."""
         end = self.tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
-        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        lists = [encoding.ids for encoding in encodings]
-        return [ids.index(end) + 1 if end in ids else len(ids) + 1 for ids in lists]
+        counts, ended = [1] * len(texts), set[int]()
+        for index, ids in self._ids(texts):
+            if index not in ended:
+                counts[index] += ids.index(end) if end in ids else len(ids)
+                ended |= {index} if end in ids else set()
+        return counts
+
+    def _ids(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
+        """Index of a text and tokens of its next piece, a few pieces at a time: a token takes 200 bytes here.
+
+        A longer text than PIECE_CHARACTERS is cut where a token may stand, so its count is a little high.
+        """
+        for batch in _batched(_pieces(texts), PIECE_CHARACTERS):
+            encodings = self.tokenizer.encode_batch_fast(
+                [text for _, text in batch], add_special_tokens=False
+            )
+            yield from zip((index for index, _ in batch), (each.ids for each in encodings), strict=True)
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Index and piece, in order; an empty text has none."""
+    for index, text in enumerate(texts):
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            yield index, text[start : start + PIECE_CHARACTERS]
+
+
+def _batched(pieces: Iterable[tuple[int, str]], max_characters: int) -> Iterator[list[tuple[int, str]]]:
+    """The same in lists of so many characters, or of one piece."""
+    batch: list[tuple[int, str]] = []
+    room = max_characters
+    for index, text in pieces:
+        if batch and len(text) > room:
+            yield batch
+            batch, room = [], max_characters
+        batch.append((index, text))
+        room -= len(text)
+    if batch:
+        yield batch
 
 
 def load_model_text(folder: Path) -> ModelText:

@@ -20,7 +20,10 @@ from grpo_engine.graders.pattern import compiled, matches
 
 MAX_SCHEMA_CHARACTERS = 32_768
 MAX_WORK = 20_000
-"""Keyword evaluations, and 64 characters of error text count as one."""
+"""Keyword evaluations; what one of them looks through counts more, about a second for all of it."""
+CHARACTERS_OF_ONE, ENTRIES_OF_ONE, PAIRS_OF_ONE, STEPS_OF_ONE = 64, 16, 300, 100_000
+"""How much counts as an evaluation: of a text; of subschemas or names; of a list's length times its text's;
+of a pattern's instructions times the characters that it runs over."""
 _KNOWN_DRAFTS = ("2020-12", "2019-09", "draft-07")
 _REFUSED = (
     "patternProperties",
@@ -85,31 +88,41 @@ def _spend(amount: int) -> None:
         raise TooMuchWorkError(f"checking takes more than {MAX_WORK} steps")
 
 
-def _bounded(keyword: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+def _bounded(name: str, keyword: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        _spend(1)
+        _spend(1 + _looked_through(name, value))
         for error in keyword(validator, value, instance, schema) or ():
-            _spend(len(error.message) // 64)
+            _spend(len(error.message) // CHARACTERS_OF_ONE)
             yield error
 
     return check
 
 
+def _looked_through(name: str, value: Any) -> int:
+    """What a keyword costs beyond the evaluations of the subschemas in it."""
+    if name in ("enum", "const"):  # every value in it is compared, to its depths
+        return len(str(value)) // CHARACTERS_OF_ONE
+    return len(value) // ENTRIES_OF_ONE if isinstance(value, list | dict) else 0
+
+
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not matches(pattern, instance, full=False):
+    if not isinstance(instance, str):
+        return
+    _spend(len(instance) * compiled(pattern).programsize // STEPS_OF_ONE)
+    if not matches(pattern, instance, full=False):
         yield ValidationError("does not match the pattern")
 
 
 def _unique_items(validator: Any, unique: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if unique and isinstance(instance, list):
-        _spend(len(instance) ** 2 // 64)
+        _spend(len(instance) * len(str(instance)) // PAIRS_OF_ONE)
         yield from Draft202012Validator.VALIDATORS["uniqueItems"](validator, unique, instance, schema) or ()
 
 
 _Bounded = extend(
     Draft202012Validator,
     {
-        name: _bounded(keyword)
+        name: _bounded(name, keyword)
         for name, keyword in {
             **Draft202012Validator.VALIDATORS,
             "pattern": _pattern,

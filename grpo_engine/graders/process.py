@@ -44,7 +44,8 @@ class Process(GraderBase):
 
     @property
     def execution(self) -> Execution:
-        return self.grader.execution
+        """Where its inner rule runs; one that is quick may take minutes for a thousand steps."""
+        return "process" if self.grader.execution == "inline" else self.grader.execution
 
     def prepare(self) -> None:
         self.grader.prepare()

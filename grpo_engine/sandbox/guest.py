@@ -90,7 +90,7 @@ def _answer(request: Any, program: Any, perform: Perform, settings: Any) -> dict
     if isinstance(program, str):
         return {"error": program, "output": "", "dirty": False}
     (result, result_end), (output, output_end), (seal_start, seal_end) = os.pipe(), os.pipe(), os.pipe()
-    clean = os.stat(FOLDER).st_ctime_ns
+    clean = _traces()
     child = os.fork()
     if child == 0:
         _child(functools.partial(perform, request, program), request, result_end, seal_start, output_end)
@@ -105,8 +105,14 @@ def _answer(request: Any, program: Any, perform: Perform, settings: Any) -> dict
     reply["output"] = bytes(texts[output]).decode("utf-8", "replace")
     left_over = _end(child, reply, settings["alone"])
     reply = _judge(reply, bytes(texts[result]), seal, left_over)
-    # a file, a mode, a time or an attribute that it left there would tell a later child something
-    return {**reply, "dirty": reply["dirty"] or os.stat(FOLDER).st_ctime_ns != clean}
+    return {**reply, "dirty": reply["dirty"] or _traces() != clean}
+
+
+def _traces() -> tuple[int, int]:
+    """What a file, a mode, a time or an attribute that a child left in FOLDER changes, and its looking there:
+    each of them would tell a later child something."""
+    found = os.stat(FOLDER)
+    return found.st_ctime_ns, found.st_atime_ns
 
 
 def _watch(

@@ -66,6 +66,7 @@ def calls_fail(libc: ctypes.CDLL) -> bool:
         libc.setns(0, 0),
         libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
         libc.shmget(0, 4096, 0o1600),
+        libc.inotify_init1(0),
     )
     return libc.prctl(PR_GET_SECCOMP) == FILTERED and set(calls) == {-1}
 
@@ -108,6 +109,12 @@ def limits_hold() -> bool:
     return higher and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
 
 
+def times_stay() -> bool:
+    """Of its own input here; of a device they would stay changed for everybody."""
+    os.utime(0, (1, 1))
+    return os.fstat(0).st_mtime != 1
+
+
 def connect(address: str) -> None:
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(address)
@@ -124,6 +131,7 @@ def walls(told: dict[str, Any]) -> dict[str, bool]:
         "sockets": refused(connect, "\0" + told["socket"]),
         "host_files": all(refused(os.stat, path) for path in host_files),
         "writes": all(refused(open, path, "ab") for path in writes),
+        "times": times_stay(),
         "devices": set(os.listdir("/dev")) <= DEVICES and not any(map(os.path.exists, HOST_DEVICES)),
         "root": os.getuid() != 0 and os.geteuid() != 0 and refused(os.setuid, 0),
         "namespaces": set(clone) == {-1},

@@ -1,9 +1,11 @@
 """The system-call filter of the sandbox, assembled as a classic BPF program for `bwrap --seccomp`.
 
 A second layer behind the namespaces: calls that only an attack on the kernel, on a neighbour or on the
-machine's memory needs fail with EPERM, newer calls (numbers from 424: clone3, io_uring, the new mount calls)
-and those of the x32 ABI with ENOSYS, sockets other than AF_UNIX with EACCES; a call in another architecture's
-numbers ends the process. Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter and no sandbox.
+machine's memory needs fail with EPERM; newer calls (numbers from 424: clone3, io_uring, the new mount calls)
+and those of the x32 ABI with ENOSYS; sockets other than AF_UNIX with EACCES. To set a file's times does
+nothing: devices are the machine's own files, and theirs would be seen in every other sandbox. A call in
+another architecture's numbers ends the process.
+Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter and no sandbox.
 Source: linux/seccomp.h, linux/bpf_common.h and the kernel's two system-call tables.
 """
 
@@ -30,6 +32,8 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "get_kernel_syms": (177, None),
     "get_mempolicy": (239, 236),
     "init_module": (175, 105),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
     "io_setup": (206, 0),
     "ioperm": (173, None),
     "iopl": (172, None),
@@ -95,9 +99,16 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "vhangup": (153, 58),
     "vmsplice": (278, 75),
 }
+_IGNORED: dict[str, tuple[int | None, int | None]] = {
+    "futimesat": (261, None),
+    "utime": (132, None),
+    "utimensat": (280, 88),
+    "utimes": (235, None),
+}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ON_ARGUMENTS: dict[str, tuple[int, int]] = {
     "clone": (56, 220),
+    "fcntl": (72, 25),
     "ioctl": (16, 29),
     "prlimit64": (302, 261),
     "socket": (41, 198),
@@ -109,12 +120,16 @@ _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
 _TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD has the kernel load a driver for it."""
+_F_NOTIFY = 1026
+"""Like inotify it tells what others do with files that a sandbox sees too: the libraries of the machine."""
 _NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
 _FIRST, _SECOND = 16, 24
 """Offsets of an argument's low half; what is looked at has 32 bits in the kernel as well."""
 _STEP_BYTES = 8
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_DONE = 0
+"""In the place of an error: the call is not made, and its caller told that it was."""
 
 
 def supported(machine: str) -> bool:
@@ -135,10 +150,10 @@ def filter_program(machine: str) -> bytes:
         _step(_AT_LEAST, _FIRST_NEW, 0, 1),
         _refuse(errno.ENOSYS),
     ]
-    for numbers in _DENIED.values():
-        number = numbers[column]
-        if number is not None:
-            program += [_step(_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+    for calls, verdict in ((_DENIED, _refuse(errno.EPERM)), (_IGNORED, _refuse(_DONE))):
+        for number in (numbers[column] for numbers in calls.values()):
+            if number is not None:
+                program += [_step(_EQUAL, number, 0, 1), verdict]
     program += _on_arguments({name: numbers[column] for name, numbers in _ON_ARGUMENTS.items()})
     program.append(_step(_RETURN, _ALLOW))
     return b"".join(program)
@@ -147,10 +162,11 @@ def filter_program(machine: str) -> bytes:
 def _on_arguments(numbers: dict[str, int]) -> list[bytes]:
     """Calls that some arguments make dangerous, and others not."""
     namespaces, own_process = _step(_HAS_BITS, _NEW_NAMESPACES, 0, 1), _step(_EQUAL, 0, 1, 0)
-    local = _step(_EQUAL, _AF_UNIX, 1, 0)
+    local, watching = _step(_EQUAL, _AF_UNIX, 1, 0), _step(_EQUAL, _F_NOTIFY, 0, 1)
     requests = [_step(_EQUAL, each, 0, 1) + _refuse(errno.EPERM) for each in _TERMINAL_REQUESTS]
     return [
         _for_call(numbers["clone"], _FIRST, namespaces + _refuse(errno.EPERM)),
+        _for_call(numbers["fcntl"], _SECOND, watching + _refuse(errno.EPERM)),
         _for_call(numbers["prlimit64"], _FIRST, own_process + _refuse(errno.EPERM)),
         _for_call(numbers["socket"], _FIRST, local + _refuse(errno.EACCES)),
         _for_call(numbers["socketpair"], _FIRST, local + _refuse(errno.EACCES)),

@@ -23,6 +23,7 @@ from service.cli import (
     manifests,
     merge,
     models,
+    orphans,
     probe,
     push,
     rollouts,
@@ -67,6 +68,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "worker": server.worker,
         "migrate": server.migrate,
         "doctor": doctor.doctor,
+        "orphans": orphans.orphans,
     },
     WORK: {
         "probe": probe.probe,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from service.auth import Reader, Writer
 from service.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep
@@ -14,6 +14,7 @@ from service.files.repository import Order
 from service.files.schemas import UPLOAD_FORM, FileDeleted, FileRead, parse_form
 from service.files.service import Files, to_read
 from service.pagination import After, Page
+from service.shares import key_of
 
 MAX_FORM_FIELDS = 16
 PageLimit = Annotated[int, Query(ge=1, le=10_000)]
@@ -51,7 +52,9 @@ async def create_file(request: Request, files: WriteFiles) -> FileRead:
     # read here, and not as a parameter: only who has a key can send us bytes
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         upload, name, fields = parse_form(form)
-        return await run_in_threadpool(files.upload, upload.file, upload.size or 0, name, fields)
+        state, given = request.app.state, (upload.file, upload.size or 0, name, fields)
+        async with state.upload_shares.of(key_of(request)):
+            return await to_thread.run_sync(files.upload, *given, limiter=state.upload_threads)
 
 
 @router.get("")

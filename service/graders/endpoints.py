@@ -20,6 +20,6 @@ def validate(request: ValidateRequest, _principal: Reader, catalog: CatalogDep) 
 
 
 @router.post("/run")
-def run(request: RunRequest, _principal: Reader, catalog: CatalogDep) -> RunResponse:
+def run(request: RunRequest, principal: Reader, catalog: CatalogDep) -> RunResponse:
     """The grader's score of `model_sample`, as training would give it, within two minutes."""
-    return service.run(request, catalog)
+    return service.run(principal.tenant, request, catalog)

@@ -27,7 +27,7 @@ RESERVED_FIELDS = ("messages", "tools")
 """Of a dataset row; the rest is what graders see as `item`."""
 DEADLINE_SECONDS = 120.0
 """OpenAI's limit."""
-_runs = Turns(4, "graders are being run")
+_runs = Turns(8, 4, "Graders are being run")
 """Of rules that take a process or wait for a server."""
 
 
@@ -41,21 +41,21 @@ def check(grader: Grader, catalog: Catalog) -> None:
         raise InvalidRequest(first.message, param=first.param, code=first.code)
 
 
-def run(request: RunRequest, catalog: Catalog) -> RunResponse:
+def run(tenant: str, request: RunRequest, catalog: Catalog) -> RunResponse:
     """The grader's score of the sample. Raises InvalidRequest, and TooManyRequests while others run."""
     check(request.grader, catalog)
     before, started = usage(), time.perf_counter()
-    score = _score(request, with_places(request.grader, catalog))
+    score = _score(tenant, request, with_places(request.grader, catalog))
     seconds = time.perf_counter() - started
     return _response(request, score, seconds, _used(before, usage()))
 
 
-def _score(request: RunRequest, grader: Grader) -> Score:
+def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
     item = {key: value for key, value in (request.item or {}).items() if key not in RESERVED_FIELDS}
     sample = make_sample(request.model_sample, num_tokens=request.num_tokens)
     if grader.execution == "inline":
         return grade(grader, sample, item)
-    with _runs.one(), open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+    with _runs.taken(tenant), open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
         return grading.submit(sample, item).result()
 
 

@@ -25,6 +25,7 @@ from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.preflight import Preflight
 from service.jobs.schemas import (
+    MAX_LABELS,
     CheckpointRead,
     EventRead,
     JobCreate,
@@ -56,7 +57,7 @@ async def _preflight(request: Request) -> Preflight:
 async def _merging(
     request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep
 ) -> Merging:
-    return Merging(database, storage, catalog, request.app.state.merge_places)
+    return Merging(database, storage, catalog, request.app.state.merge_turns)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]
@@ -79,13 +80,14 @@ def create_job(
     retry_count: RetryCount = "0",
 ) -> Response:
     """Check everything, queue the job, answer it; the same request twice makes one job."""
-    request = creation.Request(principal, body, idempotency_key, _is_retry(retry_count), request_id)
+    request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     return answer(created.job, created.headers)
 
 
-def _is_retry(count: str) -> bool:
-    return count.isdecimal() and int(count) > 0
+def is_retry(count: str) -> bool:
+    """Whether it is a number above 0, of any length: Python reads no number of thousands of digits."""
+    return count.isdecimal() and count.strip("0") != ""
 
 
 @router.post("/jobs/{job_id}/clone")
@@ -104,7 +106,7 @@ def clone_job(
 
     Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation hold.
     """
-    asked = (idempotency_key, _is_retry(retry_count), request_id)
+    asked = (idempotency_key, is_retry(retry_count), request_id)
     created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
     response.headers.update(created.headers)
     return created.job
@@ -153,6 +155,8 @@ def _labels(request: Request) -> dict[str, str] | None:
             message = "metadata: write metadata[key]=value, each key once, or metadata=null"
             raise InvalidRequest(message, param="metadata")
         found[match[1]] = value
+    if len(found) > MAX_LABELS:
+        raise InvalidRequest(f"metadata: a job has at most {MAX_LABELS} pairs", param="metadata")
     return found or None
 
 

@@ -15,6 +15,8 @@ from service.jobs.method_parts import kind_of, settings_of
 from service.tokens import ModelText, RenderError, joined
 
 BATCH_ROWS = 256
+BATCH_CHARACTERS = 2**21
+"""Rows of that many characters wait to be counted together, or one that is longer."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class LengthCheck:
     tools: tuple[dict[str, Any], ...] = ()
     """The job's own, as function schemas."""
     _waiting: list[_Texts] = field(default_factory=list)
+    _num_characters: int = 0
+    """Of those that wait."""
     _lacks_template: bool = False
     _some_prompt_fits: bool = False
     _shortest_prompt: int = 0
@@ -69,10 +73,12 @@ class LengthCheck:
             self._lacks_template = True
             return
         try:
-            self._waiting.append(self._texts(row))
+            texts = self._texts(row)
+            self._waiting.append(texts)
+            self._num_characters += len(texts.prompt) + len(texts.target or "")
         except RenderError as error:
             self.problems.add(f"{self.file}[{row.line}].messages", str(error))
-        if len(self._waiting) >= BATCH_ROWS:
+        if len(self._waiting) >= BATCH_ROWS or self._num_characters >= BATCH_CHARACTERS:
             self._count()
 
     def _texts(self, row: Row) -> _Texts:
@@ -99,6 +105,7 @@ class LengthCheck:
                 part = "messages" if rendered else "prompt"
                 self._judge(f"{self.file}[{texts.row.line}].{part}", num_tokens)
         self._waiting.clear()
+        self._num_characters = 0
 
     def _judge(self, place: str, num_tokens: int) -> None:
         reason = self._too_long(num_tokens)

@@ -27,6 +27,7 @@ from service.sinks.schemas import Integration
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+MAX_LABELS = 16
 FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
@@ -58,7 +59,7 @@ class JobCreate(Request):
     validation_file: FileId | None = None
     suffix: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")
     seed: int | None = Field(None, ge=0, lt=2**31)
-    metadata: dict[LabelName, Label] | None = Field(None, max_length=16)
+    metadata: dict[LabelName, Label] | None = Field(None, max_length=MAX_LABELS)
     resources: Resources = Resources()
     method: Method
     hyperparameters: dict[str, Any] | None = None

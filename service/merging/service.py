@@ -22,15 +22,22 @@ from service.jobs import adapters, ancestry, repository
 from service.jobs.reading import require_job
 from service.merging.bases import Archive, Base, Folder
 from service.merging.errors import NotMergeable
-from service.merging.places import Places
 from service.storage import ObjectMissing, Storage, sha256_file
+from service.turns import Turns
 from service.unpack import BadArchive, unpack
 
 if TYPE_CHECKING:
     from service.merging.archive import MergedArchive
 
 T = TypeVar("T")
+IN_ALL, RETRY_SECONDS = 8, 30
 ELSEWHERE = "`grpo merge JOB --base FOLDER` merges where the base model is"
+
+
+def merge_turns(of_tenant: int) -> Turns:
+    """How many merges one API process makes at once: each takes a processor and a folder for its adapter."""
+    doing = "Merged models are being sent"
+    return Turns(IN_ALL, of_tenant, doing, code="too_many_merges", retry_seconds=RETRY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Merging:
     database: Database
     storage: Storage
     catalog: Catalog
-    places: Places
+    turns: Turns
 
     def base_of(self, tenant: str, job_id: str) -> ancestry.Weights | None:
         """What the job's adapter belongs to; None where the job trained all weights and has them whole.
@@ -72,7 +79,7 @@ class Merging:
         # it loads numpy, a tenth of what an API process takes to start, and few ever merge
         from service.merging.archive import merged_archive
 
-        with self.places.taken(tenant), tempfile.TemporaryDirectory(prefix="grpo-merge-") as scratch:
+        with self.turns.taken(tenant), tempfile.TemporaryDirectory(prefix="grpo-merge-") as scratch:
             folder = self._fetched(adapter, Path(scratch))
             try:
                 archive = merged_archive(self._base(found), folder, _revision(found))

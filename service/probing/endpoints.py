@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Response
 from service.auth import Reader, Writer
 from service.dependencies import DatabaseDep, RequestId, WakeupsDep
 from service.jobs import creation
-from service.jobs.endpoints import IdempotencyKey, PreflightDep, RetryCount
+from service.jobs.endpoints import IdempotencyKey, PreflightDep, RetryCount, is_retry
 from service.jobs.schemas import ProbeCreate
 from service.pagination import After, Limit, Page, page_of
 from service.probing.schemas import ProbeRead
@@ -41,8 +41,7 @@ def create_probe(
 
     The body is a job's, checked like one. A worker runs the probe; it counts against the limits of jobs.
     """
-    is_retry = retry_count.isdecimal() and int(retry_count) > 0
-    request = creation.Request(principal, body, idempotency_key, is_retry, request_id)
+    request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     response.headers.update(created.headers)
     return probes.read(principal.tenant, created.job.id)

@@ -182,4 +182,5 @@ def _download(lines: Iterator[str], filename: str) -> Response:
 
 
 def _listed(parts: list[str] | None) -> tuple[str, ...]:
-    return tuple(name.strip() for given in parts or () for name in given.split(",") if name.strip())
+    names = (name.strip() for given in parts or () for name in given.split(","))
+    return tuple(dict.fromkeys(name for name in names if name))

@@ -42,7 +42,7 @@ MAX_ASKED = 64
 """Completions for a grader that asks a server: somebody pays for them."""
 MAX_ROW_BYTES = 64 * 2**20
 """Of the rows that graders see, all at once in memory."""
-_turns = Turns(2, "re-scores are running")
+_turns = Turns(4, 2, "Re-scores are running")
 
 Items = dict[int, dict[str, Any]]
 
@@ -65,7 +65,7 @@ class Rescore:
         method = method_of(job)
         estimator = _estimator(method, request)
         dataset = find_dataset(self.database, self.storage, self.settings, job, request.split)
-        with _turns.one():
+        with _turns.taken(tenant):
             groups, num_skipped = self._groups(job, request)
             items = _items(dataset, groups)
             scores = _graded(request.grader, groups, items)

@@ -26,7 +26,7 @@ from service.rollouts.schemas import RolloutOverview
 from service.rollouts.selection import Selection, refuse_unknown_parts
 from service.turns import Turns
 
-_searches = Turns(4, "searches through all rollouts of a job are running")
+_searches = Turns(8, 4, "Searches through all rollouts of a job are running")
 _method: TypeAdapter[Method] = TypeAdapter(Method)
 
 
@@ -43,9 +43,9 @@ def parts_of(job: Job) -> list[str]:
     return sorted(set(found))
 
 
-def searching() -> AbstractContextManager[None]:
+def searching(tenant: str) -> AbstractContextManager[None]:
     """Around what reads all of a job's completions."""
-    return _searches.one()
+    return _searches.taken(tenant)
 
 
 def checked_job(database: Database, tenant: str, job_id: str, selection: Selection) -> Job:
@@ -64,7 +64,7 @@ def page(
 
     Raises NotFound for a cursor that is not there, TooManyRequests while many search whole ledgers.
     """
-    with searching() if selection.is_wide else nullcontext(), database.scanning() as session:
+    with searching(job.tenant) if selection.is_wide else nullcontext(), database.scanning() as session:
         last = None if after is None else _last(session, job.id, after, unit)
         return repository.page(session, job.id, selection, unit, limit=limit, after=last)
 

@@ -39,7 +39,7 @@ MAX_ENDPOINTS = 20
 """Of one tenant."""
 OLD_SECRET_SECONDS = 24 * 3600.0
 SECRET_BYTES = 32
-_turns = Turns(4, "receivers are being asked")
+_turns = Turns(8, 4, "Receivers are being asked")
 """Of requests that wait for a receiver or a name server."""
 
 
@@ -123,7 +123,7 @@ class Webhooks:
 
     def test(self, endpoint_id: str, event_type: EventType | None) -> WebhookTested:
         """Send an event now and once, and tell how the endpoint answered. InvalidRequest where it did not."""
-        with _turns.one():
+        with _turns.taken(self._principal.tenant):
             with self._database.transaction() as session:
                 endpoint = self._enabled(session, endpoint_id)
                 type_ = event_type or endpoint.event_types.split()[0]
@@ -171,7 +171,7 @@ class Webhooks:
 
     def _check_url(self, url: str) -> None:
         try:
-            with _turns.one():
+            with _turns.taken(self._principal.tenant):
                 check_destination(url, self._outside)
         except RefusedUrl as error:
             raise InvalidRequest(f"url: {error}.", param="url", code="url_refused") from None

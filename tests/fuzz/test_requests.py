@@ -160,6 +160,7 @@ def test_any_place_in_a_list_is_one_or_refused(
 
 @few
 @given(HEADER_VALUES | st.just(b"k" * 256), HEADER_VALUES)
+@example(b"k", b"9" * 5000)
 def test_any_idempotency_key_is_taken_or_refused(client: httpx.Client, key: bytes, count: bytes) -> None:
     body = {"model": "tiny", "training_file": "file-1", "metadata": {"a": "b"}}
     headers = [(b"idempotency-key", key), (b"x-stainless-retry-count", count)]

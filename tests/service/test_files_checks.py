@@ -46,6 +46,13 @@ def test_more_rows_than_allowed_are_refused(client: TestClient) -> None:
 
 
 @on_sqlite
+def test_lines_without_rows_are_not_read_for_ever(client: TestClient) -> None:
+    assert upload(client, b"{}\n" + b"\n" * 90_000).status_code == 200
+    answer = upload(client, b"{}\n" + b"\n" * 100_000)
+    assert refusal(answer) == (400, "file", "too_many_rows")
+
+
+@on_sqlite
 def test_exactly_as_many_rows_as_allowed_are_taken(client: TestClient) -> None:
     assert upload(client, b"{}\n" * 50_000).status_code == 200
 

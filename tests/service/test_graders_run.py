@@ -144,9 +144,9 @@ def test_what_the_deployment_lacks_is_refused_with_its_field(client: TestClient,
 
 
 def test_while_graders_run_others_are_answered_and_too_many_are_refused(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, other_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_runs", Turns(1, "graders are being run"))
+    monkeypatch.setattr(service, "_runs", Turns(2, 1, "Graders are being run"))
     asked, answer_now = threading.Event(), threading.Event()
 
     def wait(_: dict[str, Any]) -> float:
@@ -163,6 +163,7 @@ def test_while_graders_run_others_are_answered_and_too_many_are_refused(
         body = {"grader": python("return 1.0"), "model_sample": ""}
         refused = client.post(f"{PREFIX}/run", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert other_client.post(f"{PREFIX}/run", json=body).status_code == 200
         answer_now.set()
         assert slow.result(30)["reward"] == 1.0
 

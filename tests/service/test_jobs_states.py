@@ -213,9 +213,20 @@ def test_a_key_that_only_reads_cannot_cancel(anonymous: TestClient, database: Da
     assert anonymous.post(f"{JOBS}/{job_id}/cancel", headers=headers).status_code == 403
 
 
+SEVENTEEN = "&".join(f"metadata[k{number}]=x" for number in range(17))
+
+
 @pytest.mark.parametrize(
     "query",
-    ["metadata[]=x", "metadata[a=x", "metadata.a=x", "metadata[a]=1&metadata[a]=2", "metadata=x", "metadata"],
+    [
+        "metadata[]=x",
+        "metadata[a=x",
+        "metadata.a=x",
+        "metadata[a]=1&metadata[a]=2",
+        "metadata=x",
+        "metadata",
+        SEVENTEEN,
+    ],
 )
 def test_a_malformed_metadata_filter_is_refused(client: TestClient, query: str) -> None:
     answer = client.get(f"{JOBS}?{query}")

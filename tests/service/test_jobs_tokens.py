@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from service import tokens
+from service.jobs import lengths
+from service.jobs.dataset import Problems, Row
+from service.jobs.lengths import LengthCheck
 from service.tokens import ModelTextError, RenderError, load_model_text
-from tests.service.job_samples import CONTEXT_TOKENS, make_model
+from tests.service.job_samples import CONTEXT_TOKENS, METHOD, make_model, reinforcement
 
 MESSAGES = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is 2+2?"}]
 
@@ -30,6 +34,32 @@ def test_a_target_ends_with_one_end_of_sequence(tmp_path: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     text = load_model_text(folder)
     assert text.target_lengths(["one two", "one two</s>", "one </s> \n more"]) == [3, 3, 2]
+
+
+def test_a_text_too_long_to_be_tokenized_at_once_is_counted_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of 8 MiB would take a gigabyte, and a file may have sixty of them."""
+    monkeypatch.setattr(tokens, "PIECE_CHARACTERS", 8)
+    text = load_model_text(make_model(tmp_path))
+    assert text.lengths(["one two ", "", "one two three four ", "four"], rendered=True) == [2, 0, 4 + 1, 1]
+    assert text.lengths(["", "one two one two "], rendered=False) == [0, 4]
+    assert text.target_lengths(["one two three four ", "", "one two "]) == [5 + 1, 1, 3]
+
+
+def test_long_rows_do_not_wait_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "BATCH_CHARACTERS", 100)
+    check = LengthCheck(
+        load_model_text(make_model(tmp_path)),
+        METHOD.validate_python(reinforcement()),
+        CONTEXT_TOKENS,
+        "training_file",
+        Problems(),
+    )
+    rows = [Row(line, None, "one two " * 10, None, (), {}) for line in range(1, 8)]
+    waiting = [len(check._waiting) for _ in check.watch(rows)]
+    assert waiting == [1, 0, 1, 0, 1, 0, 1]
+    assert (check.counted.rows, check.problems.found) == (7, [])
 
 
 def test_text_parts_are_joined(tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def test_a_python_grader_that_always_raises_is_told_with_its_error(client: TestC
     assert "KeyError: 'absent'" in message
 
 
+def test_a_quick_rule_is_not_tried_for_longer_than_another(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty-two of them on texts of 64 KiB take a minute for each completion."""
+    constant = {"type": "string_check", "operation": "eq", "input": "a", "reference": "a"}
+    assert [code for code, _ in warned(client, constant)] == ["grader_constant"]
+    monkeypatch.setattr(grader_trial, "TRIAL_SECONDS", -1.0)
+    assert warned(client, {**constant, "reference": "b"}) == []
+
+
 def test_a_python_grader_that_is_constant_is_told(client: TestClient) -> None:
     ((code, message),) = warned(client, python("return 1"))
     assert (code, "the reward 1" in message) == ("grader_constant", True)

@@ -19,9 +19,10 @@ from fastapi.testclient import TestClient
 
 from service.db import Database
 from service.errors import TooManyRequests
-from service.merging import layout, places
+from service.merging import layout
 from service.merging.archive import merged_archive
 from service.merging.bases import Folder
+from service.merging.service import IN_ALL, merge_turns
 from service.settings import Settings
 from tests.servers import wait_until
 from tests.service.embedded import run_grpo
@@ -137,20 +138,20 @@ def test_a_base_that_is_replaced_while_it_is_sent_breaks_the_transfer_off(
 def test_one_tenant_gets_so_many_at_once(
     app: FastAPI, client: TestClient, other_client: TestClient, job_id: str, settings: Settings
 ) -> None:
-    taken = app.state.merge_places.taken
+    taken = app.state.merge_turns.taken
     with taken("tenant-a"), taken("tenant-a"):
         answer = merged(client, job_id)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_merges")
         assert answer.headers["retry-after"] == "30"
         with taken("tenant-b"):
-            assert app.state.merge_places.num_taken == 3
+            assert app.state.merge_turns.num_taken == 3
     assert merged(client, job_id).status_code == 200
 
 
 def test_all_tenants_together_get_so_many_at_once() -> None:
-    found = places.Places(of_tenant=2)
+    found = merge_turns(of_tenant=2)
     with ExitStack() as stack:
-        for tenant in range(places.IN_ALL):
+        for tenant in range(IN_ALL):
             stack.enter_context(found.taken(str(tenant)))
         with pytest.raises(TooManyRequests):
             stack.enter_context(found.taken("another"))
@@ -180,7 +181,7 @@ def test_who_leaves_gives_the_place_back(
                 assert answer.status_code == 200
                 next(answer.iter_raw())
                 assert len(list(scratch.glob("grpo-merge-*"))) == 1
-            wait_until(lambda: not app.state.merge_places.num_taken, what="the place is free")
+            wait_until(lambda: not app.state.merge_turns.num_taken, what="the place is free")
 
 
 @pytest.fixture

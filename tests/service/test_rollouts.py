@@ -233,7 +233,7 @@ def test_only_a_few_may_search_a_whole_ledger_at_once(client: TestClient, sample
     url = f"{JOBS}/{sampled}/rollouts"
     with ExitStack() as stack:
         for _ in range(4):
-            stack.enter_context(searching())
+            stack.enter_context(searching("tenant-a"))
         answer = client.get(url, params={"filter": "best"})
         assert (answer.status_code, "retry-after" in answer.headers) == (429, True)
         assert client.get(url, params={"filter": "best", "step": 1}).status_code == 200

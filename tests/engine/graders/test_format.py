@@ -78,6 +78,11 @@ PERSON = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
 }
 
+PERSON_IN_A_LIST = {
+    **{name: PERSON[name] for name in ("type", "required", "additionalProperties")},
+    "properties": {"name": {"type": "string", "pattern": "^[A-Z]"}, "tags": {"items": {"enum": ["a", "b"]}}},
+}
+
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -185,12 +190,31 @@ def doubling(levels: int) -> dict[str, Any]:
         ({"$ref": "#"}, {}),
         ({"items": {"anyOf": [*[{"type": "string"}] * 100, {}]}}, list(range(5000))),
         ({"uniqueItems": True}, [{"a": n} for n in range(5000)]),
+        ({"uniqueItems": True}, [{"a": [1] * 80 + [n]} for n in range(1000)]),
+        ({"items": {"enum": list(range(1000, 6000))}}, [5999] * 9000),
+        ({"items": {"const": [[1]] * 5000}}, [[[1]] * 50] * 2000),
+        ({"items": {"properties": {f"p{n}": True for n in range(1900)}}}, [{}] * 9000),
+        ({"items": {"dependentRequired": {f"p{n}": ["a"] for n in range(1300)}}}, [{}] * 9000),
+        ({"allOf": [{"pattern": "a[ab]{299}$"}] * 900}, "ab" * 200_000),
     ],
+    ids=lambda value: json.dumps(value)[:40],
 )
 def test_a_schema_that_takes_too_much_work_is_unscorable(schema: dict[str, Any], instance: Any) -> None:
+    """Before it has cost seconds: some of these would take an hour."""
+    started = time.process_time()
     found = score({"type": "format", "json_schema": schema}, json.dumps(instance))
+    assert time.process_time() - started < 5
     assert found.reward is None
     assert found.errors["format"].code == "other_error"
+
+
+def test_an_ordinary_schema_has_room_for_thousands_of_values() -> None:
+    people = [{"name": f"A{n}", "tags": ["a", "b"]} for n in range(700)]
+    assert reward({"type": "format", "json_schema": {"items": PERSON_IN_A_LIST}}, json.dumps(people)) == 1.0
+    numbers = {"type": "array", "items": {"enum": list(range(10))}, "maxItems": 9000}
+    assert reward({"type": "format", "json_schema": numbers}, json.dumps([3] * 9000)) == 1.0
+    distinct = {"type": "array", "uniqueItems": True}
+    assert reward({"type": "format", "json_schema": distinct}, json.dumps(list(range(900)))) == 1.0
 
 
 def test_a_text_too_long_to_check_is_unscorable() -> None:

@@ -162,12 +162,27 @@ def test_a_row_is_checked_for_the_inner_rule() -> None:
 
 def test_it_runs_where_its_inner_rule_runs() -> None:
     grader = read(**process(grader={"type": "math", "reference": "{{item.answer}}"}))
-    assert (grader.execution, read(**process()).execution) == ("process", "inline")
+    assert grader.execution == "process"
     sample, item = make_sample("$2/4$\n3\n0.5"), {"answer": "$0.5$"}
     with open_grading(grader, processes=1) as grading:
         found = grading.submit(sample, item).result(timeout=60)
     assert found == grade(grader, sample, item)
     assert [step.reward for step in found.steps] == [1.0, 0.0, 1.0]
+
+
+def test_a_quick_rule_for_a_thousand_steps_can_be_ended() -> None:
+    text = " ".join(f"w{n}" for n in range(9000))
+    slow = {
+        "type": "text_similarity",
+        "input": "{{item.text}}",
+        "reference": "x",
+        "evaluation_metric": "bleu",
+    }
+    grader = read(**process(grader=slow, max_steps=1024))
+    with open_grading(grader, processes=1, deadline_seconds=1.0) as grading:
+        found = grading.submit(make_sample("a\n" * 1000), {"text": text}).result(timeout=60)
+    assert found.reward is None
+    assert "no answer within 1" in next(iter(found.errors.values())).message
 
 
 def test_it_may_be_a_part_of_a_multi() -> None:

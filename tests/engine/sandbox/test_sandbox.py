@@ -40,7 +40,7 @@ def test_the_self_test_contains_every_attack() -> None:
     assert set(capability.probes) == {
         *("network", "sockets", "host_files", "writes", "devices", "root", "namespaces", "system_calls"),
         *("processes", "environment", "descriptors", "limits", "memory", "fork_bomb", "endless_loop"),
-        *("output_flood", "left_behind", "host_root", "outliving"),
+        *("output_flood", "left_behind", "host_root", "outliving", "times"),
     }
     assert all(capability.probes.values())
 

@@ -9,12 +9,13 @@ import struct
 
 import pytest
 
-from grpo_engine.sandbox.seccomp import _DENIED, _ON_ARGUMENTS, filter_program, supported
+from grpo_engine.sandbox.seccomp import _DENIED, _IGNORED, _ON_ARGUMENTS, filter_program, supported
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, X32 = 0x40000003, 0x40000000
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, EACCES, ENOSYS = (0x00050000 | code for code in (errno.EPERM, errno.EACCES, errno.ENOSYS))
+DONE = 0x00050000
 AF_UNIX, FAMILIES = 1, range(2, 46)
 NAMESPACES = {
     "time": 0x80,
@@ -41,6 +42,7 @@ MUST_GO = {
     ),
     *("personality", "open_by_handle_at", "name_to_handle_at", "quotactl", "swapon", "swapoff", "reboot"),
     *("syslog", "acct", "memfd_create", "io_setup", "shmget", "semget", "msgget"),
+    *("inotify_init", "inotify_init1", "fanotify_init"),
     *("mq_open", "settimeofday", "clock_settime", "adjtimex", "sethostname"),
 }
 NEW_CALLS = {
@@ -89,7 +91,7 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 
 def numbers(machine: str) -> dict[str, int]:
     column = list(ARCHITECTURES).index(machine)
-    table = {**_DENIED, **_ON_ARGUMENTS}
+    table = {**_DENIED, **_IGNORED, **_ON_ARGUMENTS}
     return {name: each[column] for name, each in table.items() if each[column] is not None}  # type: ignore[misc]
 
 
@@ -109,6 +111,13 @@ def test_what_only_an_attack_needs_is_refused(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
     denied = [each[column] for each in _DENIED.values() if each[column] is not None]
     assert {verdict(machine, number) for number in denied if number is not None} == {EPERM}
+
+
+@machines
+def test_a_files_times_are_said_to_be_set_and_are_not(machine: str) -> None:
+    assert {verdict(machine, numbers(machine)[name]) for name in _IGNORED if name in numbers(machine)} == {
+        DONE
+    }
 
 
 @machines
@@ -137,10 +146,12 @@ def test_only_sockets_within_the_machine_may_be_made(machine: str, call: str) ->
 
 
 @machines
-def test_limits_of_others_and_requests_to_a_terminals_driver_are_refused(machine: str) -> None:
+def test_limits_of_others_and_requests_to_drivers_and_watchers_are_refused(machine: str) -> None:
     assert verdict(machine, numbers(machine)["prlimit64"], 0) == ALLOW
     assert verdict(machine, numbers(machine)["prlimit64"], 1) == EPERM
     assert verdict(machine, numbers(machine)["ioctl"], 0, 0x5401) == ALLOW
+    for command, expected in ((1, ALLOW), (1026, EPERM), (2**32 + 1026, EPERM)):  # F_GETFD, F_NOTIFY
+        assert verdict(machine, numbers(machine)["fcntl"], 0, command) == expected
     for request in (0x5412, 0x541C, 0x5423, 2**32 + 0x5412):
         assert verdict(machine, numbers(machine)["ioctl"], 0, request) == EPERM
 

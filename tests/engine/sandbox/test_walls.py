@@ -69,6 +69,20 @@ def left(name):
         except OSError: pass
     return seen
 
+def touched(paths):
+    for path in paths: os.utime(path)
+    return [os.stat(path).st_mtime_ns for path in paths]
+
+def untouched():
+    folder = os.stat('/tmp')
+    os.listdir('/tmp')
+    return folder.st_atime_ns == folder.st_ctime_ns
+
+def watchers():
+    folder = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+    kept = [libc.inotify_init(), libc.inotify_init1(0)]
+    return [*kept, libc.fcntl(folder, 1026, 1)]
+
 def terminal():
     main, side = os.openpty()
     return [libc.ioctl(side, request, ctypes.byref(ctypes.c_int(2))) for request in (0x5412, 0x5423)]
@@ -136,6 +150,24 @@ def test_devices_are_those_that_hold_nothing(server: PythonServer) -> None:
     assert set(found.values()) <= {1, 5, 136}  # memory devices such as null, terminals, their other ends
     assert not {"mem", "kmem", "port", "kmsg"} & set(found)
     assert made == []
+
+
+def test_devices_are_the_machines_own_and_stay_as_they_are(server: PythonServer) -> None:
+    paths = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"]
+    before = [os.stat(path).st_mtime_ns for path in paths]
+    assert call(server, "touched", paths) == before
+    assert [os.stat(path).st_mtime_ns for path in paths] == before
+
+
+def test_what_other_processes_open_is_not_told(server: PythonServer) -> None:
+    """The libraries that it sees are those that others load."""
+    assert call(server, "watchers") == [-1, -1, -1]
+
+
+def test_a_look_into_its_folder_is_no_sign_for_the_next_call() -> None:
+    """The first one sets a time, which a later call could read, so that one gets a folder of its own."""
+    with PythonServer(INSIDE) as fresh:
+        assert [call(fresh, "untouched") for _ in range(2)] == [True, True]
 
 
 def test_a_crash_leaves_no_core_file(server: PythonServer) -> None:

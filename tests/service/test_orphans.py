@@ -1,0 +1,83 @@
+"""Stored objects that no row names: found where they are old, and deleted on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from service.db import Database
+from service.jobs.states import JobState
+from service.orphans import AnothersStorage, find_orphans
+from service.settings import Settings
+from service.storage import Storage, open_storage
+from tests.s3 import Bucket
+from tests.service.embedded import environment, run_grpo
+from tests.service.job_samples import add_artifact, add_checkpoint, add_job, store_file
+
+NOW = timedelta(0)
+LOST = ["files/file-lost", "jobs/ftjob-1/checkpoints/5-1/state.tar"]
+
+
+@pytest.fixture
+def storage(settings: Settings) -> Storage:
+    return open_storage(settings.storage_location)
+
+
+def add_things(settings: Settings, database: Database) -> None:
+    """A dataset, a job with a result and a checkpoint, and two orphans."""
+    store_file(settings, database, b"{}\n")
+    job_id = add_job(database, JobState.SUCCEEDED)
+    add_artifact(settings, database, job_id, "adapter", b"weights")
+    add_checkpoint(settings, database, job_id, 5, b"weights")
+    for key in LOST:
+        open_storage(settings.storage_location).put_bytes(key, b"lost")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+def test_what_no_row_names_is_found_once_it_is_old(
+    settings: Settings, database: Database, storage: Storage
+) -> None:
+    add_things(settings, database)
+    assert [(each.key, each.num_bytes) for each in find_orphans(database, storage, NOW)] == [
+        (key, 4) for key in LOST
+    ]
+    assert find_orphans(database, storage) == []
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_another_deployments_database_orphans_nothing(
+    settings: Settings, database: Database, storage: Storage
+) -> None:
+    assert find_orphans(database, storage, NOW) == []
+    storage.put_bytes(LOST[0], b"somebody's")
+    with pytest.raises(AnothersStorage):
+        find_orphans(database, storage, NOW)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_bucket_is_listed_below_its_prefix(settings: Settings, database: Database, bucket: Bucket) -> None:
+    in_bucket = settings.model_copy(update={"storage_url": bucket.location})
+    add_things(in_bucket, database)
+    found = find_orphans(database, open_storage(bucket.location), -timedelta(minutes=1))
+    assert [each.key for each in found] == LOST
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_the_command_lists_and_deletes_only_old_ones(
+    settings: Settings, database: Database, storage: Storage
+) -> None:
+    add_things(settings, database)
+    folder = Path(settings.storage_location.removeprefix("file://"))
+    past = time.time() - 2 * 86_400
+    os.utime(folder / LOST[0], (past, past))
+    variables = environment(settings.home)
+    listed = run_grpo("orphans", environment=variables)
+    assert listed.stdout.splitlines() == ["files/file-lost (4 B)", "1 orphans, 4 B"]
+    deleted = run_grpo("orphans", "--delete", "--json", environment=variables)
+    assert json.loads(deleted.stdout) == [{"key": LOST[0], "num_bytes": 4}]
+    assert (storage.exists(LOST[0]), storage.exists(LOST[1])) == (False, True)

@@ -1,0 +1,93 @@
+"""One key's slow requests, many at once: everybody else is answered meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from service.errors import InvalidRequest
+from service.files.service import Files
+from service.jobs.preflight import Preflight
+from service.shares import OF_KEY, UPLOADS_OF_KEY
+from tests.servers import wait_until
+from tests.service.job_samples import request
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+CROWD = 60
+"""More than a server has threads."""
+
+
+class Slow:
+    """Stands in for work that takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.most = self.num_inside = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, *_arguments: object) -> None:
+        with self._lock:
+            self.num_inside += 1
+            self.most = max(self.most, self.num_inside)
+        self.may_end.wait(60)
+        with self._lock:
+            self.num_inside -= 1
+        raise InvalidRequest("done")
+
+
+def check(client: httpx.Client) -> httpx.Response:
+    return client.post("/v1/fine_tuning/jobs/validate", json=request("file-1"))
+
+
+def upload(client: httpx.Client) -> httpx.Response:
+    form = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "fine-tune"}}
+    return client.post("/v1/files", **form)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("place", "ask", "share"),
+    [((Preflight, "check"), check, OF_KEY), ((Files, "upload"), upload, UPLOADS_OF_KEY)],
+    ids=["checks", "uploads"],
+)
+def test_a_crowd_of_slow_requests_of_one_key_keeps_nobody_else_waiting(
+    server_url: str,
+    api_key: str,
+    other_api_key: str,
+    monkeypatch: pytest.MonkeyPatch,
+    place: tuple[type, str],
+    ask: Callable[[httpx.Client], httpx.Response],
+    share: int,
+) -> None:
+    slow = Slow()
+    monkeypatch.setattr(*place, slow)
+    limits = httpx.Limits(max_connections=CROWD)
+    theirs = {"authorization": f"Bearer {api_key}"}
+    mine = {"authorization": f"Bearer {other_api_key}"}
+    with (
+        httpx.Client(base_url=server_url, headers=theirs, limits=limits, timeout=60) as crowd,
+        httpx.Client(base_url=server_url, headers=mine, timeout=30) as other,
+        ThreadPoolExecutor(CROWD) as threads,
+    ):
+        asked = [threads.submit(ask, crowd) for _ in range(CROWD)]
+        wait_until(lambda: slow.num_inside == share, 20, "as many as may are at work")
+        assert other.get("/v1/files").status_code == 200
+        slow.may_end.set()
+        assert {each.result().status_code for each in asked} == {400}
+    assert slow.most == share
+
+
+def test_a_turn_that_is_over_is_the_next_ones(server_url: str, api_key: str) -> None:
+    """Those who are refused, fail or leave give it back too."""
+    headers = {"authorization": f"Bearer {api_key}"}
+    with httpx.Client(base_url=server_url, headers=headers, timeout=30) as client:
+        for number in range(OF_KEY + 1):
+            answers = [
+                client.get("/v1/files"),
+                client.get(f"/v1/files/{number}"),
+                client.get("/v1/files?limit=0"),
+            ]
+            assert [answer.status_code for answer in answers] == [200, 404, 400]
