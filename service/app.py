@@ -88,7 +88,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 @cache
 def _routes(max_upload_bytes: int) -> list[BaseRoute]:
     """All rooms' routes; applications share them: to resolve their dependencies takes a tenth of a second."""
-    everything = APIRouter(dependencies=[Depends(refuse_odd_text), Depends(take_turn, scope="function")])
+    everything = APIRouter(dependencies=[Depends(refuse_odd_text), Depends(take_turn)])
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     everything.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, metrics)

@@ -19,6 +19,7 @@ from service.errors import InvalidRequest, PayloadTooLarge, ServiceError, TooSlo
 from service.handlers import error_response
 from service.ids import new_id
 from service.logs import REQUEST
+from service.shares import give_turn_back
 from service.traffic import Traffic, route_of
 
 log = structlog.get_logger()
@@ -59,6 +60,7 @@ class RequestContext:
                 raise
             await exchange.answer(_unexpected(exchange.request_id))
         finally:
+            give_turn_back(scope)
             ended = time.monotonic()
             self.traffic.count(scope, exchange.status, (exchange.answered_at or ended) - started)
             log.info("request", status=exchange.status, seconds=round(ended - started, 4))
@@ -151,11 +153,13 @@ class _Exchange:
         self.status = 0
         self.answered_at = 0.0
         """Monotonic seconds; 0: not yet."""
+        self._scope = scope
         self._send = send
         self._is_replaced = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            give_turn_back(self._scope)
             headers = MutableHeaders(scope=message)
             if message["status"] == 413 and headers.get("content-type", "").startswith("text/plain"):
                 self._is_replaced = True
