@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.routing import BaseRoute
 
 from service import contract, docs, handlers, health, logs, metrics
@@ -85,10 +85,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     return app
 
 
+async def _admit(request: Request) -> None:
+    """Every route's one dependency: each more would cost every poll."""
+    await refuse_odd_text(request)
+    await take_turn(request)
+
+
 @cache
 def _routes(max_upload_bytes: int) -> list[BaseRoute]:
     """All rooms' routes; applications share them: to resolve their dependencies takes a tenth of a second."""
-    everything = APIRouter(dependencies=[Depends(refuse_odd_text), Depends(take_turn)])
+    everything = APIRouter(dependencies=[Depends(_admit)])
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     everything.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, metrics)

@@ -22,7 +22,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 async def refuse_odd_text(request: Request) -> None:
-    """Dependency of all routes. Raises InvalidRequest for what no JSON document or text column may hold."""
+    """Before every endpoint. Raises InvalidRequest for what no JSON document or text column may hold."""
     query = [text for pair in request.query_params.multi_items() for text in pair]
     if any("\x00" in text for text in (request.url.path, *query)):
         raise InvalidRequest("NUL characters are not allowed in a URL.")
