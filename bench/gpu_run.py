@@ -103,10 +103,18 @@ def in_a_group(command: list[str], log: Path, seconds: float) -> Ended:
     # With several GPUs in sight TRL would split its batch over all of them.
     environment = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, **own}
     with log.open("wb") as out:
+        # a SIGTERM waits until there is a child that can be ended
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         child = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_hear_sigterm,
         )
         try:
+            _hear_sigterm()
             status = child.wait(seconds)
         except subprocess.TimeoutExpired:
             return Ended(False, f"stopped after its {seconds:.0f} s")
@@ -119,6 +127,10 @@ def in_a_group(command: list[str], log: Path, seconds: float) -> Ended:
     said = log.read_text(errors="replace").strip()[-TOLD_CHARACTERS:]
     print(said, file=sys.stderr, flush=True)
     return Ended(True, f"its process ended with {status}: {(said.splitlines() or ['silent'])[-1]}")
+
+
+def _hear_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def result_of(part: Part, heard: Path, ended: Ended) -> dict[str, Any]:

@@ -13,8 +13,11 @@ from bench.side import Spec
 
 def decode_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
     """Of sampling `tokens` tokens of completions `length` long on average: products with every weight, and
-    attention to what is there already."""
-    return tokens * (2 * weights(config) + _attention(config, spec.prompt_tokens + length / 2))
+    attention to what is there already; before them each prompt, once for its group."""
+    prompts = spec.prompts * spec.prompt_tokens
+    before = 2 * (weights(config) - output(config)) + _attention(config, spec.prompt_tokens / 2)
+    each = 2 * weights(config) + _attention(config, spec.prompt_tokens + length / 2)
+    return prompts * before + tokens * each
 
 
 def train_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:

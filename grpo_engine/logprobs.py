@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+from grpo_engine.fast.products import product
+
 CHUNK_ELEMENTS = 2**24
 """Logits of one chunk: 64 MiB in float32."""
 CPU_CHUNK_ELEMENTS = 2**20
@@ -99,7 +101,7 @@ class _FrozenHead(Function):
         entropy, slopes = torch.empty_like(chosen), torch.empty_like(hidden_N)
         for start in range(0, len(targets_N), chunk):
             here = slice(start, start + chunk)
-            logits = torch.nn.functional.linear(hidden_N[here], weight, bias).float()
+            logits = product(hidden_N[here], weight, bias).float()
             logits.div_(temperature).sub_(logits.amax(-1, keepdim=True))
             shares = logits.exp()
             total = shares.sum(-1)
@@ -110,7 +112,7 @@ class _FrozenHead(Function):
             torch.sub(total.log(), surprise, out=entropy[here])
             # p − 1 of the target is rounded once: of a sure token's row, p and 1 apart would leave nothing
             shares.scatter_(1, targets_N[here, None], -1.0, reduce="add")
-            torch.mm(shares.to(weight.dtype), weight, out=slopes[here])
+            slopes[here] = product(shares.to(weight.dtype), weight.t())
         ctx.save_for_backward(slopes)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy)

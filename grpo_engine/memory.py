@@ -35,7 +35,8 @@ class Pieces:
 
     def __init__(self, policy: Policy, tokens: int | None) -> None:
         self.policy = policy
-        self.tokens = tokens or (_cpu_tokens(policy) if policy.device.type == "cpu" else DEVICE_TOKENS)
+        self._is_by_caches = tokens is None and policy.device.type == "cpu"
+        self.tokens = _cpu_tokens(policy) if self._is_by_caches else tokens or DEVICE_TOKENS
         self.told: list[tuple[str, str]] = []
         """Code and sentence of each warning since they were last taken."""
 
@@ -51,6 +52,14 @@ class Pieces:
                 clear()
                 torch.cuda.empty_cache()
                 self._give_way(step, error)
+
+    def make_room(self, longest_prompt: int) -> None:
+        """For a prompt of so many tokens beside what is trained: each part of a split group repeats it.
+
+        Nothing where the deployment stated the budget or a GPU's memory does.
+        """
+        if self._is_by_caches:
+            self.tokens += longest_prompt
 
     def _give_way(self, step: int, error: torch.OutOfMemoryError) -> None:
         """Keep fewer activations, or take fewer tokens."""

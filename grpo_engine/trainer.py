@@ -85,6 +85,7 @@ class Trainer(TrainingLoop):
         self.guards = self.hyperparameters.guards
         self.early_stopping = self.hyperparameters.early_stopping
         self.prompts = prompts
+        self.pieces.make_room(max(len(prompt.token_ids) for prompt in prompts))
         self.num_rows = len(prompts)
 
     @property

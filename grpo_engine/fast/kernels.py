@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import silu
 
+from grpo_engine.fast.products import add_product, product
+
 Apply = Callable[..., Any]
 
 
@@ -45,10 +47,10 @@ def _linears(
     down: Tensor | None,
     ups: Sequence[Tensor],
 ) -> tuple[list[Tensor], Tensor | None]:
-    made = [torch.nn.functional.linear(x, *pair) for pair in zip(weights, biases, strict=True)]
+    made = [product(x, *pair) for pair in zip(weights, biases, strict=True)]
     if down is None:
         return made, None
-    low = x @ down.t()
+    low = product(x, down)
     for y, up, part in zip(made, ups, low.split([up.shape[1] for up in ups], 1), strict=True):
         y.addmm_(part, up.t())
     return made, low
@@ -73,7 +75,7 @@ class _LoraLinears(Function):
         grad_x = _through_weights(grads, weights) if wants_x else None
         grad_down, grad_ups = None, [None] * len(ups)
         if down is not None:
-            back = torch.cat([grad @ up for grad, up in zip(grads, ups, strict=True)], 1)
+            back = torch.cat([product(grad, up.t()) for grad, up in zip(grads, ups, strict=True)], 1)
             if grad_x is not None:
                 grad_x.addmm_(back, down)
             if wants_down:
@@ -85,7 +87,10 @@ class _LoraLinears(Function):
             grad_x,
             grad_down,
             None,
-            *(grad.t() @ x if wanted else None for grad, wanted in zip(grads, wants_weight, strict=True)),
+            *(
+                product(grad.t(), x.t()) if wanted else None
+                for grad, wanted in zip(grads, wants_weight, strict=True)
+            ),
             *(grad.sum(0) if wanted else None for grad, wanted in zip(grads, wants_bias, strict=True)),
             *grad_ups,
         )
@@ -93,9 +98,9 @@ class _LoraLinears(Function):
 
 def _through_weights(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     """Σ_i dy_i W_i."""
-    total = grads[0] @ weights[0]
+    total = product(grads[0], weights[0].t())
     for grad, weight in zip(grads[1:], weights[1:], strict=True):
-        total.addmm_(grad, weight)
+        add_product(total, grad, weight.t())
     return total
 
 

@@ -54,11 +54,12 @@ class Linears:
         bias = None if all(each is None for each in self.biases) else torch.cat(biases)
         up = torch.block_diag(*self.ups) if self.down is not None else None
         weight = torch.cat(self.weights) if len(self.weights) > 1 else self.weights[0]
-        if packs(weight.dtype, weight.device):
-            return Packed.of(weight, bias, self.down, up)
-        if up is not None and weight.dtype == torch.float32:
-            return type(self)((weight + up @ self.down,), (bias,), None, ())
-        return type(self)((weight,), (bias,), self.down, () if up is None else (up,))
+        down = self.down
+        if up is not None and down is not None and weight.dtype == torch.float32:
+            weight, down, up = weight + up @ down, None, None
+        if packs(weight):
+            return Packed.of(weight, bias, down, up)
+        return type(self)((weight,), (bias,), down, () if up is None else (up,))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         return lora_linears(x, self.weights, self.biases, self.down, self.ups)

@@ -8,22 +8,21 @@ rows beside the input. Boundary: no gradient, and a copy of the weights for as l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Self, cast
 
 import torch
 from torch import Tensor
 
+from grpo_engine.fast.products import SMALLEST, has_onednn, onednn_product
 
-@cache
-def packs(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this machine's torch has such products for the dtype."""
-    return (
-        device.type == "cpu"
-        and dtype is torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+ROWS = 64
+"""For which a weight is laid out; others are as right."""
+
+
+def packs(weight: Tensor) -> bool:
+    """Whether a copy of the weight for oneDNN is worth its memory."""
+    is_small = weight.dtype is torch.float32 and ROWS * weight.numel() < SMALLEST
+    return not is_small and has_onednn(weight.dtype, weight.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Packed:
     """One layer [O, I], with an adapter of rank r or without."""
 
     weight: Tensor
-    """[O, I + r], opaque: only `_product` reads it."""
+    """[O, I + r], opaque: only `onednn_product` reads it."""
     bias: Tensor | None
     down: Tensor | None
     """[r, I], opaque."""
@@ -46,17 +45,9 @@ class Packed:
     def __call__(self, x: Tensor) -> tuple[Tensor]:
         """x [B, I] → [B, O]."""
         if self.down is not None:
-            x = torch.cat([x, _product(x, self.down, None)], 1)
-        return (_product(x, self.weight, self.bias),)
-
-
-ROWS = 64
-"""For which a weight is laid out; others are as right."""
+            x = torch.cat([x, onednn_product(x, self.down)], 1)
+        return (onednn_product(x, self.weight, self.bias),)
 
 
 def _laid_out(weight: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS))
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))

@@ -19,7 +19,7 @@ from grpo_engine.fast.model import reads_at_once
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
 """Columns by which buffers grow: on a GPU each growth records a new graph."""
-SHARED_FROM = 128
+SHARED_FROM = 64
 """Tokens from which on a prompt is kept once for its group instead of once a row."""
 
 Layers = Mapping[int, Tensor]

@@ -170,8 +170,7 @@ def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> t
         return token, best
     batch, vocab = logits_B.shape
     blocks = -(-vocab // BLOCK)
-    shares = logits_B.new_full((batch, blocks * BLOCK), float("-inf"), dtype=torch.float32)
-    shares[:, :vocab] = logits_B
+    shares = torch.nn.functional.pad(logits_B.float(), (0, blocks * BLOCK - vocab), value=float("-inf"))
     if temperature != 1:
         shares.div_(temperature)
     shares.sub_(shares.amax(-1, keepdim=True)).exp_()

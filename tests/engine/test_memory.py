@@ -62,6 +62,15 @@ def test_without_a_stated_budget_a_larger_model_takes_fewer_tokens_at_a_time(
     assert Pieces(policy, None).tokens == CPU_TOKENS.start
 
 
+def test_the_longest_prompt_finds_room_beside_what_is_trained_where_nobody_stated_a_budget(
+    make_policy: Callable[..., Policy],
+) -> None:
+    free, stated = Pieces(make_policy(), None), Pieces(make_policy(), 256)
+    for pieces in (free, stated):
+        pieces.make_room(longest_prompt=512)
+    assert (free.tokens, stated.tokens) == (CPU_TOKENS.stop + 512, 256)
+
+
 def test_first_fewer_tokens_then_fewer_activations_then_fewer_tokens_again(
     make_policy: Callable[..., Policy],
 ) -> None:

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from grpo_engine.fast.packed import Packed, packs
+from grpo_engine.fast.products import has_onednn
 
 INPUTS, OUTPUTS, RANK = 40, 24, 6
 
+CPU = torch.device("cpu")
 needs_products = pytest.mark.skipif(
-    not packs(torch.bfloat16, torch.device("cpu")), reason="this processor has no bfloat16 products"
+    not has_onednn(torch.bfloat16, CPU), reason="this processor has no bfloat16 products"
 )
 
 
@@ -19,9 +21,18 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def test_only_bfloat16_on_a_cpu_is_packed() -> None:
-    assert not packs(torch.float32, torch.device("cpu"))
-    assert not packs(torch.bfloat16, torch.device("cuda"))
+def test_a_small_float32_weight_a_wider_one_and_one_on_a_gpu_are_left_as_they_are() -> None:
+    large = torch.zeros(512, 128)
+    assert packs(large)
+    assert not packs(large[:8])
+    assert not packs(large.double())
+    assert not packs(torch.zeros(512, 128, dtype=torch.bfloat16, device="meta"))
+
+
+def test_a_large_float32_layer_is_the_plain_product() -> None:
+    weight, x, bias = normal(512, 128).float(), normal(7, 128, seed=1).float(), normal(512, seed=4).float()
+    (found,) = Packed.of(weight, bias, None, None)(x)
+    assert torch.allclose(found.double(), x.double() @ weight.double().t() + bias.double(), atol=1e-5)
 
 
 @needs_products

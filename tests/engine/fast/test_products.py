@@ -1,0 +1,54 @@
+"""Products by either library: the same sums in another order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_engine.fast.products import SMALLEST, add_product, product
+
+SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
+"""Rows, outputs, inputs: below and above what is given to oneDNN."""
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def exact(x: Tensor, weight: Tensor) -> Tensor:
+    return x.double() @ weight.double().t()
+
+
+def test_the_two_sizes_lie_on_both_sides_of_the_border() -> None:
+    rows, outputs, inputs = SHAPES["small"]
+    assert rows * outputs * inputs < SMALLEST
+    rows, outputs, inputs = SHAPES["large"]
+    assert rows * outputs * inputs >= SMALLEST
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("is_view", [False, True], ids=["weight", "transposed view"])
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-13), (torch.bfloat16, 2**-8)], ids=str
+)
+def test_a_product_is_the_sum_over_the_inputs_whoever_computes_it(
+    size: str, is_view: bool, dtype: torch.dtype, close: float
+) -> None:
+    rows, outputs, inputs = SHAPES[size]
+    x, bias = normal(rows, inputs, seed=1, dtype=dtype), normal(outputs, seed=2, dtype=dtype)
+    weight = normal(outputs, inputs, seed=3, dtype=dtype)
+    weight = weight.t().contiguous().t() if is_view else weight
+    wanted = exact(x, weight)
+    limit = {"rtol": close, "atol": close * float(wanted.abs().max())}
+    assert torch.allclose(product(x, weight).double(), wanted, **limit)
+    assert torch.allclose(product(x, weight, bias).double(), wanted + bias.double(), **limit)
+    total = torch.ones(rows, outputs, dtype=dtype)
+    add_product(total, x, weight)
+    assert torch.allclose(total.double(), wanted + 1, **limit)
+
+
+def test_a_transposed_input_is_read_as_it_is() -> None:
+    """As for the gradient of a weight: rows and inputs both transposed."""
+    grad, x = normal(96, 320, seed=1, dtype=torch.float32), normal(96, 160, seed=2, dtype=torch.float32)
+    assert torch.allclose(product(grad.t(), x.t()).double(), exact(grad.t(), x.t()), atol=1e-4)
