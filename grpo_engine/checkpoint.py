@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from grpo_engine import manifest
 from grpo_engine.config import RunConfig
 from grpo_engine.faults import fault_point
+from grpo_engine.fingerprint import refuse_other_base
 from grpo_engine.optim import Optimizer
 from grpo_engine.policy import Policy
 from grpo_engine.ranks import Ranks
@@ -84,7 +85,8 @@ def save(
         save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(state_dict(state), sort_keys=True))
         facts = {"step": state.step, "config_sha256": config_digest(config), "versions": versions}
-        seal(temporary, {"job_id": config.job_id, **facts})
+        base = {"base_fingerprint": policy.base_fingerprint}
+        seal(temporary, {"job_id": config.job_id, **facts, **base})
     return path
 
 
@@ -106,7 +108,12 @@ def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str
 
 
 def load(folder: Path, policy: Policy, optimizer: Optimizer) -> State:
-    """Weights, moments and state of a checkpoint that `newest_valid` chose."""
+    """Weights, moments and state of a checkpoint that `newest_valid` chose.
+
+    Raises ModelError where the base model is not the one that it was trained on.
+    """
+    sealed = json.loads((folder / manifest.MANIFEST).read_bytes())
+    refuse_other_base(policy.base_fingerprint, sealed.get("base_fingerprint", ""))
     load_weights(policy, folder)
     optimizer.load_state_tensors(load_file(folder / "optimizer.safetensors"))
     return State(**json.loads((folder / "state.json").read_text()))

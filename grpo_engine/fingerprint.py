@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from grpo_engine.errors import ModelError
 from grpo_engine.tensors import INDEX, Tensor, read_tensors, shards
 
 PIECE_BYTES = 1024
@@ -39,3 +40,22 @@ def _sampled(file: IO[bytes], tensor: Tensor) -> str:
         file.seek(place)
         digest.update(file.read(min(PIECE_BYTES, tensor.end - place)))
     return digest.hexdigest()
+
+
+def refuse_other_base(found: str, told: str) -> None:
+    """What was trained fits the weights that it was trained on and no others; "" is not known.
+
+    Raises ModelError where `found` differs from what was `told` then.
+    """
+    if found and told and found != told:
+        raise ModelError(
+            "the base model has other weights now than when this was trained on it",
+            hint="Put the model's files back as they were; what is to begin with the new ones is a new job.",
+        )
+
+
+def told_by_adapter(folder: Path) -> str:
+    """The fingerprint in the manifest that lies beside a published adapter; empty where none does."""
+    path = folder / "manifest.json"
+    told: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return str(told.get("model", {}).get("fingerprint") or "")

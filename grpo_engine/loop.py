@@ -267,7 +267,7 @@ def started(policy: Policy, total_steps: int, step: int, sampler_name: str, num_
         num_trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         num_rows=num_rows,
         versions=library_versions(),
-        base_fingerprint=policy.base_fingerprint(),
+        base_fingerprint=policy.base_fingerprint,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +30,7 @@ from grpo_engine import adapters
 from grpo_engine.config import Hyperparameters, Lora, ModelSource
 from grpo_engine.errors import ModelError
 from grpo_engine.fast.model import FastModel
-from grpo_engine.fingerprint import fingerprint
+from grpo_engine.fingerprint import fingerprint, refuse_other_base, told_by_adapter
 from grpo_engine.forward import fast_states, packed_states, plain_logits, proof_batch
 from grpo_engine.logprobs import LogitsOf, token_logprobs
 from grpo_engine.types import PackedBatch
@@ -69,14 +70,15 @@ class Policy:
         """Name → parameter that the optimiser moves, in a fixed order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    @cached_property
     def base_fingerprint(self) -> str:
-        """Of the files that the base was loaded from, for a later merge into it."""
+        """Of the files that the base was loaded from; what is trained here belongs to them."""
         source = self.source
         try:
             config = cached_file(source.path, "config.json", revision=source.revision, local_files_only=True)
             return fingerprint(Path(str(config)).parent)
         except (OSError, ValueError):
-            return ""  # nothing in training depends on it, and a merge then compares nothing
+            return ""  # nothing in training depends on it, and nothing is compared then
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of completion tokens, special tokens left out."""
@@ -251,6 +253,8 @@ def load_policy(
         peft_model,
         autocast=full and dtype == torch.bfloat16,
     )
+    if source.adapter is not None:
+        refuse_other_base(policy.base_fingerprint, told_by_adapter(Path(source.adapter)))
     policy.prove_shared_prompts()
     return policy
 

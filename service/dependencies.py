@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 
 from service.catalog import Catalog
 from service.db import Database
@@ -54,3 +54,10 @@ CatalogDep = Annotated[Catalog, Depends(_catalog)]
 WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
 RequestRateDep = Annotated[RequestRate, Depends(_request_rate)]
 RequestId = Annotated[str, Depends(_request_id)]
+RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
+"""What OpenAI's client says of a request that it sends again because no answer came."""
+
+
+def is_retry(count: str) -> bool:
+    """Whether it is a number above 0, of any length: Python reads no number of thousands of digits."""
+    return count.isdecimal() and count.strip("0") != ""

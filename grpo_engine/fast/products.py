@@ -21,6 +21,8 @@ def has_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this machine's torch has oneDNN's products for the dtype."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False  # it is the operator of torch's own compiler, and another torch may name it otherwise
     return dtype is torch.float32 or (
         dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )

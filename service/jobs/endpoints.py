@@ -15,8 +15,10 @@ from service.dependencies import (
     CatalogDep,
     DatabaseDep,
     RequestId,
+    RetryCount,
     StorageDep,
     WakeupsDep,
+    is_retry,
 )
 from service.downloads import Content, file_response, ranged_response
 from service.errors import InvalidRequest
@@ -64,7 +66,6 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
 MergingDep = Annotated[Merging, Depends(_merging)]
 PreflightDep = Annotated[Preflight, Depends(_preflight)]
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
-RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
 Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
 
@@ -83,11 +84,6 @@ def create_job(
     request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     return answer(created.job, created.headers)
-
-
-def is_retry(count: str) -> bool:
-    """Whether it is a number above 0, of any length: Python reads no number of thousands of digits."""
-    return count.isdecimal() and count.strip("0") != ""
 
 
 @router.post("/jobs/{job_id}/clone")

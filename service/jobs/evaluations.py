@@ -13,6 +13,12 @@ from typing import Any
 from grpo_engine.events import VALIDATION, Evaluated, quality
 from service.jobs.metrics import EVALUATION
 
+OPENAI_NAMES = {
+    "reward": "full_valid_mean_reward",
+    "loss": "full_valid_loss",
+    "mean_token_accuracy": "full_valid_mean_token_accuracy",
+}
+
 
 def with_event(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
     """The document after an evaluation; None where it is known already.
@@ -56,3 +62,8 @@ def conclusion(event: Evaluated) -> tuple[str, dict[str, Any], str] | None:
     subject = "Held-out reward" if event.name == VALIDATION else f"Retention set {event.name}"
     message = f"{subject} after {event.step} steps: {verdict.text} ({rows})."
     return message, data, "warn" if is_loss else "info"
+
+
+def in_openai_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those of an evaluation's metrics for which OpenAI has a name."""
+    return {theirs: metrics[ours] for ours, theirs in OPENAI_NAMES.items() if ours in metrics}

@@ -53,6 +53,20 @@ def metric_rows(
     return [_flat(metric.step, metric.values, names) for metric in session.scalars(query)]
 
 
+def evaluations_at(session: Session, job_id: str, steps: Collection[int]) -> dict[int, dict[str, float]]:
+    """Step → what was measured on the held-out rows there, as `{"reward": …}`, where anything was."""
+    rows = session.scalars(select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps)))
+    own = ((row.step, _held_out(row.values)) for row in rows)
+    return {step: values for step, values in own if values}
+
+
+def _held_out(values: Mapping[str, float]) -> dict[str, float]:
+    """Without those of retention sets, `eval/<name>/…`."""
+    names = (name for name in values if name.startswith(EVALUATION))
+    short = ((name.removeprefix(EVALUATION), values[name]) for name in names)
+    return {name: value for name, value in short if "/" not in name}
+
+
 def thinned_rows(
     session: Session,
     tenant: str,

@@ -28,11 +28,6 @@ TRAINING_NAMES = {
     "mean_token_accuracy": "train_mean_token_accuracy",
 }
 """Our metric → OpenAI's name beside it in a metrics event."""
-EVALUATION_NAMES = {
-    "reward": "full_valid_mean_reward",
-    "loss": "full_valid_loss",
-    "mean_token_accuracy": "full_valid_mean_token_accuracy",
-}
 
 
 def record_events(
@@ -193,8 +188,7 @@ class _Batch:
         data = {"step": event.step, "total_steps": self.total_steps, **prefixed}
         shown = _headline(event.metrics) + (f"; {event.verdict.text}" if event.verdict else "")
         if event.name == engine.VALIDATION:
-            names = EVALUATION_NAMES.items()
-            data |= {theirs: event.metrics[ours] for ours, theirs in names if ours in event.metrics}
+            data |= evaluations.in_openai_names(event.metrics)
             self._tell("metrics", f"Evaluation after step {event.step}: {shown}", data)
         else:
             self._tell("message", f"Retention set {event.name} after step {event.step}: {shown}", data)

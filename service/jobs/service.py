@@ -15,6 +15,7 @@ from service import audit
 from service.db import Database
 from service.errors import InvalidRequest, NotFound
 from service.jobs import adapters, names, queue, repository
+from service.jobs.metrics import evaluations_at
 from service.jobs.reading import read_jobs, require_job
 from service.jobs.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.states import TERMINAL, JobState
@@ -90,7 +91,8 @@ class Jobs:
                 raise unknown_cursor(after)
             step = last.step if last else None
             rows = repository.checkpoints_of(session, tenant, job_id, before_step=step, limit=limit + 1)
-            return [checkpoint_read(row, job) for row in rows]
+            evaluated = evaluations_at(session, job_id, [row.step for row in rows])
+            return [checkpoint_read(row, job, evaluated.get(row.step, {})) for row in rows]
 
     def weights(
         self, tenant: str, job_id: str, *, which: adapters.Which, checkpoint: str | None

@@ -7,6 +7,8 @@ from typing import Any
 
 from service.jobs import costs, names
 from service.jobs.backlog import MAX_PLACE
+from service.jobs.evaluations import in_openai_names
+from service.jobs.metrics import EVALUATION
 from service.jobs.openai_terms import in_openai_terms
 from service.jobs.schemas import (
     ArtifactRead,
@@ -86,7 +88,9 @@ def event_read(event: JobEvent) -> EventRead:
     )
 
 
-def checkpoint_read(checkpoint: Checkpoint, job: Job) -> CheckpointRead:
+def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, float]) -> CheckpointRead:
+    """`evaluated`: what its policy did on the held-out rows; empty where it was not evaluated."""
+    held_out = {f"{EVALUATION}{name}": value for name, value in evaluated.items()}
     return CheckpointRead(
         id=checkpoint.id,
         created_at=int(checkpoint.created_at),
@@ -94,7 +98,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job) -> CheckpointRead:
         fine_tuned_model_checkpoint=names.checkpoint_model(names.model_of(job), checkpoint.step),
         step_number=checkpoint.step,
         is_best=checkpoint.step == job.evaluation.get("best", {}).get("step"),
-        metrics={"step": checkpoint.step, **checkpoint.metrics},
+        metrics={"step": checkpoint.step, **checkpoint.metrics, **held_out, **in_openai_names(evaluated)},
         bytes=checkpoint.adapter_bytes,
         sha256=checkpoint.adapter_sha256,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from service.auth import Reader, Writer
-from service.dependencies import DatabaseDep, RequestId, SettingsDep
+from service.dependencies import DatabaseDep, RequestId, RetryCount, SettingsDep, is_retry
 from service.pagination import After, Limit, Page, page_of
 from service.webhooks.schemas import (
     DeliveryRead,
@@ -42,9 +42,14 @@ WriteWebhooks = Annotated[Webhooks, Depends(_for_writer)]
 
 
 @router.post("")
-def create_webhook(body: WebhookCreate, webhooks: WriteWebhooks) -> WebhookWithSecret:
-    """Registers a URL for events of your jobs. The answer holds the signing secret, this once."""
-    return webhooks.create(body)
+def create_webhook(
+    body: WebhookCreate, webhooks: WriteWebhooks, retry_count: RetryCount = "0"
+) -> WebhookWithSecret:
+    """Registers a URL for events of your jobs. The answer holds the signing secret, this once.
+
+    A client that sends it again for want of an answer gets the endpoint that the first time made.
+    """
+    return webhooks.create(body, is_retry=is_retry(retry_count))
 
 
 @router.get("")

@@ -7,8 +7,11 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from service.clock import db_now
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 
+RETRY_SECONDS = 600
+"""So long a client may go on sending a request whose answer was lost."""
 Row = TypeVar("Row", WebhookEndpoint, WebhookDelivery)
 
 
@@ -16,6 +19,14 @@ def find(session: Session, tenant: str, endpoint_id: str, *, lock: bool = False)
     """The tenant's endpoint; locked until the transaction ends where it is to be changed."""
     query = select(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.tenant == tenant)
     return session.scalar(query.with_for_update() if lock else query)
+
+
+def made_lately(session: Session, asked: WebhookEndpoint) -> WebhookEndpoint | None:
+    """The newest of the same tenant that was made for the same wish within the last ten minutes."""
+    table = WebhookEndpoint
+    same = (getattr(table, name) == getattr(asked, name) for name in ("tenant", "name", "url", "event_types"))
+    query = select(table).where(*same, table.created_at > db_now() - RETRY_SECONDS)
+    return session.scalar(query.order_by(table.created_at.desc()).limit(1))
 
 
 def num_endpoints(session: Session, tenant: str) -> int:

@@ -52,8 +52,11 @@ class Webhooks:
         self._principal = principal
         self._request_id = request_id
 
-    def create(self, asked: WebhookCreate) -> WebhookWithSecret:
-        """A new endpoint. Raises InvalidRequest for a URL that leads inside, and at the tenant's limit."""
+    def create(self, asked: WebhookCreate, *, is_retry: bool = False) -> WebhookWithSecret:
+        """A new endpoint, or the one that the same request made whose answer was lost.
+
+        Raises InvalidRequest for a URL that leads inside, and at the tenant's limit.
+        """
         self._check_url(asked.url)
         row = WebhookEndpoint(
             id=new_id("we", "_"),
@@ -65,6 +68,8 @@ class Webhooks:
         )
         with self._database.transaction() as session:
             lock_tenant(session, self._principal.tenant)
+            if is_retry and (made := repository.made_lately(session, row)):
+                return endpoint_with_secret(made)
             if repository.num_endpoints(session, self._principal.tenant) >= MAX_ENDPOINTS:
                 message = f"There are {MAX_ENDPOINTS} webhook endpoints, the limit here: delete one."
                 raise InvalidRequest(message, code="webhook_limit")

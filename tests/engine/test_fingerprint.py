@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from grpo_engine.build import build_trainer
 from grpo_engine.config import RunConfig
+from grpo_engine.errors import ModelError
 from grpo_engine.events import Started
 from grpo_engine.fingerprint import PIECE_BYTES, fingerprint
+from tests.engine.conftest import trained
 
 NUM_VALUES = PIECE_BYTES
 
@@ -64,3 +67,43 @@ def test_a_job_tells_its_bases_at_its_start(make_config: Callable[..., RunConfig
     started, *_ = build_trainer(config, tmp_path).run(lambda: True)
     assert isinstance(started, Started)
     assert started.base_fingerprint == fingerprint(Path(config.model.path))
+
+
+def moved(config: RunConfig, folder: Path) -> tuple[RunConfig, Path]:
+    """The job with a copy of its base, whose files the test may change."""
+    shutil.copytree(config.model.path, folder)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})}), folder
+
+
+def trained_further(model: Path) -> None:
+    path = model / "model.safetensors"
+    save_file({name: value + 0.01 for name, value in load_file(path).items()}, path, {"format": "pt"})
+
+
+def test_a_job_does_not_go_on_with_a_base_of_other_weights(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config, base = moved(make_config(n_steps=1), tmp_path / "base")
+    run_dir = tmp_path / "run"
+    trained(config, run_dir)
+    trained_further(base)
+    with pytest.raises(ModelError, match="other weights now than when this was trained on it") as found:
+        list(build_trainer(config, run_dir).run(lambda: False))
+    assert "Put the model's files back" in found.value.hint
+
+
+def test_an_adapter_does_not_go_onto_other_weights_than_its_manifest_tells(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config, base = moved(make_config(n_steps=1), tmp_path / "base")
+    adapter = tmp_path / "run" / "checkpoints" / "step-00000001" / "adapter"
+    trained(config, tmp_path / "run")
+    (adapter / "manifest.json").write_text(json.dumps({"model": {"fingerprint": fingerprint(base)}}))
+    source = config.model.model_copy(update={"adapter": str(adapter)})
+    config = config.model_copy(update={"model": source})
+    build_trainer(config, tmp_path / "further")
+    trained_further(base)
+    with pytest.raises(ModelError, match="other weights"):
+        build_trainer(config, tmp_path / "further")
+    (adapter / "manifest.json").unlink()
+    build_trainer(config, tmp_path / "further")  # of an adapter without a manifest nothing is known

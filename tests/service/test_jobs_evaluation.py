@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.db import Database
+from service.jobs.metrics import add_metrics
 from service.jobs.states import JobState
 from service.models import Rollout
 from service.settings import Settings
@@ -71,6 +72,21 @@ def test_the_best_checkpoint_is_marked_in_the_list(
         add_checkpoint(settings, database, job_id, step, b"x")
     points = client.get(f"{JOBS}/{job_id}/checkpoints").json()["data"]
     assert [(point["step_number"], point["is_best"]) for point in points] == [(10, False), (5, True)]
+
+
+def test_a_checkpoint_tells_what_its_policy_did_on_the_held_out_rows(
+    client: TestClient, settings: Settings, database: Database, job_id: str
+) -> None:
+    measured = [(5, {"reward": 0.7}), (5, {"eval/reward": 0.6, "eval/general/reward": 0.8})]
+    with database.transaction() as session:
+        add_metrics(session, job_id, measured)
+    for step in (5, 10):
+        add_checkpoint(settings, database, job_id, step, b"x")
+    answer = client.get(f"{JOBS}/{job_id}/checkpoints").json()
+    last, evaluated = (point["metrics"] for point in answer["data"])
+    assert "eval/reward" not in last
+    told = {name: value for name, value in evaluated.items() if name not in last}
+    assert told == {"eval/reward": 0.6, "full_valid_mean_reward": 0.6}
 
 
 def test_the_best_and_the_final_adapter_are_downloaded_by_word(

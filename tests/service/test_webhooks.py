@@ -41,6 +41,17 @@ def receiver() -> Iterator[ScriptedServer]:
         yield server
 
 
+def test_a_registration_sent_again_for_want_of_an_answer_makes_one_endpoint(client: TestClient) -> None:
+    body = {"name": "ops", "url": NOWHERE, "event_types": [SUCCEEDED]}
+    first, again, other = (
+        client.post(WEBHOOKS, json=given, headers={"x-stainless-retry-count": count}).json()
+        for given, count in ((body, "0"), (body, "1"), ({**body, "name": "other"}, "1"))
+    )
+    assert again == first
+    assert other["id"] != first["id"]
+    assert client.post(WEBHOOKS, json=body).json()["id"] not in (first["id"], other["id"])
+
+
 def test_an_endpoint_is_registered_read_changed_and_deleted(client: TestClient) -> None:
     wanted = [SUCCEEDED, "fine_tuning.job.failed", SUCCEEDED]
     created = create(client, event_types=wanted, name="ops")
