@@ -84,9 +84,8 @@ def save(
         fault_point("checkpoint.weights_written")
         save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(state_dict(state), sort_keys=True))
-        facts = {"step": state.step, "config_sha256": config_digest(config), "versions": versions}
-        base = {"base_fingerprint": policy.base_fingerprint}
-        seal(temporary, {"job_id": config.job_id, **facts, **base})
+        facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}
+        seal(temporary, {**facts, "base_fingerprint": policy.base_fingerprint, "versions": versions})
     return path
 
 

@@ -24,7 +24,6 @@ from transformers.activations import SiLUActivation
 
 from grpo_engine.fast.kernels import at_least_single, rms_norm, rotated, swiglu
 from grpo_engine.fast.linears import Layer, Linears
-from grpo_engine.fast.packed import Packed, packs
 
 
 class Attention(Protocol):
@@ -93,13 +92,6 @@ class FastModel:
             before, after = (at_least_single(weight.detach()) for weight in _norms(layer))
             made.append(LayerTensors(read, left, fed, out, (before, after), _head_norms(layer.self_attn)))
         return made
-
-    def joined_head(self) -> Layer | None:
-        """The output layer as those; None where it is no plain one or nothing is gained."""
-        head: Any = self.model.get_output_embeddings()
-        if type(head) is not torch.nn.Linear or not packs(head.weight):
-            return None
-        return Packed.of(head.weight, head.bias, None, None)
 
     def hidden(
         self, tokens_T: Tensor, positions_T: Tensor, attention: Attention, tensors: Sequence[LayerTensors]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_engine.attention import GroupSpan, using
 from grpo_engine.fast.attention import attention_for
 from grpo_engine.fast.model import Attention, FastModel, reads_at_once
+from grpo_engine.fast.products import product
 from grpo_engine.policy import PROOF_TOLERANCE, Policy
 from grpo_engine.sampler.cache import SHARED_FROM, Prefill, RowCache
 from grpo_engine.sampler.graphs import RecordedStep
@@ -40,16 +41,8 @@ class Decoder(Protocol):
         ...
 
 
-class Run(Protocol):
-    """A model's layers and its output layer."""
-
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        """Tokens [T], their positions [T] and what they see → hidden states [T, H]."""
-        ...
-
-    def logits(self, hidden_N: Tensor) -> Tensor:
-        """Hidden states [N, H] → [N, V]."""
-        ...
+Run = Callable[[Tensor, Tensor, Attention], Tensor]
+"""Tokens [T], their positions [T] and what they see → hidden states [T, H]."""
 
 
 class Kernels:
@@ -60,18 +53,11 @@ class Kernels:
         # a GPU replays recorded steps, so it gains nothing from fewer calls and would lose the copy's memory
         self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
         self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
-        self.head = fast.joined_head() if self.on_cpu else None
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         # on a CPU each operation's own cost counts, and it is less where autograd knows of nothing
         with torch.inference_mode(self.on_cpu):
             return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
-
-    def logits(self, hidden_N: Tensor) -> Tensor:
-        if self.head is None:
-            return _logits(self.fast.model, hidden_N)
-        with torch.inference_mode():
-            return self.head(hidden_N)[0]
 
 
 class OwnLayers:
@@ -86,13 +72,6 @@ class OwnLayers:
                 input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False
             )
         return cast(Tensor, out.last_hidden_state[0])
-
-    def logits(self, hidden_N: Tensor) -> Tensor:
-        return _logits(self.model, hidden_N)
-
-
-def _logits(model: PreTrainedModel, hidden_N: Tensor) -> Tensor:
-    return cast(Tensor, model.get_output_embeddings()(hidden_N))
 
 
 class _HeadsFirst:
@@ -165,7 +144,7 @@ class SharedDecoder:
         hidden = self.run(tokens_B, self.positions, self.cache)
         # a row that has ended and not left yet may have no further position
         self.positions.add_(1).clamp_(max=self.last_position)
-        return self.run.logits(hidden)
+        return self._logits(hidden)
 
     def _prefill(self, prompts_P: Sequence[Sequence[int]]) -> tuple[Prefill, Tensor]:
         """The prompts' keys and values, and logits [P, V] of what follows each."""
@@ -176,10 +155,15 @@ class SharedDecoder:
         kept = _Keeping(attention_for(spans, device, self.model.dtype))
         hidden = self.run(tokens, positions, kept)
         ends = torch.tensor(lengths, device=device).cumsum(0) - 1
-        return Prefill(kept.keys, kept.values, tuple(lengths)), self.run.logits(hidden[ends])
+        return Prefill(kept.keys, kept.values, tuple(lengths)), self._logits(hidden[ends])
 
     def _first_positions(self, prefill: Prefill, group_size: int) -> Tensor:
         return torch.tensor(prefill.lengths, device=self.model.device).repeat_interleave(group_size)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        head = cast(Any, self.model.get_output_embeddings())
+        made = product(hidden, head.weight, head.bias) if type(head) is torch.nn.Linear else head(hidden)
+        return cast(Tensor, made)
 
 
 class CacheDecoder:

@@ -170,7 +170,9 @@ def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> t
         return token, best
     batch, vocab = logits_B.shape
     blocks = -(-vocab // BLOCK)
-    shares = torch.nn.functional.pad(logits_B.float(), (0, blocks * BLOCK - vocab), value=float("-inf"))
+    shares = logits_B.to(torch.float32, copy=True)
+    if missing := blocks * BLOCK - vocab:
+        shares = torch.nn.functional.pad(shares, (0, missing), value=float("-inf"))
     if temperature != 1:
         shares.div_(temperature)
     shares.sub_(shares.amax(-1, keepdim=True)).exp_()
