@@ -6,6 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
+from service import db
 from service.db import Database, connect
 from service.jobs import backlog, history, news
 from service.jobs.states import JobState
@@ -80,7 +81,10 @@ def _fail_after(database: Database, statement: str) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_connections_that_rested_through_a_restart_are_replaced(settings: Settings) -> None:
+def test_connections_that_rested_through_a_restart_are_replaced(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "RESTED_SECONDS", 0)  # a quick machine restarts within the usual rest
     with Postgres() as server:
         database = connect(settings_for(settings.home, server.url))
         with database.reading() as session:
