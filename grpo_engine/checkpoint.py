@@ -109,7 +109,7 @@ def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str
 def load(folder: Path, policy: Policy, optimizer: Optimizer) -> State:
     """Weights, moments and state of a checkpoint that `newest_valid` chose.
 
-    Raises ModelError where the base model is not the one that it was trained on.
+    Raises BaseChangedError where the base model is not the one that it was trained on.
     """
     sealed = json.loads((folder / manifest.MANIFEST).read_bytes())
     refuse_other_base(policy.base_fingerprint, sealed.get("base_fingerprint", ""))

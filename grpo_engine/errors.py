@@ -4,6 +4,7 @@ EngineError
 ├── ConfigError        config_invalid      the configuration cannot be run
 ├── DatasetError       dataset_invalid     a row cannot be used; names file, line and field
 ├── ModelError         model_not_found     the base model or adapter cannot be loaded
+│   └── BaseChangedError base_model_changed the base has other weights than those that were trained on
 ├── GraderError        grader_contract     graders fail on most completions
 ├── NonFiniteError     non_finite          loss or gradient is NaN or infinite
 ├── NoSignalError      no_signal           no group had two different rewards for many steps
@@ -59,6 +60,13 @@ class ModelError(EngineError):
 
     code = "model_not_found"
     hint = "Check the model catalogue: the path or hub id, its revision, and that it holds safetensors."
+
+
+class BaseChangedError(ModelError):
+    """The base model has other weights now than when this was trained on it."""
+
+    code = "base_model_changed"
+    hint = "Put the model's files back as they were; what is to begin with the new ones is a new job."
 
 
 class GraderError(EngineError):

@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
-from grpo_engine.errors import ModelError
+from grpo_engine.errors import BaseChangedError
 from grpo_engine.tensors import INDEX, Tensor, read_tensors, shards
 
 PIECE_BYTES = 1024
@@ -42,16 +42,15 @@ def _sampled(file: IO[bytes], tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def refuse_other_base(found: str, told: str) -> None:
-    """What was trained fits the weights that it was trained on and no others; "" is not known.
+def is_other_base(found: str, told: str) -> bool:
+    """Whether the base that is here differs from the one that was trained on; "" is not known."""
+    return bool(found and told and found != told)
 
-    Raises ModelError where `found` differs from what was `told` then.
-    """
-    if found and told and found != told:
-        raise ModelError(
-            "the base model has other weights now than when this was trained on it",
-            hint="Put the model's files back as they were; what is to begin with the new ones is a new job.",
-        )
+
+def refuse_other_base(found: str, told: str) -> None:
+    """What was trained fits the weights that it was trained on and no others. Raises BaseChangedError."""
+    if is_other_base(found, told):
+        raise BaseChangedError("the base model has other weights now than when this was trained on it")
 
 
 def told_by_adapter(folder: Path) -> str:

@@ -54,7 +54,7 @@ def metric_rows(
 
 
 def evaluations_at(session: Session, job_id: str, steps: Collection[int]) -> dict[int, dict[str, float]]:
-    """Step → what was measured on the held-out rows there, as `{"reward": …}`, where anything was."""
+    """Step → what was measured on the held-out rows there, as `{"eval/reward": …}`, where anything was."""
     rows = session.scalars(select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps)))
     own = ((row.step, _held_out(row.values)) for row in rows)
     return {step: values for step, values in own if values}
@@ -62,9 +62,11 @@ def evaluations_at(session: Session, job_id: str, steps: Collection[int]) -> dic
 
 def _held_out(values: Mapping[str, float]) -> dict[str, float]:
     """Without those of retention sets, `eval/<name>/…`."""
-    names = (name for name in values if name.startswith(EVALUATION))
-    short = ((name.removeprefix(EVALUATION), values[name]) for name in names)
-    return {name: value for name, value in short if "/" not in name}
+    return {
+        name: value
+        for name, value in values.items()
+        if name.startswith(EVALUATION) and "/" not in name.removeprefix(EVALUATION)
+    }
 
 
 def thinned_rows(

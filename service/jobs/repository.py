@@ -21,6 +21,7 @@ from service.jobs.states import TERMINAL
 from service.models import ApiKey, Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent
 
 DEDUPLICATION_SECONDS = 600
+"""So long a client may go on sending a request whose answer was lost."""
 MAX_LINEAGE = 100
 _ENDED = [state.value for state in TERMINAL]
 

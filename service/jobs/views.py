@@ -89,8 +89,8 @@ def event_read(event: JobEvent) -> EventRead:
 
 
 def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, float]) -> CheckpointRead:
-    """`evaluated`: what its policy did on the held-out rows; empty where it was not evaluated."""
-    held_out = {f"{EVALUATION}{name}": value for name, value in evaluated.items()}
+    """`evaluated`: what its policy did on the held-out rows, as `eval/…`; empty where nobody looked."""
+    in_short = {name.removeprefix(EVALUATION): value for name, value in evaluated.items()}
     return CheckpointRead(
         id=checkpoint.id,
         created_at=int(checkpoint.created_at),
@@ -98,7 +98,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
         fine_tuned_model_checkpoint=names.checkpoint_model(names.model_of(job), checkpoint.step),
         step_number=checkpoint.step,
         is_best=checkpoint.step == job.evaluation.get("best", {}).get("step"),
-        metrics={"step": checkpoint.step, **checkpoint.metrics, **held_out, **in_openai_names(evaluated)},
+        metrics={"step": checkpoint.step, **checkpoint.metrics, **evaluated, **in_openai_names(in_short)},
         bytes=checkpoint.adapter_bytes,
         sha256=checkpoint.adapter_sha256,
     )

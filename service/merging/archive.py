@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from grpo_engine.fingerprint import is_other_base, told_by_adapter
 from service.jobs.manifest import text
 from service.jobs.model_card import model_card
 from service.jobs.serving import MERGED
@@ -89,8 +90,8 @@ def merged_archive(base: Base, folder: Path, revision: str | None = None) -> Mer
         raise BaseChanged(f"{reason}, and here is {revision}")
     try:
         merged = planned(base, adapter)
-        told = manifest.get("model", {}).get("fingerprint")
-        if told and base.fingerprint() not in ("", told):
+        told = told_by_adapter(folder)
+        if told and is_other_base(base.fingerprint(), told):
             raise BaseChanged("the base model has other weights now than when the adapter was trained on it")
         return MergedArchive(merged, _texts(manifest))
     except OSError as error:

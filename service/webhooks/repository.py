@@ -8,10 +8,9 @@ from sqlalchemy import ColumnElement, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from service.clock import db_now
+from service.jobs.repository import DEDUPLICATION_SECONDS
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 
-RETRY_SECONDS = 600
-"""So long a client may go on sending a request whose answer was lost."""
 Row = TypeVar("Row", WebhookEndpoint, WebhookDelivery)
 
 
@@ -25,7 +24,7 @@ def made_lately(session: Session, asked: WebhookEndpoint) -> WebhookEndpoint | N
     """The newest of the same tenant that was made for the same wish within the last ten minutes."""
     table = WebhookEndpoint
     same = (getattr(table, name) == getattr(asked, name) for name in ("tenant", "name", "url", "event_types"))
-    query = select(table).where(*same, table.created_at > db_now() - RETRY_SECONDS)
+    query = select(table).where(*same, table.created_at > db_now() - DEDUPLICATION_SECONDS)
     return session.scalar(query.order_by(table.created_at.desc()).limit(1))
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from grpo_engine.build import build_trainer
 from grpo_engine.config import RunConfig
-from grpo_engine.errors import ModelError
+from grpo_engine.errors import BaseChangedError
 from grpo_engine.events import Started
 from grpo_engine.fingerprint import PIECE_BYTES, fingerprint
 from tests.engine.conftest import trained
@@ -87,7 +87,7 @@ def test_a_job_does_not_go_on_with_a_base_of_other_weights(
     run_dir = tmp_path / "run"
     trained(config, run_dir)
     trained_further(base)
-    with pytest.raises(ModelError, match="other weights now than when this was trained on it") as found:
+    with pytest.raises(BaseChangedError, match="other weights now than when this was trained on it") as found:
         list(build_trainer(config, run_dir).run(lambda: False))
     assert "Put the model's files back" in found.value.hint
 
@@ -103,7 +103,7 @@ def test_an_adapter_does_not_go_onto_other_weights_than_its_manifest_tells(
     config = config.model_copy(update={"model": source})
     build_trainer(config, tmp_path / "further")
     trained_further(base)
-    with pytest.raises(ModelError, match="other weights"):
+    with pytest.raises(BaseChangedError, match="other weights"):
         build_trainer(config, tmp_path / "further")
     (adapter / "manifest.json").unlink()
     build_trainer(config, tmp_path / "further")  # of an adapter without a manifest nothing is known

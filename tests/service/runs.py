@@ -202,6 +202,7 @@ FAILED: dict[str, tuple[Run, str | None, Any]] = {
     "dataset_invalid": (failed("dataset_invalid"), "training_file", None),
     "config_invalid": (failed("config_invalid"), "method.reinforcement.hyperparameters", None),
     "model_not_found": (failed("model_not_found"), "model", None),
+    "base_model_changed": (failed("base_model_changed"), None, {}),
     "grader_contract": (failed("grader_contract"), "method.reinforcement.grader", None),
     "no_signal": (
         failed("no_signal", groups=counted([group(0, 0, step=1)])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -39,8 +40,8 @@ def settings(settings: Settings) -> Settings:
 
 
 def claimed(database: Database) -> str:
-    """A job of `acme` that a worker has; its id."""
-    insert_job(database)
+    """A job of `acme` that a worker has; its id. Rung for already: no sweeper has its row meanwhile."""
+    insert_job(database, last_woken_at=time.time())
     with database.transaction() as session:
         job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
     assert job is not None

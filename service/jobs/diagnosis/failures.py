@@ -108,6 +108,7 @@ _CAUSES: dict[str, tuple[str, Judge]] = {
     "dataset_invalid": ("A row of the dataset cannot be used by this model.", _dataset),
     "config_invalid": ("The settings passed the checks, but the model cannot run with them.", _config),
     "model_not_found": ("The base model did not load on the worker.", _model),
+    "base_model_changed": ("The base model's files were exchanged while the job rested.", _as_is),
     "grader_contract": ("The grader could not score too many of the completions.", _grader),
     "no_signal": ("No group had two different rewards: there was nothing to compare.", _no_signal),
     "non_finite": ("The loss or its gradient stopped being a number: the updates were too large.", calmer),
