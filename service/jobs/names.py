@@ -21,8 +21,8 @@ def base_of(model: str) -> str:
 
 def fine_tuned_model(model: str, tenant: str, suffix: str | None, job_id: str) -> str:
     """`ft:<base>:<organisation>:<suffix>:<id>` for a job that starts from `model`."""
-    organisation = re.sub(r"[^A-Za-z0-9._-]", "-", tenant)
-    return f"ft:{base_of(model)}:{organisation}:{suffix or ''}:{job_id.removeprefix('ftjob-')}"
+    organisation, suffix = (re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in (tenant, suffix or ""))
+    return f"ft:{base_of(model)}:{organisation}:{suffix}:{job_id.removeprefix('ftjob-')}"
 
 
 def model_of(job: Job) -> str:

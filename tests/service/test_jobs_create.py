@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.db import Database
+from service.jobs import names
 from service.jobs.states import JobState
 from service.locks import lock_tenant, share_tenant
 from service.models import AuditEntry, IdempotencyKey, Job, JobEvent
@@ -59,6 +60,13 @@ def test_a_created_job_is_queued_with_its_whole_configuration(client: TestClient
     hyperparameters = job["method"]["reinforcement"]["hyperparameters"]
     assert (hyperparameters["group_size"], hyperparameters["beta"]) == (8, 0.04)
     assert client.get(f"{JOBS}/{job['id']}").json() == job
+
+
+def test_a_suffix_is_any_text_and_stands_in_the_model_s_name_with_dashes(client: TestClient) -> None:
+    job = create(client, upload(client), suffix='Grüße: "a/b" 2')
+    assert job["suffix"] == 'Grüße: "a/b" 2'
+    name = names.fine_tuned_model(job["model"], "tenant-a", job["suffix"], job["id"])
+    assert name == f"ft:tiny:tenant-a:Gr--e---a-b--2:{job['id'].removeprefix('ftjob-')}"
 
 
 def test_a_seed_that_is_not_given_is_random_and_visible(client: TestClient) -> None:

@@ -68,7 +68,7 @@ def test_a_foreign_fine_tuned_model_is_an_unknown_one(client: TestClient, databa
         ({"method": reinforcement(beta=-0.1)}, "method.reinforcement.hyperparameters.beta", "invalid_value"),
         ({"seed": -1}, "seed", "invalid_value"),
         ({"seed": 2**31}, "seed", "invalid_value"),
-        ({"suffix": "a/b"}, "suffix", "invalid_value"),
+        ({"suffix": "a\nb"}, "suffix", "invalid_value"),
         ({"suffix": ""}, "suffix", "invalid_value"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "invalid_value"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "invalid_value"),

@@ -52,7 +52,7 @@ export function modelPart(draft, models) {
   return section("Model", el("div", { class: "panel stack" },
     field("model", "Start from", "A base model, or one of yours to go on from.", select(draft, "model", options)),
     field("method.type", "Method", null, method),
-    field("suffix", "Name of the result", "Letters, digits and . _ - ; helps to find it later.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
+    field("suffix", "Name of the result", "Stands in the model's name; helps to find it later.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
 }
 
 export function dataPart(draft, files, signal) {
