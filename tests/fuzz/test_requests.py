@@ -213,6 +213,8 @@ def test_a_downloads_header_is_an_attachment_whatever_its_name(client: httpx.Cli
 
 
 @pytest.mark.parametrize("suffix", ["a\r\nX: y", "\t", "a\x7f", "", "x" * 65, "a\0"])
-def test_a_suffix_of_no_text_too_much_or_control_characters_is_refused(client: httpx.Client, suffix: str) -> None:
+def test_a_suffix_of_no_text_too_much_or_control_characters_is_refused(
+    client: httpx.Client, suffix: str
+) -> None:
     body = {"model": "tiny", "training_file": "file-1", "suffix": suffix}
     assert error_of(client.post(JOBS, json=body))["param"] == "suffix"
