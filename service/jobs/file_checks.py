@@ -6,7 +6,7 @@ are `dataset.py`'s, `lengths.py`'s, `duplicates.py`'s and `grader_trial.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from service.storage import ObjectMissing, Storage
 from service.tokens import ModelText
 
 TRIAL_ROWS = 3
+SHOWN_FIELDS, SHOWN_LETTERS = 8, 40
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,16 @@ class FileCheck:
         paths = grader.unresolved(row.item)
         for path in paths:
             where = f"{place}.{path.removeprefix('item.')}"
-            self.problems.add(where, f"the grader's {{{{{path}}}}} does not resolve in this row")
+            reason = f"the grader's {{{{{path}}}}} does not resolve in this row, {_fields(row.item)}"
+            self.problems.add(where, reason)
         sentences = [] if paths else grader.problems(row.item)
         for sentence in sentences:
             self.problems.add(place, f"the grader can score nothing here: {sentence}")
         return not paths and not sentences
+
+
+def _fields(item: Mapping[str, Any]) -> str:
+    """What a grader may name there, for who named something else."""
+    shown = ", ".join(name[:SHOWN_LETTERS] for name in sorted(item)[:SHOWN_FIELDS])
+    more = ", …" if len(item) > SHOWN_FIELDS else ""
+    return f"which has {shown}{more}" if item else "which has nothing beside its messages"

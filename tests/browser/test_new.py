@@ -101,7 +101,7 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(
         "{{item.NAME}} stands for that field of the row. training_file[1].answr: the grader's {{item.answr}} "
-        "does not resolve in this row. And 7 more."
+        "does not resolve in this row, which has answer, faults. And 7 more."
     )
     shots(page, "new-problem")
     page.get_by_role("link", name="training_file[1].answr").click()

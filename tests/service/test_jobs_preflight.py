@@ -138,12 +138,22 @@ def test_problems_of_the_validation_file_are_its_own(client: TestClient, databas
     assert (error["param"], error["code"]) == ("validation_file[1].messages", "invalid_validation_file")
 
 
-def test_a_template_that_does_not_resolve_names_row_and_field(client: TestClient, database: Database) -> None:
-    without = row()
-    del without["answer"]
-    error = refused(client, database, request(upload(client, jsonl(row(), without))))
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "nothing beside its messages"),
+        ({"verdict": "yes", "level": 2}, "level, verdict"),
+        ({"x" * 50: 1} | {f"f{n}": 1 for n in range(8)}, f"{', '.join(f'f{n}' for n in range(8))}, …"),
+    ],
+)
+def test_a_template_that_does_not_resolve_names_row_and_fields(
+    client: TestClient, database: Database, given: dict[str, Any], told: str
+) -> None:
+    other = {"messages": row()["messages"], **given}
+    error = refused(client, database, request(upload(client, jsonl(row(), other))))
     assert error["param"] == "training_file[2].answer"
-    assert "{{item.answer}} does not resolve" in error["message"]
+    sentence = f"the grader's {{{{item.answer}}}} does not resolve in this row, which has {told}"
+    assert error["message"] == f"training_file[2].answer: {sentence}"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
