@@ -43,7 +43,9 @@ def import_trl(
     source: Annotated[
         str | None, typer.Option("--from", help="trl, axolotl or verl; else by its fields.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the job is written.", dir_okay=False)] = Path("job.json"),
+    out: Annotated[
+        Path, typer.Option("-o", "--output", "--out", help="Where the job is written.", dir_okay=False)
+    ] = Path("job.json"),
     force: Annotated[
         bool, typer.Option("--force", help="Write it without what was refused or unknown.")
     ] = False,

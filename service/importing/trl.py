@@ -11,7 +11,7 @@ from service.importing.rules import Refusal, Rule, maps, only, together, unlike,
 from service.importing.trl_rewards import rewards
 
 OPERATOR = "how the machine is used is the operator's choice (GRPO_RUNTIME) and changes no result"
-RECORDED = "every step's metrics, rollouts and events are kept and shown by the service"
+RECORDED = "the service keeps and shows all metrics; a job's `integrations` send them to W&B and others"
 LOADING = "the service reads and batches the rows itself"
 CHECKPOINTS = "checkpoints are stored by the worker, the newest three and the best are kept"
 SAMPLER = "the operator chooses the sampler; the canary there proves that it serves the trained policy"

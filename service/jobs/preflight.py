@@ -7,6 +7,7 @@ writes nothing; what the job will cost is `estimate.py`'s.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
@@ -71,12 +72,8 @@ class InvalidJob(InvalidRequest):
     """A refused job: the first problem's place and code, and all problems beside them."""
 
     def __init__(self, problems: list[Problem]) -> None:
-        first, num_problems = problems[0], len(problems)
-        message = first.message
-        if num_problems > 1:
-            shown = "; ".join(problem.message for problem in problems[:SHOWN_PROBLEMS])
-            more = f"; and {num_problems - SHOWN_PROBLEMS} more" if num_problems > SHOWN_PROBLEMS else ""
-            message = f"{num_problems} problems: {shown}{more}"
+        first = problems[0]
+        message = f"{len(problems)} problems: {in_short(problems)}" if len(problems) > 1 else first.message
         super().__init__(message, param=first.param, code=first.code)
         self.problems = problems
 
@@ -84,6 +81,21 @@ class InvalidJob(InvalidRequest):
         body = super().body()
         listed = [{"param": problem.param, "message": problem.message} for problem in self.problems]
         return {"error": {**body["error"], "problems": listed}}
+
+
+def in_short(problems: list[Problem]) -> str:
+    """The first ten kinds of problems; what is wrong with many rows alike is said once."""
+    alike: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        reason = problem.message.removeprefix(problem.param)
+        alike.setdefault((re.sub(r"\[\d+\]", "[]", problem.param), reason), []).append(problem)
+    kinds = list(alike.values())
+    shown = [
+        first.message + (f" (and {len(others)} more like it)" if others else "")
+        for first, *others in kinds[:SHOWN_PROBLEMS]
+    ]
+    num_left = sum(map(len, kinds[SHOWN_PROBLEMS:]))
+    return "; ".join(shown) + (f"; and {num_left} more" if num_left else "")
 
 
 @dataclass(frozen=True)

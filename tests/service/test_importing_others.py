@@ -222,7 +222,7 @@ def test_the_command_writes_a_job_and_refuses_what_is_not_whole(tmp_path: Path) 
     (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2?", "answer": "4"}\n')
     config, out = tmp_path / "grpo.yaml", tmp_path / "job.json"
     config.write_text("model_name_or_path: tiny\nlearning_rate: 1e-5\nhub_token: hf_secret\n")
-    given = ("import-trl", config, "--data", tmp_path / "rows.jsonl", "--out", out)
+    given = ("import-trl", config, "--data", tmp_path / "rows.jsonl", "-o", out)
     refused = run_grpo(*given, environment=dict(os.environ))
     assert (refused.returncode, out.exists()) == (1, False)
     assert "no reward: name the training script's own by --reward file.py:function" in refused.stdout

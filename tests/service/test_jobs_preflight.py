@@ -132,6 +132,21 @@ def test_a_row_without_a_user_turn_names_its_line(client: TestClient, database: 
     assert error["message"].startswith("2 problems: training_file[2].messages: the last message must be")
 
 
+def test_what_is_wrong_with_many_rows_alike_is_said_once_and_ten_kinds_at_most(
+    client: TestClient, database: Database
+) -> None:
+    without = {"messages": row()["messages"]}
+    others = [without | {f"field{n}": 1} for n in range(11)]
+    error = refused(client, database, request(upload(client, jsonl(without, without, *others, without))))
+    told = error["message"].split("; ")
+    assert told[0].startswith("14 problems: training_file[1].answer: the grader's {{item.answer}} does not")
+    assert told[0].endswith("(and 2 more like it)")
+    assert [text.partition(":")[0] for text in told[1:]] == [
+        *(f"training_file[{line}].answer" for line in range(3, 12)),
+        "and 2 more",
+    ]
+
+
 def test_problems_of_the_validation_file_are_its_own(client: TestClient, database: Database) -> None:
     body = request(upload(client), validation_file=upload(client, jsonl(chat())))
     error = refused(client, database, body)
