@@ -181,4 +181,4 @@ def _conclude(job: dict[str, Any]) -> None:
     if job.get("fine_tuned_model"):
         say(f"Model: {job['fine_tuned_model']}")
     if failure := job.get("failure"):
-        say(f"{failure['code']}: {failure['message']} {failure['hint']}")
+        say(f"{failure['code']}: {failure['message']}\n{failure['hint']}")

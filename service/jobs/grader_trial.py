@@ -27,6 +27,7 @@ DEADLINE_SECONDS = 5.0
 """For one completion."""
 TRIAL_SECONDS = 20.0
 """For all of them: what has no score by then is not waited for."""
+RAISED = "python_grader_runtime_error"
 MAX_ROW_VALUES = 4
 MAX_VALUE_CHARACTERS = 2000
 
@@ -47,6 +48,10 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
     if rewards == {None}:
         errors = [error.message for score in scores for error in score.errors.values()]
         warn("grader_unscorable", f"The grader could score no trial completion: {[*errors, 'no reason'][0]}")
+    elif raised := [error for score in scores for error in score.errors.values() if error.code == RAISED]:
+        last_line = raised[0].message.strip().rpartition("\n")[2]
+        message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
+        warn("grader_raises", f"{message}. Such completions have no score, and too many of them end the job.")
     elif len(rewards) == 1 and not _wants_a_shape(grader):
         message = f"The grader gave every trial completion the reward {rewards.pop():g}"
         warn("grader_constant", f"{message}: if it always does, no group can have signal.")

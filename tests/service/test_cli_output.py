@@ -107,7 +107,8 @@ def test_a_watched_job_s_messages_are_shown_as_they_are(grpo: Grpo, database: Da
         SHOWN,
         "failed",
         f"{job_id} failed",
-        f"stalled: {SHOWN} {SHOWN}",
+        f"stalled: {SHOWN}",
+        SHOWN,
     ]
 
 

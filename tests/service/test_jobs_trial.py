@@ -56,6 +56,14 @@ def test_a_python_grader_that_always_raises_is_told_with_its_error(client: TestC
     assert "KeyError: 'absent'" in message
 
 
+def test_a_python_grader_that_raises_on_some_completions_is_told(client: TestClient) -> None:
+    ((code, message),) = warned(client, python("return float(sample['output_text'].split()[3] == '5.')"))
+    assert (code, message.partition(". ")[0]) == (
+        "grader_raises",
+        "The grader raised on 6 of 8 trial completions: IndexError: list index out of range",
+    )
+
+
 def test_a_quick_rule_is_not_tried_for_longer_than_another(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
