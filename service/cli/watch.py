@@ -6,10 +6,11 @@ The stream ends with the job. Ctrl-C only stops watching.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any, Protocol
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from service.cli import complete
 from service.cli.client import JOBS, Client
@@ -48,17 +50,27 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
+class _WithValues(Progress):
+    """The bar and, where there is something to say, a line below it: both fit 80 columns."""
+
+    values = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.values:
+            yield Text(self.values, no_wrap=True, overflow="ellipsis")
+
+
 class Bar:
-    """One live line at the terminal's foot; messages scroll above it."""
+    """Two live lines at the terminal's foot; messages scroll above them."""
 
     def __init__(self, job: dict[str, Any], console: Console) -> None:
-        self._progress = Progress(
+        self._progress = _WithValues(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[values]}", markup=False),
             console=console,
         )
         progress = job["progress"]
@@ -66,17 +78,12 @@ class Bar:
             plain(job["phase"] or job["status"]),
             total=progress["total_steps"] or None,
             completed=progress["step"],
-            values="",
         )
         self._progress.start()
 
     def metrics(self, values: dict[str, Any]) -> None:
-        self._progress.update(
-            self._task,
-            completed=values["step"],
-            total=values.get("total_steps"),
-            values=summary(values),
-        )
+        self._progress.values = summary(values)
+        self._progress.update(self._task, completed=values["step"], total=values.get("total_steps"))
 
     def message(self, text: str, level: str) -> None:
         self._progress.console.print(literal(text, STYLES.get(level, "")))

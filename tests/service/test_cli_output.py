@@ -133,6 +133,18 @@ def test_a_live_bar_shows_data_as_it_is(screen: Console) -> None:
     assert "\x1b[31m" not in shown_on(screen)
 
 
+def test_a_terminal_of_80_columns_shows_step_and_values() -> None:
+    narrow = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    job = {"phase": "training", "status": "running", "progress": {"step": 0, "total_steps": 3000}}
+    bar = watch.Bar(job, narrow)
+    names = [name for name, *_ in watch.SHOWN]
+    bar.metrics({"step": 66, "total_steps": 3000, **dict.fromkeys(names, 0.125)})
+    bar.close()
+    *_, progress, values, _ = shown_on(narrow).replace("\r", "").split("\n")
+    assert "66/3000" in progress
+    assert values.rpartition("\x1b[2K")[2].startswith("reward 0.125  loss 0.1250  accuracy 0.125  KL 0.1250")
+
+
 @pytest.mark.parametrize(
     ("data", "line"),
     [
