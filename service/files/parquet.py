@@ -1,7 +1,7 @@
 """Parquet files as the JSON lines of their rows, so that all that reads datasets reads one format.
 
 The user's own bytes stay what is stored; rows are converted wherever they are read, by `parquet_rows.py` in
-a process of its own, which also says how values become JSON. Row n of the file is line n.
+a process of its own and never root's, which also says how values become JSON. Row n of the file is line n.
 Boundary: this process never loads pyarrow.
 """
 
@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from grpo_engine.sandbox.launch import SandboxUnavailable, nobody_who_reads
 from service.files import parquet_rows
 from service.files.parquet_rows import MAX_LINE_BYTES
 from service.storage import Storage, split_lines
@@ -93,8 +94,13 @@ def _started(file: IO[bytes], max_rows: int, max_bytes: int) -> Iterator[IO[byte
     """The converter's output; it has ended when the block has."""
     descriptor = file.fileno()
     file.flush()
+    program = str(Path(parquet_rows.__file__))
+    try:
+        unprivileged = nobody_who_reads(sys.executable, sys.prefix, program)
+    except SandboxUnavailable as error:
+        raise BadParquet("parquet_unavailable", f"Parquet is not read here as root: {error}") from error
     process = subprocess.Popen(
-        [sys.executable, "-I", str(Path(parquet_rows.__file__)), str(max_rows), str(max_bytes)],
+        [*unprivileged, sys.executable, "-I", program, str(max_rows), str(max_bytes)],
         stdin=descriptor,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

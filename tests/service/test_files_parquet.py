@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -213,6 +217,21 @@ def test_reading_may_be_given_up_and_leaves_no_process_behind() -> None:
             lines = parquet_lines(file, max_rows=1000, max_bytes=MAX_BYTES)
             assert next(lines) == b'{"n": 0}\n'
             lines.close()
+
+
+def test_a_stranger_s_bytes_are_never_read_as_root() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(parquet([{"n": n} for n in range(100_000)]))  # more than fits the pipe: it still runs
+        lines = parquet_lines(file, max_rows=100_000, max_bytes=MAX_BYTES)
+        next(lines)
+        own = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
+        commands = {child: Path(f"/proc/{child}/cmdline").read_text() for child in own}
+        (reader,) = [child for child, command in commands.items() if parquet_rows.__file__ in command]
+        status = Path(f"/proc/{reader}/status").read_text()
+        lines.close()
+    assert "\nUid:\t0" not in status
+    if os.geteuid() == 0:  # at most the capability to read what is hidden from others
+        assert {int(held, 16) for held in re.findall(r"Cap(?:Eff|Bnd):\t(\w+)", status)} <= {0, 1 << 2}
 
 
 def test_a_parquet_row_may_be_as_long_as_a_line_and_pyarrow_stays_out_of_the_service() -> None:
