@@ -11,16 +11,21 @@ from sqlalchemy import Integer, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.jobs.statements import is_in
-from service.jobs.states import TERMINAL, JobState
+from service.jobs.states import HELD, TERMINAL, JobState
 from service.models import Job
 
 MAX_PLACE = 1000
 """Further back nobody counts: on each poll that would cost a look at the whole queue."""
 IS_QUEUED = is_in("jobs", JobState.QUEUED)
 IS_UNFINISHED = is_in("jobs", *(state for state in JobState if state not in TERMINAL))
-_SOME_UNFINISHED = select(Job.id).where(Job.tenant == bindparam("of_tenant"), IS_UNFINISHED)
-_NUM_UNFINISHED = select(func.count()).select_from(
-    _SOME_UNFINISHED.limit(bindparam("at_most", type_=Integer)).subquery()
+_NUM_UNFINISHED, _NUM_HELD = (
+    select(func.count()).select_from(
+        select(Job.id)
+        .where(Job.tenant == bindparam("of_tenant"), condition)
+        .limit(bindparam("at_most", type_=Integer))
+        .subquery()
+    )
+    for condition in (IS_UNFINISHED, is_in("jobs", *HELD))
 )
 _ORDER = (Job.priority.desc(), Job.created_at)
 _HEAD = (
@@ -36,6 +41,13 @@ _PLACES = select(_HEAD.c.id, _HEAD.c.place).where(_HEAD.c.id.in_(bindparam("ids"
 def num_unfinished(session: Session, tenant: str, limit: int) -> int:
     """Jobs of the tenant that are not over, counted up to `limit`."""
     return session.scalar(_NUM_UNFINISHED, {"of_tenant": tenant, "at_most": limit}) or 0
+
+
+def is_running_all_it_may(session: Session, tenant: str, max_running: int | None) -> bool:
+    """Whether as many of the tenant's jobs are on workers as may be at once; the others wait for them."""
+    if max_running is None:
+        return False
+    return session.scalar(_NUM_HELD, {"of_tenant": tenant, "at_most": max_running}) == max_running
 
 
 def queue_places(session: Session, jobs: Iterable[Job]) -> dict[str, int]:

@@ -97,7 +97,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     tenant, settings = request.principal.tenant, preflight.settings
     if request.may_be_known:
         with preflight.database.reading() as session:
-            if earlier := _earlier(session, request):
+            if earlier := _earlier(session, request, settings):
                 return earlier
     report = preflight.check(tenant, request.body)
     if report.problems.found:
@@ -115,14 +115,14 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     wakeups.send(settings.pool)
     fault_point("job.rung")
     with preflight.database.reading() as session:
-        return Created(read_jobs(session, tenant, [job])[0])
+        return Created(read_jobs(session, tenant, [job], settings.max_running_jobs)[0])
 
 
 def _store(database: Database, request: Request, new: Draft, *, alone: bool) -> Job | Created:
     """The transaction: a new job, or the answer that its twin got meanwhile."""
     with database.transaction() as session:
         lock_request(session, request.principal.tenant, request.identity)
-        if request.may_be_known and (earlier := _earlier(session, request)):
+        if request.may_be_known and (earlier := _earlier(session, request, new.settings)):
             return earlier
         require_good_key(session, request.principal)
         job = _insert(session, request, new)
@@ -131,7 +131,7 @@ def _store(database: Database, request: Request, new: Draft, *, alone: bool) -> 
     return job
 
 
-def _earlier(session: Session, request: Request) -> Created | None:
+def _earlier(session: Session, request: Request, settings: Settings) -> Created | None:
     """The answer to the same request, where it was given before."""
     tenant, key = request.principal.tenant, request.idempotency_key
     if key is not None:
@@ -149,7 +149,9 @@ def _earlier(session: Session, request: Request) -> Created | None:
         header = "x-deduplicated"
     find = repository.find_probe if isinstance(request.body, ProbeCreate) else repository.find_job
     job = find(session, tenant, record.job_id) if record else None
-    return Created(read_jobs(session, tenant, [job])[0], {header: "true"}) if job else None
+    if job is None:
+        return None
+    return Created(read_jobs(session, tenant, [job], settings.max_running_jobs)[0], {header: "true"})
 
 
 def _check_under_lock(session: Session, request: Request, settings: Settings, *, alone: bool) -> None:

@@ -16,6 +16,7 @@ from service.dependencies import (
     DatabaseDep,
     RequestId,
     RetryCount,
+    SettingsDep,
     StorageDep,
     WakeupsDep,
     is_retry,
@@ -47,8 +48,8 @@ router.include_router(endpoints_manifest.router)
 _LABEL = re.compile(r"metadata\[(.+)\]")
 
 
-async def _jobs(database: DatabaseDep, wakeups: WakeupsDep) -> Jobs:
-    return Jobs(database, wakeups)
+async def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
+    return Jobs(database, wakeups, settings.max_running_jobs)
 
 
 async def _preflight(request: Request) -> Preflight:

@@ -14,11 +14,12 @@ from service.jobs.views import job_read
 from service.models import Artifact, File, Job
 
 
-def read_jobs(session: Session, tenant: str, jobs: Sequence[Job]) -> list[JobRead]:
-    """The answers, in the order of `jobs`."""
+def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: int | None) -> list[JobRead]:
+    """The answers, in the order of `jobs`. `max_running`: the deployment's limit for a tenant."""
     if not jobs:
         return []
     positions = backlog.queue_places(session, jobs)
+    is_full = bool(positions) and backlog.is_running_all_it_may(session, tenant, max_running)
     results: dict[str, list[tuple[Artifact, File]]] = {job.id: [] for job in jobs}
     begun = [job.id for job in jobs if job.attempt or job.state != JobState.QUEUED.value]
     for artifact, file in repository.artifacts_of(session, tenant, begun) if begun else ():
@@ -29,6 +30,7 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job]) -> list[JobRea
         job_read(
             job,
             position=positions.get(job.id),
+            waits_for_own=max_running if is_full else None,
             results=results[job.id],
             now=now,
             best_checkpoint=best.get(job.id),

@@ -33,6 +33,8 @@ class Jobs:
 
     database: Database
     wakeups: Wakeups
+    max_running: int | None
+    """On workers at once, of one tenant's."""
 
     def page(
         self, tenant: str, *, after: str | None, limit: int, labels: Mapping[str, str] | None
@@ -43,11 +45,11 @@ class Jobs:
             if after is not None and last is None:
                 raise unknown_cursor(after)
             jobs = repository.page_of_jobs(session, tenant, after=last, limit=limit, labels=labels)
-            return read_jobs(session, tenant, jobs)
+            return read_jobs(session, tenant, jobs, self.max_running)
 
     def read(self, tenant: str, job_id: str) -> JobRead:
         with self.database.reading() as session:
-            return read_jobs(session, tenant, [require_job(session, tenant, job_id)])[0]
+            return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.max_running)[0]
 
     def cancel(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
         """Cancelled at once where no worker holds it; else as soon as the worker has heard of it."""
@@ -67,7 +69,7 @@ class Jobs:
                 raise _wrong_state(error.current, verb) from error
             job = require_job(session, principal.tenant, job_id)
             audit.record(session, principal, f"job.{verb}", job_id, request_id)
-            answer = read_jobs(session, principal.tenant, [job])[0]
+            answer = read_jobs(session, principal.tenant, [job], self.max_running)[0]
         if state is JobState.QUEUED:
             self.wakeups.send(job.pool)
         return answer

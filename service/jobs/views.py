@@ -31,11 +31,14 @@ def job_read(
     job: Job,
     *,
     position: int | None,
+    waits_for_own: int | None,
     results: Sequence[tuple[Artifact, File]],
     now: float,
     best_checkpoint: str | None = None,
 ) -> JobRead:
-    """The whole answer. `now`: the database's clock, Unix seconds; `best_checkpoint`: its id."""
+    """The whole answer. `now`: the database's clock, Unix seconds; `best_checkpoint`: its id;
+    `waits_for_own`: how many other jobs of the tenant run, where that is why no more of its begin.
+    """
     state = JobState(job.state)
     seconds = seconds_remaining(job, now)
     ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
@@ -62,7 +65,7 @@ def job_read(
         metadata=job.labels,
         integrations=[one for one in job.integrations or () if one["type"] == "wandb"],
         method=in_openai_terms(job.method),
-        queue=_queue(job, position, now),
+        queue=_queue(job, position, waits_for_own, now),
         progress=ProgressRead(step=job.step, total_steps=job.total_steps, seconds_remaining=seconds),
         phase=_phase(job),
         attempt=job.attempt,
@@ -138,12 +141,15 @@ def _openai_hyperparameters(method: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")}
 
 
-def _queue(job: Job, position: int | None, now: float) -> QueueRead:
+def _queue(job: Job, position: int | None, waits_for_own: int | None, now: float) -> QueueRead:
     if job.state != JobState.QUEUED.value:
         return QueueRead()
     if job.not_before > now:
         seconds = max(1, round(job.not_before - now))
         return QueueRead(position=position, reason=f"retrying after attempt {job.attempt} in {seconds} s")
+    if waits_for_own is not None:
+        reason = f"{waits_for_own} of the tenant's jobs run, as many as may at once"
+        return QueueRead(position=position, reason=reason)
     if position is None:
         return QueueRead(reason=f"more than {MAX_PLACE} before it in the queue")
     if position > 1:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from service.auth import Reader, Writer
-from service.dependencies import DatabaseDep, RequestId, WakeupsDep
+from service.dependencies import DatabaseDep, RequestId, SettingsDep, WakeupsDep
 from service.jobs import creation
 from service.jobs.endpoints import IdempotencyKey, PreflightDep, RetryCount, is_retry
 from service.jobs.schemas import ProbeCreate
@@ -18,8 +18,8 @@ from service.probing.service import Probes
 router = APIRouter(prefix="/v1/fine_tuning/probes", tags=["fine-tuning"])
 
 
-async def _probes(database: DatabaseDep) -> Probes:
-    return Probes(database)
+async def _probes(database: DatabaseDep, settings: SettingsDep) -> Probes:
+    return Probes(database, settings.max_running_jobs)
 
 
 ProbesDep = Annotated[Probes, Depends(_probes)]

@@ -37,6 +37,8 @@ class Probes:
     """The probes of one deployment."""
 
     database: Database
+    max_running: int | None
+    """On workers at once, of one tenant's jobs and probes."""
 
     def page(self, tenant: str, *, after: str | None, limit: int) -> list[ProbeRead]:
         """Newest first, `limit` + 1 at most, without their groups."""
@@ -45,12 +47,12 @@ class Probes:
             if after is not None and last is None:
                 raise unknown_cursor(after)
             probes = repository.page_of_probes(session, tenant, after=last, limit=limit)
-            shown = read_jobs(session, tenant, probes)
+            shown = read_jobs(session, tenant, probes, self.max_running)
             return [_probe_read(row, job) for row, job in zip(probes, shown, strict=True)]
 
     def read(self, tenant: str, probe_id: str) -> ProbeRead:
         with self.database.reading() as session:
-            return _read(session, _require(session, tenant, probe_id))
+            return self._read(session, _require(session, tenant, probe_id))
 
     def cancel(self, principal: Principal, probe_id: str, request_id: str) -> ProbeRead:
         """Cancelled at once where no worker holds it; else as soon as the worker has heard of it."""
@@ -63,7 +65,12 @@ class Probes:
                 raise InvalidRequest(message, code="invalid_state") from error
             audit.record(session, principal, "probe.cancel", probe_id, request_id)
             session.refresh(probe)
-            return _read(session, probe)
+            return self._read(session, probe)
+
+    def _read(self, session: Session, probe: Job) -> ProbeRead:
+        (shown,) = read_jobs(session, probe.tenant, [probe], self.max_running)
+        read = _probe_read(probe, shown)
+        return read if read.result is None else read.model_copy(update={"groups": _groups(session, probe.id)})
 
 
 def _require(session: Session, tenant: str, probe_id: str) -> Job:
@@ -71,12 +78,6 @@ def _require(session: Session, tenant: str, probe_id: str) -> Job:
     if probe is None:
         raise NotFound(f"There is no probe {probe_id}.", param="probe_id", code="probe_not_found")
     return probe
-
-
-def _read(session: Session, probe: Job) -> ProbeRead:
-    (shown,) = read_jobs(session, probe.tenant, [probe])
-    read = _probe_read(probe, shown)
-    return read if read.result is None else read.model_copy(update={"groups": _groups(session, probe.id)})
 
 
 def _probe_read(probe: Job, shown: JobRead) -> ProbeRead:

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.db import Database
-from service.jobs import names
+from service.jobs import names, queue
 from service.jobs.states import JobState
 from service.locks import lock_tenant, share_tenant
 from service.models import AuditEntry, IdempotencyKey, Job, JobEvent
@@ -243,3 +244,19 @@ def test_positions_follow_the_order_of_claims(client: TestClient, database: Data
     jobs = {job["id"]: job["queue"] for job in client.get(JOBS).json()["data"]}
     assert jobs[first["id"]] == {"position": 2, "reason": "1 before it in the queue"}
     assert jobs[second["id"]] == {"position": 3, "reason": "2 before it in the queue"}
+
+
+def test_a_job_that_waits_for_others_of_its_tenant_says_so(
+    client: TestClient, other_client: TestClient, app: FastAPI, settings: Settings, database: Database
+) -> None:
+    app.state.settings = settings.model_copy(update={"max_running_jobs": 2})
+    held = [add_job(database, state, fence=1) for state in (JobState.RUNNING, JobState.PAUSING)]
+    file_id = upload(client)
+    waiting = create(client, file_id)
+    told = "2 of the tenant's jobs run, as many as may at once"
+    assert waiting["queue"] == {"position": 1, "reason": told}
+    assert client.get(JOBS).json()["data"][0]["queue"]["reason"] == told
+    assert create(other_client, upload(other_client))["queue"]["reason"] == "1 before it in the queue"
+    with database.transaction() as session:
+        assert queue.finish(session, held[0], 1, JobState.SUCCEEDED)
+    assert client.get(f"{JOBS}/{waiting['id']}").json()["queue"]["reason"] == "waiting for a worker"

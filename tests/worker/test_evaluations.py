@@ -160,7 +160,7 @@ def test_the_best_checkpoint_is_kept_named_and_chosen(
     with database.reading() as session:
         rows = session.scalars(select(Checkpoint).order_by(Checkpoint.step)).all()
         job = read_job(database, job_id)
-        answer = read_jobs(session, "acme", [job])[0]
+        answer = read_jobs(session, "acme", [job], None)[0]
         best = adapters.chosen_weights(session, "acme", job, "best")
         final = adapters.chosen_weights(session, "acme", job, "final")
     assert [row.step for row in rows] == [4, 10]
