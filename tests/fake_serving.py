@@ -76,8 +76,8 @@ def main() -> None:
     parser.add_argument("--answers-to", type=int, required=True)
     out = os.fdopen(parser.parse_args().answers_to, "w")
     model = ServedModel.model_validate_json(sys.stdin.readline())
-    if model.model.name == "broken":
-        print(Unloadable(code="model_not_found", message="/a/path of ours").model_dump_json(), file=out)
+    if code := {"broken": "model_not_found", "changed": "base_model_changed"}.get(model.model.name):
+        print(Unloadable(code=code, message="/a/path of ours").model_dump_json(), file=out)
         sys.exit(1)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=read, args=(orders,), daemon=True).start()

@@ -20,6 +20,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from grpo_engine.config import ModelSource
+from grpo_engine.errors import BaseChangedError
 from grpo_engine.generation import Answer, Ask, Loaded, Piece, Refusal, Unloadable, Usage
 from service.catalog import CatalogError
 from service.chat import repository
@@ -48,6 +49,11 @@ BUSY = Refusal(code="worker_busy", message="Other models are in use on the worke
 UNSTORED = Refusal(code="storage_unavailable", message="The model's weights cannot be fetched; try again.")
 UNLOADABLE = Refusal(
     code="model_unloadable", message="The worker cannot load this model; its log says why.", param="model"
+)
+CHANGED = Refusal(
+    code=BaseChangedError.code,
+    message="The base model has other weights now than when this model was trained on it.",
+    param="model",
 )
 BROKEN = Refusal(code="worker_failed", message="The worker could not begin; its log says why.")
 
@@ -180,7 +186,7 @@ class Desk:
                 sampler.start(source, self.settings)
             case Unloadable() as reason:
                 logger.error("model not loaded", model=sampler.model, reason=reason.message)
-                self._end_all(sampler, UNLOADABLE)
+                self._end_all(sampler, CHANGED if reason.code == CHANGED.code else UNLOADABLE)
             case None:
                 self._bury(sampler)
             case Exception() as error:

@@ -24,6 +24,8 @@ SILENT_SECONDS = 15.0
 """After so long a stream begins though there is nothing to say: proxies give up on silence."""
 LOOK_SECONDS = 0.5
 """Between two looks whether the client is still there."""
+GONE = {"model_not_found", "base_model_changed"}
+"""Codes of refusals that no other worker will take back."""
 INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt"}
 """Codes of refusals that the request itself is the reason of."""
 
@@ -105,7 +107,7 @@ def _too_long(message: str) -> ServiceError:
 
 def error_of(refusal: Refusal) -> ServiceError:
     """A refusal as this service's error."""
-    if refusal.code == "model_not_found":
+    if refusal.code in GONE:
         return NotFound(refusal.message, param=refusal.param, code=refusal.code)
     if refusal.code == Unauthorized.code:
         return Unauthorized(refusal.message, headers={"www-authenticate": "Bearer"})

@@ -37,7 +37,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    for name in ("other", "broken"):
+    for name in ("other", "broken", "changed"):
         (settings.home / "models" / name).mkdir()
         (settings.home / "models" / name / "config.json").write_text("{}")
     return settings.model_copy(update=FAKE)
@@ -175,12 +175,21 @@ def test_a_model_that_nobody_talks_to_gives_its_place_up_and_is_ended_in_time(
 
 
 @on_sqlite
+@pytest.mark.parametrize(
+    ("model", "status", "code"),
+    [("broken", 503, "model_unloadable"), ("changed", 404, "base_model_changed")],
+)
 def test_a_model_that_cannot_be_loaded_is_said_without_what_is_the_operator_s(
-    http: httpx.Client, answer: Callable[..., None], capfd: pytest.CaptureFixture[str]
+    http: httpx.Client,
+    answer: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+    model: str,
+    status: int,
+    code: str,
 ) -> None:
     answer()
-    refused = http.post(CHAT, json=body("hello", "broken"))
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_unloadable")
+    refused = http.post(CHAT, json=body("hello", model))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
     assert "/a/path of ours" not in refused.text
     assert "/a/path of ours" in capfd.readouterr().err
 
