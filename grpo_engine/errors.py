@@ -66,7 +66,10 @@ class BaseChangedError(ModelError):
     """The base model has other weights now than when this was trained on it."""
 
     code = "base_model_changed"
-    hint = "Put the model's files back as they were; what is to begin with the new ones is a new job."
+    hint = (
+        "Put the model's files back as they were; a new job may then start from the last checkpoint. "
+        "With the new files only a job from the beginning can run."
+    )
 
 
 class GraderError(EngineError):
