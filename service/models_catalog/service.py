@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqlalchemy.orm import Session
+
 from service import audit
 from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import Forbidden, InvalidRequest, NotFound
-from service.jobs import repository
+from service.jobs import names, repository
+from service.jobs.states import JobState
 from service.locks import lock_tenant
 from service.models import Job
 from service.models_catalog.schemas import ModelDeleted, ModelRead
@@ -19,6 +22,7 @@ from service.principal import Principal
 from service.storage import Storage
 
 CATALOGUE = "catalogue"
+WITHOUT_MODEL = {JobState.FAILED.value, JobState.CANCELLED.value}
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ class Models:
     def delete(self, principal: Principal, name: str, request_id: str) -> ModelDeleted:
         """Deletes a fine-tuned model: its name and every weight of its job. Its metrics stay.
 
+        A job that failed or was cancelled has no model, but checkpoints, which go by the name that it would
+        have had.
+
         Raises Forbidden for a catalogue model, InvalidRequest while an unfinished job starts from it.
         """
         if self.catalog.find(name):
@@ -57,6 +64,7 @@ class Models:
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
             job = repository.find_by_model(session, principal.tenant, name)
+            job = job or _without_model(session, principal.tenant, name)
             if job is None:
                 raise _unknown(name)
             if users := repository.descendants(session, principal.tenant, name):
@@ -66,6 +74,14 @@ class Models:
         for key in keys:
             self.storage.delete(key)
         return ModelDeleted(id=name)
+
+
+def _without_model(session: Session, tenant: str, name: str) -> Job | None:
+    """The job that ended before it had a model of this name, as long as there are checkpoints of it."""
+    job = repository.find_job(session, tenant, names.job_of(name))
+    if job is None or job.state not in WITHOUT_MODEL or names.model_of(job) != name:
+        return None
+    return job if repository.checkpoints_of(session, tenant, job.id, limit=1) else None
 
 
 def _of_entry(entry: CatalogEntry) -> ModelRead:

@@ -108,6 +108,34 @@ def test_a_model_in_use_stays(client: TestClient, database: Database, job_id: st
     assert child in answer.json()["error"]["message"]
 
 
+def test_checkpoints_of_a_job_without_a_model_go_by_the_name_it_would_have_had(
+    client: TestClient, other_client: TestClient, settings: Settings, database: Database, cancelled: str
+) -> None:
+    name = cancelled.removesuffix(":ckpt-step-20")
+    child = add_job(database, JobState.QUEUED, model=cancelled)
+    assert refusal(client.delete(f"/v1/models/{name}")) == (400, "model_in_use")
+    client.post(f"/v1/fine_tuning/jobs/{child}/cancel")
+    for other in (cancelled, name.replace(":demo:", ":other:")):
+        assert refusal(client.delete(f"/v1/models/{other}")) == (404, "model_not_found")
+    assert refusal(other_client.delete(f"/v1/models/{name}")) == (404, "model_not_found")
+    assert client.delete(f"/v1/models/{name}").json() == {"id": name, "object": "model", "deleted": True}
+    job_id = f"ftjob-{name.rpartition(':')[2]}"
+    assert client.get(f"/v1/fine_tuning/jobs/{job_id}/checkpoints").json()["data"] == []
+    assert stored(settings) == set()
+    assert refusal(client.delete(f"/v1/models/{name}")) == (404, "model_not_found")
+
+
+def test_checkpoints_of_a_job_that_may_go_on_stay(
+    client: TestClient, settings: Settings, database: Database
+) -> None:
+    for state in set(JobState) - {JobState.FAILED, JobState.CANCELLED}:
+        job_id = add_job(database, state)
+        add_checkpoint(settings, database, job_id, 5, state.value.encode())
+        name = f"ft:tiny:tenant-a::{job_id.removeprefix('ftjob-')}"
+        assert refusal(client.delete(f"/v1/models/{name}")) == (404, "model_not_found")
+        assert len(client.get(f"/v1/fine_tuning/jobs/{job_id}/checkpoints").json()["data"]) == 1
+
+
 @pytest.fixture
 def cancelled(settings: Settings, database: Database) -> str:
     """The model's name of a cancelled job's checkpoint at step 20."""
