@@ -7,7 +7,8 @@ from collections.abc import Callable
 from playwright.sync_api import Page, expect
 
 from tests.browser.charts import drawn, points
-from tests.browser.deployment import JOBS, Deployment
+from tests.browser.deployment import JOBS, Deployment, questions, reinforcement
+from tests.service.job_samples import upload as upload_file
 
 
 def open_comparison(page: Page, deployment: Deployment, *names: str, more: str = "") -> None:
@@ -48,6 +49,19 @@ def test_the_settings_in_which_they_differ_are_listed_and_no_others(
         "hyperparameters.learning_rate": ["0.00001", "0.00004"],
         "seed": ["7", "8"],
     }
+
+
+def test_a_rule_that_openai_does_not_know_goes_by_its_own_name(page: Page, deployment: Deployment) -> None:
+    """The API shows it to OpenAI's clients as `python`, with a `source` and a `rule`."""
+    method = reinforcement()
+    method["reinforcement"]["grader"] = {"type": "numeric", "reference": "{{item.answer}}"}
+    job_id = deployment.create(upload_file(deployment.client, questions()), method=method)
+    deployment.client.post(f"{JOBS}/{job_id}/cancel")
+    open_comparison(page, deployment, "first", more=f",{job_id}")
+    rows = page.get_by_role("region", name="Where they differ").locator("tbody tr")
+    expect(rows.filter(has_text="grader.type")).to_have_text("grader.typemultinumeric")
+    expect(rows.filter(has_text="grader.rule")).to_have_count(0)
+    expect(rows.filter(has_text="grader.source")).to_have_count(0)
 
 
 def test_a_job_that_is_not_there_is_told_and_the_others_are_drawn(

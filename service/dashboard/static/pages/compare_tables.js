@@ -2,6 +2,7 @@
 
 import { button, duration, el, number, table } from "../dom.js";
 import { jobName, statusBadge } from "../job_parts.js";
+import { ownMethod } from "./new_draft.js";
 
 // → a table with a row per job; `drop(id)` takes one out of the comparison.
 export function outcomes(runs, drop) {
@@ -41,15 +42,15 @@ export function differences(runs) {
 
 // `hyperparameters.lora.rank` → its value as text; what is null is not there.
 function flat(job) {
-  const kind = job.method.type;
+  const method = ownMethod(job.method);
   const top = { model: job.model, training_file: job.training_file, validation_file: job.validation_file,
-    seed: job.seed, resources: job.resources, method: kind };
+    seed: job.seed, resources: job.resources, method: method.type };
   const found = new Map();
   const walk = (value, path) => {
     if (value === null || value === undefined) return;
     if (typeof value !== "object" || Array.isArray(value)) return found.set(path, typeof value === "string" ? value : JSON.stringify(value));
     for (const [name, inner] of Object.entries(value)) walk(inner, path ? `${path}.${name}` : name);
   };
-  walk({ ...top, ...job.method[kind] }, "");
+  walk({ ...top, ...method[method.type] }, "");
   return found;
 }

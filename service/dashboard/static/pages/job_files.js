@@ -4,6 +4,7 @@
 import { download, get, jobPath } from "../api.js";
 import { ago, announce, button, bytes, el, empty, number, percent, section, table } from "../dom.js";
 import { downloads } from "./job_downloads.js";
+import { ownMethod } from "./new_draft.js";
 
 export class Checkpoints {
   constructor(id, signal) {
@@ -80,7 +81,7 @@ function downloadButton(label, path, query, signal, title) {
 // ---- configuration
 
 export function configuration(job) {
-  const method = job.method[job.method.type];
+  const own = ownMethod(job.method), method = own[own.type];
   const given = { ...method.hyperparameters };
   const rest = Object.fromEntries(Object.entries(method).filter(([name]) => name !== "hyperparameters"));
   const facts = {
@@ -89,9 +90,9 @@ export function configuration(job) {
   };
   return section("Configuration", el("div", { class: "panel" },
     factList(facts),
-    method.grader && folded(`Grader: ${method.grader.rule ?? method.grader.type}`, json(rest)),
+    method.grader && folded(`Grader: ${method.grader.type}`, json(rest)),
     folded(`Hyperparameters (${Object.keys(given).length})`, factList(given)),
-    folded("The whole request as JSON", json({ model: job.model, ...facts, method: job.method, metadata: job.metadata }))));
+    folded("The whole request as JSON", json({ model: job.model, ...facts, method: own, metadata: job.metadata }))));
 }
 
 const folded = (title, ...content) => el("details", {}, el("summary", {}, title), content);

@@ -2,6 +2,7 @@
 
 import { jobPath, post } from "../api.js";
 import { announce, button, el, failed, loading, number, percent } from "../dom.js";
+import { ownMethod } from "./new_draft.js";
 
 export class Rescore {
   // `query`: → what is shown now; `answered`: called with the API's answer, and with null when it is put away.
@@ -70,10 +71,9 @@ export class Rescore {
   }
 }
 
-// The job's own. Those that OpenAI's clients do not know are shown to them as `python`, with their type in `rule`.
 function graderOf(job) {
-  const { rule, source, ...own } = job.method[job.method.type].grader ?? {};
-  return rule ? { ...own, type: rule } : { ...own, ...(source && { source }) };
+  const method = ownMethod(job.method);
+  return method[method.type].grader ?? {};
 }
 
 function comparison({ before, after, ...summary }) {
