@@ -123,8 +123,8 @@ def advance(session: Session, claim: Claim, step: int) -> bool:
 
 
 def release(session: Session, claim: Claim) -> bool:
-    """Nobody looks after it; it is due as soon as there is something to tell."""
-    return _write(session, claim, due_at=db_now())
+    """Nobody looks after it; it is due as soon as there is something to tell. The claim is ours no more."""
+    return _write(session, claim, due_at=db_now(), claim=JobSink.claim + 1)
 
 
 def finish(session: Session, claim: Claim) -> bool:
@@ -135,6 +135,11 @@ def finish(session: Session, claim: Claim) -> bool:
 def is_held(session: Session, claim: Claim) -> bool:
     """Whether it is still ours, and renewed in time."""
     return session.scalar(select(JobSink.type).where(*_mine(claim), JobSink.due_at > db_now())) is not None
+
+
+def has_lapsed(session: Session, claim: Claim) -> bool:
+    """Whether it is still ours, and was not renewed in time."""
+    return session.scalar(select(JobSink.type).where(*_mine(claim), JobSink.due_at <= db_now())) is not None
 
 
 def fail(session: Session, claim: Claim, reason: str) -> bool:
@@ -176,6 +181,6 @@ def _mine(claim: Claim) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def _write(session: Session, claim: Claim, **values: Any) -> bool:
+def _write(session: Session, claim: Claim, /, **values: Any) -> bool:
     written = update(JobSink).where(*_mine(claim)).values(**values).returning(JobSink.type)
     return session.scalar(written.execution_options(synchronize_session=False)) is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from service.db import Database
 from service.models import Job
@@ -125,6 +126,30 @@ def test_a_process_that_hangs_is_ended_when_its_claim_does(
     assert row_of(database, job_id).reason == "it hung, and was ended; it may not reach its server."
 
 
+@pytest.mark.parametrize("let_go", [outbox.finish, outbox.release])
+def test_a_process_that_ends_slowly_after_all_is_told_did_not_hang(
+    database: Database,
+    keeper: Keeper,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    let_go: Callable[[Session, outbox.Claim], bool],
+) -> None:
+    marker, ended = tmp_path / "slow", tmp_path / "ended"
+    script = f"open({str(marker)!r}, 'w'); import time; time.sleep(2); open({str(ended)!r}, 'w')"
+    job_id = add_job(database, WANDB, steps=3)
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{package(tmp_path, script)}{os.pathsep}{os.environ['PYTHONPATH']}")
+        keeper.look_once()
+        wait_until(marker.exists, 60, "it is at its end")
+    with database.transaction() as session:
+        assert let_go(session, outbox.Claim(job_id, "wandb", 1))
+        session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
+    keeper.look_once()
+    assert (keeper.num_running, ended.exists()) == (0, True)
+    row = row_of(database, job_id)
+    assert (row.reason, row.failures) == ("", 0)
+
+
 def test_the_keeper_s_end_lets_a_sink_finish_what_is_at_hand(
     database: Database, keeper: Keeper, settings: Settings
 ) -> None:
@@ -136,7 +161,7 @@ def test_the_keeper_s_end_lets_a_sink_finish_what_is_at_hand(
     assert (row.state, row.failures) == ("pending", 0)
     assert claim(database) is None, "there is nothing new to tell"
     make_steps(database, job_id, 6, 6)
-    assert claim(database) == outbox.Claim(job_id, "tensorboard", 2)
+    assert claim(database) == outbox.Claim(job_id, "tensorboard", 3)
 
 
 def test_what_was_missed_during_a_failure_follows_from_the_stored_metrics(

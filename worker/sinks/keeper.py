@@ -74,11 +74,14 @@ class Keeper:
             with self.database.reading() as session:
                 if outbox.is_held(session, claim):
                     return
-            process.kill()
-            process.wait()
+                is_hung = outbox.has_lapsed(session, claim)
+            _end(process, 0 if is_hung else STOP_SECONDS)  # who has let go of its claim is on its way out
+            reason = HUNG if is_hung else None
+        else:
+            reason = None if code in (0, os.EX_TEMPFAIL) else _ended(code)
         del self._running[claim]
-        if code not in (0, os.EX_TEMPFAIL):
-            self._tell(claim, HUNG if code is None else _ended(code))
+        if reason is not None:
+            self._tell(claim, reason)
 
     def _tell(self, claim: outbox.Claim, reason: str) -> None:
         logger.warning("sink's process ended", job=claim.job_id, sink=claim.type, reason=reason)
@@ -96,12 +99,17 @@ class Keeper:
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process, STOP_SECONDS)
         self._running.clear()
+
+
+def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """It has so long to end by itself."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _ended(code: int) -> str:
