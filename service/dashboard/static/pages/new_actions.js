@@ -99,7 +99,7 @@ async function watched({ found, past }, begun, signal) {
     probe = await get(`${PROBES}/${probe.id}`, { signal });
   }
   found.replaceChildren(showProbe(probe, focusField));
-  if (!wasOver) past.refresh();
+  if (!wasOver || past.takesForRunning(probe.id)) past.refresh();
 }
 
 async function started(page, signal) {

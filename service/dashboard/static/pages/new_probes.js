@@ -11,6 +11,7 @@ export class PastProbes {
     this.again = again;
     this.signal = signal;
     this.list = el("ul", { class: "past" });
+    this.running = new Set(); // of those that are listed, when they were read
     this.box = el("div");
     this.more = button("Load older probes", () => this.grow(), { kind: "small" });
     this.root = el("details", { class: "panel", ontoggle: () => this.refresh() },
@@ -22,7 +23,7 @@ export class PastProbes {
     if (!this.root.open) return;
     if (!this.list.hasChildNodes()) loading(this.box, "Loading probes");
     this.pages = paged(PROBES, { limit: PAGE }, { signal: this.signal });
-    await this.grow(() => this.list.replaceChildren());
+    await this.grow(() => { this.list.replaceChildren(); this.running.clear(); });
   }
 
   async grow(begin) {
@@ -43,7 +44,11 @@ export class PastProbes {
     this.box.replaceChildren(this.list, ...(this.pages.hasMore ? [this.more] : []));
   }
 
+  // Whether the list says that a probe has not ended.
+  takesForRunning(id) { return this.running.has(id); }
+
   row(probe) {
+    if (!probe.result && !probe.failure && probe.status !== "cancelled") this.running.add(probe.id);
     const name = `${probe.model}, ${number(probe.prompts)} prompts`;
     return el("li", {},
       el("div", { class: "row" }, button(name, () => this.again(probe.id), { kind: "small" }),
