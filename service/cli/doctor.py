@@ -36,7 +36,10 @@ def _findings() -> Iterable[Finding]:
         settings = settings_here()
     except CommandError as error:
         where = error.param or "the environment"
-        return [*packages(), failure("settings", error.message, f"Correct {where}; the README lists all.")]
+        return [
+            *packages(),
+            failure("settings", error.message, f"Correct {where}; docs/configuration.md lists all."),
+        ]
     settings.home.mkdir(parents=True, exist_ok=True)
     return examine(settings)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from grpo_engine.sandbox.launch import SandboxUnavailable, nobody_who_reads
+from service.errors import Unavailable
 from service.files import parquet_rows
 from service.files.parquet_rows import MAX_LINE_BYTES
 from service.storage import Storage, split_lines
@@ -44,8 +45,9 @@ def is_parquet(start: bytes) -> bool:
 
 
 def parquet_lines(file: IO[bytes], *, max_rows: int, max_bytes: int) -> Iterator[bytes]:
-    """The rows of an open file as JSON lines, with their line feeds. Raises BadParquet.
+    """The rows of an open file as JSON lines, with their line feeds.
 
+    Raises BadParquet, and Unavailable where this machine cannot read any.
     `file` lies on a disk; where it is read and written does not change. `max_bytes`: of all lines together.
     """
     with _processes, _started(file, max_rows, max_bytes) as output:
@@ -98,7 +100,8 @@ def _started(file: IO[bytes], max_rows: int, max_bytes: int) -> Iterator[IO[byte
     try:
         unprivileged = nobody_who_reads(sys.executable, sys.prefix, program)
     except SandboxUnavailable as error:
-        raise BadParquet("parquet_unavailable", f"Parquet is not read here as root: {error}") from error
+        reason = f"Parquet cannot be read here: this is root, and {error}"
+        raise Unavailable(reason, code="parquet_unavailable", headers={"x-should-retry": "false"}) from error
     process = subprocess.Popen(
         [*unprivileged, sys.executable, "-I", program, str(max_rows), str(max_bytes)],
         stdin=descriptor,

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from service.errors import Unavailable
 from service.files.parquet import BadParquet, make_jsonl
 
 MAX_ROWS, MAX_BYTES = 50_000, 512 * 2**20
@@ -90,8 +91,8 @@ def as_rows(path: Path, target: Path) -> Path:
         shutil.copyfile(path, target)
         try:
             make_jsonl(target, max_rows=MAX_ROWS, max_bytes=MAX_BYTES)
-        except BadParquet as error:
-            raise Unreadable(f"{path}: {error.reason}") from error
+        except (BadParquet, Unavailable) as error:
+            raise Unreadable(f"{path}: {error}") from error
         content = target
     rows = list(_rows(content))
     if content == path and not any(isinstance(row.get("prompt"), list) for row in rows):

@@ -16,7 +16,7 @@ from service.jobs.states import JobState
 from tests.service.job_samples import GRADER, METHOD, expanded, request
 from tests.service.runs import FAILED, POOR, evaluated, failed, group, metrics, run
 
-README = Path(__file__).parents[2] / "README.md"
+ERRORS = Path(__file__).parents[2] / "docs" / "errors.md"
 
 
 def the(found: Run, code: str) -> Finding:
@@ -56,8 +56,8 @@ def test_a_failure_is_told_its_cause_and_the_change(code: str) -> None:
     assert finding.evidence[0] == "at step 4 of 4: what happened"
 
 
-def test_every_failure_of_the_readme_has_its_rule() -> None:
-    table = README.read_text().split("## Errors")[1].split("## ")[0]
+def test_every_failure_of_the_errors_page_has_its_rule() -> None:
+    table = ERRORS.read_text().split("## Failed jobs")[1]
     codes = {
         code for line in re.findall(r"^\| (`.*?) \|", table, re.M) for code in re.findall(r"`(.*?)`", line)
     }

@@ -234,6 +234,17 @@ def test_a_stranger_s_bytes_are_never_read_as_root() -> None:
         assert {int(held, 16) for held in re.findall(r"Cap(?:Eff|Bnd):\t(\w+)", status)} <= {0, 1 << 2}
 
 
+@on_sqlite
+def test_a_machine_that_may_not_read_parquet_says_so_as_its_own_fault(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name, **kwargs: None)
+    answer = upload(client, parquet([row()]))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "parquet_unavailable")
+    assert answer.json()["error"]["message"].endswith("this is root, and setpriv is not installed")
+
+
 def test_a_parquet_row_may_be_as_long_as_a_line_and_pyarrow_stays_out_of_the_service() -> None:
     assert parquet_rows.MAX_LINE_BYTES == dataset.MAX_LINE_BYTES
     text = "x" * (dataset.MAX_LINE_BYTES - len('{"text": ""}'))

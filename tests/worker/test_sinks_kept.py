@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,22 @@ def package(folder: Path, source: str) -> Path:
     return folder
 
 
+@contextmanager
+def wandb_is(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For the processes that are started meanwhile."""
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{package(folder, source)}{os.pathsep}{os.environ['PYTHONPATH']}")
+        yield
+
+
+def started_with(keeper: Keeper, folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink's process whose `wandb` has begun to end so."""
+    marker = folder / "begun"
+    with wandb_is(folder, f"import time; open({str(marker)!r}, 'w'); {ending}", monkeypatch):
+        keeper.look_once()
+        wait_until(marker.exists, 60, "its process has begun")
+
+
 def ends(keeper: Keeper) -> bool:
     keeper.look_once()
     return not keeper.num_running
@@ -97,10 +114,8 @@ def test_wandb_without_a_key_says_so_and_does_not_wait_for_one(
 def test_a_process_that_crashes_is_told_by_its_signal_and_tried_again(
     database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crashing = package(tmp_path, "import os; os.abort()")
     job_id = add_job(database, WANDB, steps=3)
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{crashing}{os.pathsep}{os.environ['PYTHONPATH']}")
+    with wandb_is(tmp_path, "import os; os.abort()", monkeypatch):
         keeper.look_once()
         assert keeper.num_running == 1
         wait_until(lambda: ends(keeper), 60, "it is buried")
@@ -111,13 +126,8 @@ def test_a_process_that_crashes_is_told_by_its_signal_and_tried_again(
 def test_a_process_that_hangs_is_ended_when_its_claim_does(
     database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker = tmp_path / "hangs"
-    hanging = package(tmp_path, f"import time; open({str(marker)!r}, 'w'); time.sleep(600)")
     job_id = add_job(database, WANDB, steps=3)
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{hanging}{os.pathsep}{os.environ['PYTHONPATH']}")
-        keeper.look_once()
-        wait_until(marker.exists, 60, "it hangs")
+    started_with(keeper, tmp_path, "time.sleep(600)", monkeypatch)
     with database.transaction() as session:
         session.execute(update(JobSink).values(due_at=0.0))
         session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
@@ -134,13 +144,9 @@ def test_a_process_that_ends_slowly_after_all_is_told_did_not_hang(
     monkeypatch: pytest.MonkeyPatch,
     let_go: Callable[[Session, outbox.Claim], bool],
 ) -> None:
-    marker, ended = tmp_path / "slow", tmp_path / "ended"
-    script = f"open({str(marker)!r}, 'w'); import time; time.sleep(2); open({str(ended)!r}, 'w')"
+    ended = tmp_path / "ended"
     job_id = add_job(database, WANDB, steps=3)
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{package(tmp_path, script)}{os.pathsep}{os.environ['PYTHONPATH']}")
-        keeper.look_once()
-        wait_until(marker.exists, 60, "it is at its end")
+    started_with(keeper, tmp_path, f"time.sleep(2); open({str(ended)!r}, 'w')", monkeypatch)
     with database.transaction() as session:
         assert let_go(session, outbox.Claim(job_id, "wandb", 1))
         session.execute(update(Job).values(step=0))  # so that it is not taken up again at once

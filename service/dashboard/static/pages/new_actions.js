@@ -6,10 +6,9 @@ import { forgetDraft, paramOf } from "./new_draft.js";
 import { jsonArea, mark } from "./new_fields.js";
 import { showCheck, showProbe, showProblems, showProbing } from "./new_findings.js";
 import { focusField } from "./new_form.js";
-import { PastProbes } from "./new_probes.js";
+import { isOver, PastProbes } from "./new_probes.js";
 
 const PROMPTS = 16;
-const ENDED = ["succeeded", "failed", "cancelled"];
 const POLL_SECONDS = 0.7;
 const NO_FILE = { param: "training_file", message: "Choose a file, or upload one." };
 
@@ -85,13 +84,12 @@ async function shownAgain(page, id, signal) {
 async function watched({ found, past }, begun, signal) {
   let probe = begun;
   let shown;
-  const isOver = () => ENDED.includes(probe.status);
-  const wasOver = isOver();
+  const wasOver = isOver(probe);
   const stop = button("Cancel the probe", () => post(`${PROBES}/${probe.id}/cancel`, undefined, { signal }).catch((error) => announce(error.message)));
   if (!wasOver) past.refresh();
   const told = el("div");
   found.replaceChildren(told, stop);
-  while (!isOver()) {
+  while (!isOver(probe)) {
     const seen = JSON.stringify([probe.progress, probe.phase, probe.queue]);
     if (seen !== shown) told.replaceChildren(showProbing(probe)); // else it would be read out again and again
     shown = seen;

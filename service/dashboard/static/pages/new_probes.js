@@ -5,6 +5,8 @@ import { ago, button, el, empty, failed, loading, number } from "../dom.js";
 
 const PAGE = 5;
 
+export const isOver = (probe) => ["succeeded", "failed", "cancelled"].includes(probe.status);
+
 export class PastProbes {
   // `again(id)` shows a probe where a new one would be shown.
   constructor(again, signal) {
@@ -48,7 +50,7 @@ export class PastProbes {
   takesForRunning(id) { return this.running.has(id); }
 
   row(probe) {
-    if (!probe.result && !probe.failure && probe.status !== "cancelled") this.running.add(probe.id);
+    if (!isOver(probe)) this.running.add(probe.id);
     const name = `${probe.model}, ${number(probe.prompts)} prompts`;
     return el("li", {},
       el("div", { class: "row" }, button(name, () => this.again(probe.id), { kind: "small" }),

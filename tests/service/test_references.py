@@ -1,0 +1,108 @@
+"""The reference pages name what the code has: each setting with its default, each code of an error."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_engine.runtime import Runtime
+from service import errors
+from service.chat.waiting import GONE, INVALID
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+ERRORS = (ROOT / "docs" / "errors.md").read_text().split("## Failed jobs")[0]
+WHERE = [
+    "service",
+    "worker/desk.py",
+    "worker/samplers.py",
+    "grpo_engine/serving.py",
+    "grpo_engine/answering.py",
+]
+ELSEWHERE = {"cli", "doctor"}
+RAISES = {"_refused", "_refusal", "Refused", "BadParquet"}
+NO_ANSWERS = {"poisoned", "unsafe_graders"}
+"""Of a job's failure and of a job's warning."""
+
+
+def rows() -> dict[str, str]:
+    """Name of a variable, or of a key of the runtime → its default as the page has it."""
+    found = {}
+    for names, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", CONFIGURATION, re.M):
+        keys = re.findall(r"`([\w]+)`", names)
+        values = defaults.split(", ") if len(keys) > 1 else [defaults]
+        found.update(zip(keys, values, strict=True))
+    return found
+
+
+@pytest.fixture
+def defaults(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    for name in [name for name in os.environ if name.startswith("GRPO_")]:
+        monkeypatch.delenv(name)
+    settings = {f"GRPO_{name.upper()}": value for name, value in Settings()}
+    return settings | dict(Runtime())
+
+
+def test_the_page_names_every_setting_and_nothing_else(defaults: dict[str, object]) -> None:
+    assert rows().keys() == defaults.keys()
+
+
+def test_a_default_on_the_page_is_the_one_in_the_code(defaults: dict[str, object]) -> None:
+    told = {name: text.strip("`") for name, text in rows().items()}
+    numbers = {name: float(text) for name, text in told.items() if re.fullmatch(r"[\d.]+", text)}
+    assert len(numbers) > 20
+    assert numbers == {name: defaults[name] for name in numbers}
+    empty = {name for name, text in told.items() if text.startswith("none")}
+    assert not any(defaults[name] for name in empty)
+    assert {told[name] for name in ("GRPO_MODE", "GRPO_POOL", "sharding")} == {
+        str(defaults[name]) for name in ("GRPO_MODE", "GRPO_POOL", "sharding")
+    }
+
+
+def codes_of(tree: ast.AST) -> Iterator[str]:
+    """What stands as a code where an error or a refusal is made."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+            if isinstance(node.func, ast.Name) and node.func.id in RAISES:
+                given += node.args
+            for value in given:
+                if isinstance(value, ast.Constant) and re.fullmatch(r"[a-z]+(_[a-z0-9]+)+", str(value.value)):
+                    yield value.value
+
+
+def test_every_code_of_an_answer_is_told() -> None:
+    files = [
+        file for place in WHERE for file in [ROOT / place, *(ROOT / place).rglob("*.py")] if file.is_file()
+    ]
+    answered = {
+        code
+        for file in files
+        if not ELSEWHERE.intersection(file.parts)
+        for code in codes_of(ast.parse(file.read_text()))
+    }
+    classes = {made.code for made in vars(errors).values() if hasattr(made, "code")}
+    assert len(answered) > 60
+    assert (answered - NO_ANSWERS) | classes | GONE | INVALID <= set(re.findall(r"`(\w+)`", ERRORS))
+
+
+def test_no_code_is_told_that_the_code_does_not_have() -> None:
+    source = "\n".join(
+        file.read_text()
+        for folder in ("service", "worker", "grpo_engine")
+        for file in (ROOT / folder).rglob("*.py")
+    )
+    codes = {
+        code
+        for row in re.findall(r"^\| [\d, ]+ \| (.*?) \|", ERRORS, re.M)
+        for code in re.findall(r"`(\w+)`", row)
+    }
+    computed = {"invalid_training_file", "invalid_validation_file"}
+    assert len(codes) > 80
+    assert {code for code in codes - computed if f'"{code}"' not in source} == set()
