@@ -24,7 +24,7 @@ from service.models import Job, JobEvent
 from service.settings import Settings
 
 NUM_PROCESSES = 2
-THREADS_PER_PROCESS = 16
+THREADS_PER_PROCESS = 4
 LEASE_SECONDS = 600.0
 GPUS = 8
 EVENTS_PER_JOB = 4
@@ -143,7 +143,7 @@ def _run_crew(database: Database, names: Sequence[str], share: Share, lock: thre
 def _take_turn(database: Database, worker: VirtualWorker) -> bool:
     """The worker's next transaction. False: there is no job for it any more."""
     if worker.job_id is None:
-        with database.statement() as session:
+        with database.direct() as session:
             job = queue.claim(
                 session, pool="default", worker=worker.name, lease_seconds=LEASE_SECONDS, gpus=GPUS
             )
@@ -151,7 +151,7 @@ def _take_turn(database: Database, worker: VirtualWorker) -> bool:
             return False
         worker.job_id, worker.fence, worker.is_renewed = job.id, job.fence, False
     elif not worker.is_renewed:
-        with database.statement() as session:
+        with database.direct() as session:
             state = queue.renew(session, worker.job_id, worker.fence, lease_seconds=LEASE_SECONDS)
         assert state is JobState.RUNNING, f"{worker.job_id} is {state}"
         worker.is_renewed = True

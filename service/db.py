@@ -92,7 +92,17 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _begin_postgresql(connection: Connection) -> None:
     if not connection.get_execution_options().get("grpo_statements"):
-        connection.exec_driver_sql("BEGIN")
+        driver: Any = connection.connection.dbapi_connection
+        driver.execute("BEGIN")  # SQLAlchemy's own way to do it costs as much again
+
+
+Executor = Session | Connection
+"""What runs statements that need no ORM."""
+
+
+def is_postgresql(executor: Executor) -> bool:
+    bound = executor.get_bind() if isinstance(executor, Session) else executor
+    return bound.dialect.name == "postgresql"
 
 
 class Database:
@@ -101,8 +111,8 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._sessions = sessionmaker(engine, expire_on_commit=False)
-        single = engine.execution_options(grpo_read_only=True, grpo_statements=True)
-        self._readers = sessionmaker(single, expire_on_commit=False)
+        self._single = engine.execution_options(grpo_read_only=True, grpo_statements=True)
+        self._readers = sessionmaker(self._single, expire_on_commit=False)
         self._scanners = sessionmaker(engine.execution_options(grpo_read_only=True), expire_on_commit=False)
 
     @contextmanager
@@ -117,6 +127,13 @@ class Database:
         is_postgresql = self.engine.dialect.name == "postgresql"
         with self.reading() if is_postgresql else self.transaction() as session:
             yield session
+
+    @contextmanager
+    def direct(self) -> Iterator[Connection]:
+        """As `statement`, for one that needs no ORM: two thirds of the cost."""
+        is_single = self.engine.dialect.name == "postgresql"
+        with self._single.connect() if is_single else self.engine.begin() as connection:
+            yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

@@ -21,9 +21,9 @@ from grpo_engine.events import CheckpointSaved
 from service.catalog import Catalog
 from service.db import Database, connect
 from service.jobs.capabilities import UNSAFE, Capabilities, of_this_machine, offered_to
+from service.jobs.claimed import ClaimedJob
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
-from service.models import Job
 from service.settings import Settings
 from service.storage import (
     ObjectMissing,
@@ -128,7 +128,7 @@ class Attempt:
     """A claimed job with its lease."""
 
     worker: Worker
-    job: Job
+    job: ClaimedJob
     lease: Lease
     unpublished: list[CheckpointSaved] = field(default_factory=list)
     """Checkpoints that the storage did not take; the next one takes them along."""

@@ -19,8 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from grpo_engine.faults import fault_point
 from service.db import Database
 from service.jobs import queue
+from service.jobs.claimed import ClaimedJob
 from service.jobs.states import JobState
-from service.models import Job
 from service.settings import Settings
 from worker.process import EngineProcess
 
@@ -37,7 +37,7 @@ class Lease:
     `claimed_at`: monotonic seconds before the claim was sent.
     """
 
-    def __init__(self, database: Database, settings: Settings, job: Job, claimed_at: float) -> None:
+    def __init__(self, database: Database, settings: Settings, job: ClaimedJob, claimed_at: float) -> None:
         self._database = database
         self._settings = settings
         self._job_id, self._fence = job.id, job.fence
@@ -97,7 +97,7 @@ class Lease:
         sent_at = monotonic()
         fault_point("lease.renewing")
         try:
-            with self._database.statement() as session:
+            with self._database.direct() as session:
                 state = queue.renew(
                     session, self._job_id, self._fence, lease_seconds=self._settings.lease_seconds
                 )

@@ -22,10 +22,11 @@ from service.files.parquet import BadParquet, make_jsonl
 from service.jobs import ancestry, history, publishing
 from service.jobs.ancestry import WeightsMissing, find_weights
 from service.jobs.capabilities import UNSAFE, tell_unsafe
+from service.jobs.claimed import ClaimedJob
 from service.jobs.grader_checks import method_with_places
 from service.jobs.method_parts import retention_of
 from service.jobs.queue import holds, lock
-from service.models import Checkpoint, File, Job, Metric
+from service.models import Checkpoint, File, Metric
 from service.storage import ObjectMissing
 from service.unpack import BadArchive, unpack
 from worker.attempt import Attempt, Refused
@@ -148,7 +149,7 @@ def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session],
     return lambda session: publishing.withdraw_checkpoint(session, job.id, job.fence, step, reason)
 
 
-def _tell_restart(session: Session, job: Job) -> bool:
+def _tell_restart(session: Session, job: ClaimedJob) -> bool:
     if lock(session, *holds(job.id, job.fence)) is None:
         return False
     message = "No usable checkpoint is left: training starts from the first step."

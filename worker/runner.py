@@ -17,7 +17,7 @@ from structlog.contextvars import bound_contextvars
 from grpo_engine.faults import fault_point
 from service.ids import new_id
 from service.jobs import queue
-from service.models import Job
+from service.jobs.claimed import ClaimedJob
 from service.storage import StorageError
 from worker.attempt import Attempt, Refused, Worker
 from worker.ending import conclude, fail, give_back, give_back_unstored
@@ -59,18 +59,18 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
     return True
 
 
-def about(worker: Worker, job: Job) -> dict[str, Any]:
+def about(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
     """What each line about an attempt tells of it."""
     claimed = {"tenant": job.tenant, "job": job.id, "attempt": job.attempt, "fence": job.fence}
     return {**claimed, "worker": worker.name}
 
 
-def claim(worker: Worker) -> Job | None:
+def claim(worker: Worker) -> ClaimedJob | None:
     """The job, under a lease and a new fence. None: nothing to do, or the storage does not let us in."""
     if not worker.may_claim():
         return None
     settings, database, offered = worker.settings, worker.database, worker.offered()
-    opened = database.statement if settings.max_running_jobs is None else database.transaction
+    opened = database.direct if settings.max_running_jobs is None else database.transaction
     with opened() as session:
         return queue.claim(
             session,

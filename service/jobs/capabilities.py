@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.sandbox import SandboxUnavailable, monty, self_test, unsafe
 from service.clock import db_now
 from service.jobs import history
+from service.jobs.claimed import ClaimedJob
 from service.jobs.dataset import Problems
 from service.jobs.method_parts import rules_of, settings_of
 from service.models import ApiKey, Job, WorkerHost
@@ -130,7 +131,7 @@ def announced(session: Session, pool: str) -> list[Machine]:
     return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 
-def tell_unsafe(session: Session, job: Job) -> bool:
+def tell_unsafe(session: Session, job: ClaimedJob) -> bool:
     """Marks a job that a machine without a sandbox begins to run. False: the fence is stale."""
     mine = (Job.id == job.id, Job.fence == job.fence)
     found = session.execute(select(Job.warnings).where(*mine).with_for_update()).scalar_one_or_none()

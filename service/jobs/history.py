@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Update, update
 from sqlalchemy.orm import Session
 
+from service.db import Executor, is_postgresql
 from service.jobs import statements
 from service.jobs.states import PUBLIC, JobState
 from service.models import Job
@@ -34,9 +35,9 @@ def status(state: JobState, message: str, *, phase: str, fence: int, level: str 
     return Entry("status", message, level, data, fence)
 
 
-def is_told_by_statement(session: Session) -> bool:
+def is_told_by_statement(session: Executor) -> bool:
     """Whether a change of a row and its entry can be one statement: not on SQLite."""
-    return session.get_bind().dialect.name == "postgresql"
+    return is_postgresql(session)
 
 
 def parameters(entry: Entry) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def append(session: Session, job_id: str, *entries: Entry) -> int:
     return last
 
 
-def store(session: Session, job_id: str, last: int, *entries: Entry) -> None:
+def store(session: Executor, job_id: str, last: int, *entries: Entry) -> None:
     """Store `entries` in order up to the number `last`, which the caller has moved the job to."""
     first = last - len(entries) + 1
     rows = [

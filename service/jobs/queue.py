@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
+from service.db import Executor, is_postgresql
 from service.jobs import history, names, statements
 from service.jobs.capabilities import satisfied_by
+from service.jobs.claimed import ClaimedJob
 from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
 from service.webhooks import events
@@ -46,7 +48,7 @@ class WrongState(Exception):
 
 
 def claim(
-    session: Session,
+    session: Executor,
     *,
     pool: str,
     worker: str,
@@ -54,7 +56,7 @@ def claim(
     capabilities: Collection[str] = (),
     gpus: int = 0,
     max_running: int | None = None,
-) -> Job | None:
+) -> ClaimedJob | None:
     """Take the best eligible job: running, under a new fence and a lease. None: nothing to do.
 
     A job that needs what is not among the worker's `capabilities`, or more `gpus`, is left for others. With
@@ -67,26 +69,27 @@ def claim(
     if limited:
         given |= {"max_running": max_running}
         _wait_for_claims(session)
-    fresh = {"populate_existing": True}
     if history.is_told_by_statement(session):
         given |= history.parameters(_status(JobState.RUNNING, "", 0))
         claiming = statements.CLAIM_WITHIN_LIMIT_TELLING if limited else statements.CLAIM_TELLING
-        return session.scalars(claiming, given, execution_options=fresh).one_or_none()
-    claiming = statements.CLAIM_WITHIN_LIMIT if limited else statements.CLAIM
-    job = session.scalars(claiming, given, execution_options=fresh).one_or_none()
-    if job is not None:
-        message = f"Attempt {job.attempt} started on {worker}."
-        history.store(session, job.id, job.event_sequence, _status(JobState.RUNNING, message, job.fence))
+        told = session.execute(claiming, given).one_or_none()
+        return None if told is None else ClaimedJob._make(told)
+    row = session.execute(statements.CLAIM_WITHIN_LIMIT if limited else statements.CLAIM, given).one_or_none()
+    if row is None:
+        return None
+    job = ClaimedJob._make(row[: len(ClaimedJob._fields)])
+    message = f"Attempt {job.attempt} started on {worker}."
+    history.store(session, job.id, job.event_sequence, _status(JobState.RUNNING, message, job.fence))
     return job
 
 
-def _wait_for_claims(session: Session) -> None:
+def _wait_for_claims(session: Executor) -> None:
     """Two claims at once would both count the jobs of before. SQLite's BEGIN IMMEDIATE has waited already."""
-    if session.get_bind().dialect.name == "postgresql":
+    if is_postgresql(session):
         session.execute(statements.LOCK_CLAIMS, {"longest_pause": CLAIM_PAUSE})
 
 
-def renew(session: Session, job_id: str, fence: int, *, lease_seconds: float) -> JobState | None:
+def renew(session: Executor, job_id: str, fence: int, *, lease_seconds: float) -> JobState | None:
     """Extend the lease; answers the state (cancelling, pausing). None: lost.
 
     Progress needs no heartbeat: `recording` writes it with the events, under the same fence and sooner.

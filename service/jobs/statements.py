@@ -14,7 +14,6 @@ from sqlalchemy import (
     CTE,
     Boolean,
     ColumnElement,
-    Executable,
     Insert,
     Integer,
     Select,
@@ -33,6 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from service.clock import db_now
+from service.jobs.claimed import COLUMNS
 from service.jobs.states import HELD, JobState
 from service.models import Job, JobEvent
 from service.webhooks.events import announcement
@@ -69,7 +69,7 @@ _ELIGIBLE = (
     .where(CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
     .where(CANDIDATE.c.required_gpus <= bindparam("gpus"))
     .order_by(CANDIDATE.c.priority.desc(), CANDIDATE.c.created_at)
-    .limit(1)
+    .limit(literal_column("1"))  # a parameter would be any number to a plan that is made once
     .with_for_update(skip_locked=True)
 )
 _HOLDING = JOBS.alias("holding")
@@ -96,12 +96,12 @@ def _claiming(eligible: Select[str]) -> ReturningUpdate[Any]:
             started_at=func.coalesce(JOBS.c.started_at, db_now()),
             event_sequence=JOBS.c.event_sequence + 1,
         )
-        .returning(JOBS)
+        .returning(*COLUMNS, JOBS.c.lease_owner)
     )
 
 
-CLAIM = select(Job).from_statement(_claiming(_ELIGIBLE))
-CLAIM_WITHIN_LIMIT = select(Job).from_statement(_claiming(_ELIGIBLE_WITHIN_LIMIT))
+CLAIM = _claiming(_ELIGIBLE)
+CLAIM_WITHIN_LIMIT = _claiming(_ELIGIBLE_WITHIN_LIMIT)
 """`CLAIM` that leaves the jobs of tenants with `max_running` running ones to wait."""
 LOCK_CLAIMS = select(
     func.set_config("idle_in_transaction_session_timeout", bindparam("longest_pause"), True),
@@ -170,11 +170,11 @@ def _told(moved: CTE, message: ColumnElement[str]) -> CTE:
     return insert(EVENTS).from_select(list(columns), select(*columns.values())).cte("told")
 
 
-def _claim_telling(eligible: Select[str]) -> Executable:
+def _claim_telling(eligible: Select[str]) -> Select[Any]:
     moved = _claiming(eligible).cte("moved")
     parts = ("Attempt ", moved.c.attempt, " started on ", moved.c.lease_owner, ".")
-    # not `aliased(Job, moved)`, which threads that compile it together leave half made
-    return select(Job).from_statement(select(moved).add_cte(_told(moved, func.concat(*parts))))
+    claimed = (moved.c[column.name] for column in COLUMNS)
+    return select(*claimed).add_cte(_told(moved, func.concat(*parts)))
 
 
 CLAIM_TELLING = _claim_telling(_ELIGIBLE)

@@ -84,7 +84,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def claim(self, pool: str, worker: str, gpus: int, lease: float) -> None:
         candidates = self.model.best(pool, gpus)
-        with self.database.statement() as session:
+        with self.database.direct() as session:
             job = queue.claim(session, pool=pool, worker=worker, lease_seconds=lease, gpus=gpus)
         assert (job is None) == (not candidates)
         if job is not None:

@@ -13,6 +13,7 @@ from service.clock import db_now
 from service.db import Database
 from service.jobs import pools, queue, sweeping
 from service.jobs.capabilities import SANDBOX, Machine, announce
+from service.jobs.claimed import ClaimedJob
 from service.jobs.counting import COUNTS
 from service.models import Job, WorkerHost
 from tests.worker.jobs import insert_job
@@ -41,7 +42,7 @@ def add_machine(
         session.execute(update(WorkerHost).values(seen_at=WorkerHost.seen_at - silent_seconds))
 
 
-def claim(database: Database) -> Job:
+def claim(database: Database) -> ClaimedJob:
     with database.transaction() as session:
         job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
     assert job is not None

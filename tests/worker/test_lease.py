@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from time import monotonic
 
 import pytest
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from service.db import Database
 from service.jobs import queue
-from service.models import Job
+from service.jobs.claimed import ClaimedJob
 from service.settings import Settings
 from tests.servers import wait_until
 from tests.worker.jobs import insert_job
@@ -30,14 +31,14 @@ class SlowDatabase(Database):
             self.delay()
 
     @contextmanager
-    def statement(self) -> Iterator[Session]:
-        with super().statement() as session:
-            yield session
+    def direct(self) -> Iterator[Connection]:
+        with super().direct() as connection:
+            yield connection
             self.delay()
 
 
 @pytest.fixture
-def job(database: Database) -> Job:
+def job(database: Database) -> ClaimedJob:
     insert_job(database)
     with database.transaction() as session:
         job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
@@ -46,7 +47,7 @@ def job(database: Database) -> Job:
 
 
 def test_the_self_fence_counts_from_before_the_claim_was_sent(
-    database: Database, settings: Settings, job: Job
+    database: Database, settings: Settings, job: ClaimedJob
 ) -> None:
     with Lease(database, settings, job, monotonic() - settings.self_fence_seconds) as lease:
         wait_until(lambda: lease.lost, 5, "the fence")
@@ -55,7 +56,7 @@ def test_the_self_fence_counts_from_before_the_claim_was_sent(
 
 
 def test_the_self_fence_counts_from_before_a_renewal_was_sent(
-    database: Database, settings: Settings, job: Job, monkeypatch: pytest.MonkeyPatch
+    database: Database, settings: Settings, job: ClaimedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each reply is a minute late by the worker's clock."""
     clock = [0.0]

@@ -8,23 +8,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from service.clock import db_now
 from service.db import Database
 from service.jobs import queue, sweeping
+from service.jobs.claimed import ClaimedJob
 from service.jobs.states import TERMINAL, TRANSITIONS, JobState
 from service.models import Job, JobEvent
 from tests.worker.jobs import insert_job, read_job
 
 
-def claim(database: Database, worker: str = "w", lease_seconds: float = 60) -> Job | None:
-    with database.transaction() as session:
+def claim(database: Database, worker: str = "w", lease_seconds: float = 60) -> ClaimedJob | None:
+    with database.direct() as session:
         return queue.claim(session, pool="default", worker=worker, lease_seconds=lease_seconds)
 
 
-def claimed(database: Database, **values: Any) -> Job:
+def claimed(database: Database, **values: Any) -> ClaimedJob:
     insert_job(database, **values)
     job = claim(database)
     assert job is not None
@@ -51,11 +52,26 @@ def test_a_claim_spends_one_attempt_and_one_fence(database: Database) -> None:
     job_id = insert_job(database)
     job = claim(database, "w1", lease_seconds=60)
     assert job is not None
-    assert (job.id, job.state, job.fence, job.attempt, job.lease_owner) == (job_id, "running", 1, 1, "w1")
+    assert (job.id, job.fence, job.attempt) == (job_id, 1, 1)
+    row = read_job(database, job_id)
+    assert (row.state, row.fence, row.attempt, row.lease_owner) == ("running", 1, 1, "w1")
+    assert job == tuple(getattr(row, name) for name in ClaimedJob._fields)
     with database.reading() as session:
         left = session.execute(select(Job.lease_expires_at - db_now())).scalar_one()
     assert left == pytest.approx(60, abs=5)
     assert states_told(database, job_id) == ["running"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_claim_is_planned_once_and_not_each_time(database: Database) -> None:
+    for _ in range(12):
+        claimed(database)
+    plans = (
+        "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'WITH moved%'"
+    )
+    with database.direct() as connection:
+        num_generic, num_custom = connection.execute(text(plans)).one()
+    assert (num_generic > 0, num_custom) == (True, 5), "PostgreSQL tries five of its own first"
 
 
 def test_only_eligible_jobs_are_claimed(database: Database) -> None:
@@ -129,7 +145,7 @@ def test_an_expired_lease_is_queued_again_with_a_doubling_backoff(database: Data
     for _ in range(2):
         expire_lease(database, job.id)
         (swept,) = sweep(database, backoff_seconds=10)
-        assert (swept.job_id, swept.state, swept.worker) == (job.id, JobState.QUEUED, job.lease_owner)
+        assert (swept.job_id, swept.state, swept.worker) == (job.id, JobState.QUEUED, "w")
         with database.transaction() as session:
             pauses.append(session.execute(select(Job.not_before - db_now())).scalar_one())
             session.execute(update(Job).values(not_before=0))

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from service.db import Database
 from service.jobs import queue
+from service.jobs.claimed import ClaimedJob
 from service.jobs.states import HELD, JobState
 from service.models import Job
 from service.settings import Settings
@@ -20,7 +21,7 @@ from worker.attempt import Worker
 from worker.runner import claim as claim_as_worker
 
 
-def claim(database: Database, max_running: int | None = 2) -> Job | None:
+def claim(database: Database, max_running: int | None = 2) -> ClaimedJob | None:
     with database.transaction() as session:
         return queue.claim(session, pool="default", worker="w", lease_seconds=60, max_running=max_running)
 
@@ -97,7 +98,7 @@ def test_a_worker_that_stops_in_the_middle_of_its_claim_keeps_others_waiting_sho
     queue.claim(session, pool="default", worker="stopped", lease_seconds=60, max_running=1)
     job = claim(database, 1)
     assert job is not None
-    assert (job.id, job.lease_owner, job.fence) == (job_id, "w", 1)
+    assert (job.id, read_job(database, job_id).lease_owner, job.fence) == (job_id, "w", 1)
     with pytest.raises(DBAPIError):
         stopped.__exit__(None, None, None)
 
