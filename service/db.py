@@ -92,8 +92,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def _begin_postgresql(connection: Connection) -> None:
     if not connection.get_execution_options().get("grpo_statements"):
-        driver: Any = connection.connection.dbapi_connection
-        driver.execute("BEGIN")  # SQLAlchemy's own way to do it costs as much again
+        connection.exec_driver_sql("BEGIN")
 
 
 Executor = Session | Connection

@@ -142,7 +142,7 @@ def test_a_job_s_end_is_one_statement_with_and_without_webhooks(
         sent.clear()
         with database.transaction() as session:
             assert queue.finish(session, job_id, 1, JobState.SUCCEEDED)
-        assert [statement.split()[0] for statement in sent] == ["WITH"]
+        assert [statement.split()[0] for statement in sent] == ["BEGIN", "WITH"]
     assert [row.job_id for row in deliveries(database)] == [told]
 
 
