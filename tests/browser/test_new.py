@@ -194,6 +194,32 @@ def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Pag
     expect(page.get_by_text("the last message must be the assistant's").first).to_be_visible()
 
 
+def test_a_rule_takes_the_field_that_the_rows_have_until_somebody_writes_another(
+    page: Page, tmp_path: Path
+) -> None:
+    others = tmp_path / "sums.jsonl"
+    prompt = {"messages": [{"role": "user", "content": "What is 0 + 0?"}]}
+    others.write_text(
+        "".join(json.dumps({**prompt, "tags": ["a"], "verdict": str(n)}) + "\n" for n in range(8))
+    )
+    open_with(page, others)
+    rule, ready = page.get_by_label("A completion earns reward when"), page.get_by_text("Nothing is wrong.")
+    expect(page.get_by_label("The right number")).to_have_value("{{item.verdict}}")
+    page.get_by_label("Method").select_option("training_free")
+    expect(page.get_by_label("The right number")).to_have_value("{{item.verdict}}")
+    page.get_by_label("Method").select_option("reinforcement")
+    for kind in ("python", "string_check"):
+        rule.select_option(kind)
+        page.get_by_label("Longest completion, in tokens").fill("16")
+        page.get_by_role("button", name="Check").click()
+        expect(ready).to_be_visible(timeout=RUN_MS)
+    page.get_by_label("The text").fill("{{item.verdict}}!")
+    others.write_text(others.read_text().replace("0 + 0", "1 + 1"))
+    page.get_by_label("Upload a file").set_input_files(others)
+    expect(page.get_by_text("What is 1 + 1?")).to_be_visible()
+    expect(page.get_by_label("The text")).to_have_value("{{item.verdict}}!")
+
+
 def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:
     page.goto("/#/new")
     page.get_by_label("Pull towards the base model (β)").fill("0.1")

@@ -5,7 +5,7 @@ import { firstRow, upload } from "../api.js";
 import { ago, announce, bytes, el, percent, section } from "../dom.js";
 import { methodOf } from "./new_draft.js";
 import { field, idOf, input, select } from "./new_fields.js";
-import { graderForm } from "./new_grader.js";
+import { beginning, graderForm, suit } from "./new_grader.js";
 
 const METHODS = [
   ["reinforcement", "Reinforcement (GRPO): learns from a reward"],
@@ -47,6 +47,7 @@ export function modelPart(draft, models) {
   const options = [...(draft.body.model ? [] : [["", "Choose a model"]]), ...bases, ...own];
   const method = select(draft, "method.type", METHODS, (type) => {
     draft.set("method", methodOf(type));
+    if (type !== "supervised") draft.set(`method.${type}.grader`, beginning("numeric", draft.answer));
     return type;
   });
   return section("Model", el("div", { class: "panel stack" },
@@ -70,7 +71,9 @@ export function dataPart(draft, files, signal) {
     if (id === peeked) return;
     peeked = id;
     const row = id ? await firstRow(id, { signal }).catch(() => null) : null; // Parquet cannot be shown
-    if (peeked === id) showRow(rows, fields, row);
+    if (peeked !== id) return;
+    showRow(rows, fields, row);
+    if (row) suit(draft, row);
   };
   draft.listen(peek);
   peek();

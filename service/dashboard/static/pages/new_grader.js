@@ -65,6 +65,27 @@ function tag(draft, at) {
     input(draft, `${at}.tag`, { placeholder: "answer" }));
 }
 
+// A rule as it starts, over the rows' field `name`.
+export function beginning(type, name = "answer") {
+  const text = JSON.stringify({ type, ...RULES[type]?.start });
+  return JSON.parse(text.replace("item.answer", `item.${name}`).replace("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
+}
+
+// The rows have other fields than were thought of: a rule that is still as it started takes one of theirs.
+export function suit(draft, row) {
+  const at = `method.${draft.type}.grader`;
+  const grader = draft.get(at);
+  const isUntouched = JSON.stringify(grader) === JSON.stringify(beginning(grader?.type, draft.answer));
+  draft.answer = answerOf(row);
+  if (isUntouched) draft.set(at, beginning(grader.type, draft.answer));
+}
+
+// The field that an answer is most likely compared with.
+function answerOf(row) {
+  if ("answer" in row) return "answer";
+  return Object.keys(row).find((name) => /^[A-Za-z_]\w*$/.test(name) && name !== "prompt" && typeof row[name] !== "object");
+}
+
 // The box of the grader of a method at `at`; drawn again when its rule changes.
 export function graderForm(draft, at) {
   const box = el("div", { class: "stack" });
@@ -83,7 +104,7 @@ export function graderForm(draft, at) {
     ...OTHERS.map((type) => [type, `${type} (as JSON)`]),
   ];
   const kind = select(draft, `${at}.type`, options, (type) => {
-    draft.set(at, { type, ...structuredClone(RULES[type]?.start ?? {}) });
+    draft.set(at, beginning(type, draft.answer));
     return type;
   });
   const json = field(`${at}`, "Grader as JSON", null, ...jsonArea(draft, at, { rows: 8 }));
