@@ -208,7 +208,7 @@ _TEXTS: dict[Watch, tuple[str, str, str]] = {
     ),
     "truncation": (
         "{value} of the completions were cut at max_completion_tokens",
-        "What was cut is mostly scored as wrong, so the job teaches brevity and not the task.",
+        "Where a cut answer scores as wrong, that teaches brevity and not the task.",
         "Raise max_completion_tokens, or set mask_truncated_completions or overlong_buffer_tokens.",
     ),
     "grader_errors": (

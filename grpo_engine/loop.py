@@ -105,6 +105,7 @@ class TrainingLoop:
             stopping = self._stop_reason(should_stop)
             if self._evaluation_is_due() and not stopping:
                 yield from self._evaluate()
+                yield PhaseChanged(phase="training", step=self.state.step)
             if self._checkpoint_is_due() or (stopping and self.state.step > self.saved_step):
                 yield self._save()
             if stopping:

@@ -233,7 +233,7 @@ class Trainer(TrainingLoop):
             raise NoSignalError(
                 f"{count} steps in a row {SKIP_CAUSES[reason]}, up to step {step}",
                 hint=SKIP_HINTS.get(reason),
-                evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}", reason),
+                evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}",),
             )
 
     def _why_skipped(self, scored: Sequence[ScoredGroup]) -> SkipReason:

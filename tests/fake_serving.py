@@ -33,7 +33,7 @@ from grpo_engine.records import FinishReason
 
 def words_of(ask: Ask, model: ServedModel) -> list[str]:
     """`Base: …` or `Adapter: …!`, and the seed where the completion is random."""
-    asked = ask.prompt if ask.messages is None else str(ask.messages[-1]["content"])
+    asked = ask.prompt if ask.messages is None else str(ask.messages[-1].get("content"))
     start, end = ("Base:", "") if model.model.adapter is None else ("Adapter:", "!")
     seed = f" ({ask.seed})" if ask.temperature and asked and asked.startswith("random") else ""
     return f"{start} {asked}{end}{seed}".split(" ")

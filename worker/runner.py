@@ -15,6 +15,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from grpo_engine.faults import fault_point
+from service.errors import Unavailable
 from service.ids import new_id
 from service.jobs import queue
 from service.jobs.claimed import ClaimedJob
@@ -93,6 +94,8 @@ def run(attempt: Attempt, engines: Engines) -> None:
         fail(attempt, refused.failure)
     except Lost:
         raise
+    except Unavailable as error:
+        give_back(attempt, error.message, spend_failure=True)
     except StorageError as error:
         give_back_unstored(attempt, "The job's files were not fetched", error)
     except Exception as error:

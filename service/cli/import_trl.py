@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,19 +74,31 @@ def import_trl(
     is_written = found.is_whole or force
     if is_written:
         out.write_text(json.dumps(found.job, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if as_json:
-        report = [line.document() for line in found.lines]
-        written = str(out) if is_written else None
-        print_json({"source": found.source, "written": written, "job": found.job, "report": report})
-    else:
-        _print_report(found)
-        if is_written:
-            say(f"{out}: `grpo submit {out} --watch` runs it")
+    _tell(found, out if is_written else None, as_json=as_json)
     if not is_written:
         hint = "mend them, or write the job without them by --force"
         raise CommandError(
             "no job was written: some fields are refused or unknown", code="refused", hint=hint
         )
+
+
+def _tell(found: Imported, written: Path | None, *, as_json: bool) -> None:
+    if as_json:
+        report = [line.document() for line in found.lines]
+        file = str(written) if written else None
+        print_json({"source": found.source, "written": file, "job": found.job, "report": report})
+        return
+    _print_report(found)
+    if written:
+        first = "".join(f"write its {name} into it, then " for name in _missing(found.job))
+        say(f"{written}: {first}`grpo submit {written} --watch` runs it")
+
+
+def _missing(job: dict[str, Any]) -> list[str]:
+    """What a job needs and this one got from nowhere."""
+    kind = job["method"]["type"]
+    is_ruled = kind == "supervised" or job["method"][kind].get("grader")
+    return [*([] if job.get("training_file") else ["training_file"]), *([] if is_ruled else ["grader"])]
 
 
 def _imported(config: Path, source: str | None, options: Options) -> Imported:

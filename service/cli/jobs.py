@@ -223,5 +223,7 @@ def _steps(job: dict[str, Any]) -> str:
 def _evaluation(row: dict[str, Any]) -> str:
     if "text" in row:
         return str(row["text"])
-    reward = row.get("reward")
-    return f"reward {reward:.3f} at step {row.get('step')}" if reward is not None else str(row)
+    for name in ("reward", "loss"):
+        if row.get(name) is not None:
+            return f"{name} {row[name]:.3f} at step {row.get('step')}"
+    return f"no row could be scored at step {row.get('step')}"

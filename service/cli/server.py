@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from service.cli.errors import CommandError
 from service.cli.output import JsonFlag, console, print_json
@@ -23,8 +25,14 @@ def settings_here() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        name = "GRPO_" + "_".join(str(part) for part in first["loc"]).upper() if first["loc"] else None
-        raise CommandError(first["msg"].removeprefix("Value error, "), param=name) from error
+        name, *inside = first["loc"] or (None,)
+        place = "".join(f"{part}: " for part in inside)
+        variable = None if name is None else f"GRPO_{name}".upper()
+        raise CommandError(place + first["msg"].removeprefix("Value error, "), param=variable) from error
+    except SettingsError as error:  # it names the field, and shows no value
+        found = re.search(r'field "(\w+)"', str(error))
+        variable = f"GRPO_{found[1]}".upper() if found else None
+        raise CommandError("it is not JSON", param=variable) from None
 
 
 def keep_private() -> None:

@@ -122,6 +122,8 @@ def parse_line(line: bytes) -> dict[str, Any]:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise RowError("", f"is nested deeper than {MAX_DEPTH} levels") from error
+    except json.JSONDecodeError as error:
+        raise RowError("", f"is not JSON: {error.msg} at character {error.colno}") from error
     except ValueError as error:
         raise RowError("", f"is not JSON: {error}") from error
     if not isinstance(value, dict):

@@ -5,6 +5,7 @@ Boundary: grades made-up completions; no model, no storage, no server of anybody
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 
@@ -28,6 +29,10 @@ DEADLINE_SECONDS = 5.0
 TRIAL_SECONDS = 20.0
 """For all of them: what has no score by then is not waited for."""
 RAISED = "python_grader_runtime_error"
+HOPELESS = re.compile(
+    r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
+)
+"""A name, a package or a field of the row that is not there; a reward that is no number."""
 MAX_ROW_VALUES = 4
 MAX_VALUE_CHARACTERS = 2000
 
@@ -46,8 +51,12 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
         return
     rewards = {score.reward for score in scores}
     if rewards == {None}:
-        errors = [error.message for score in scores for error in score.errors.values()]
-        warn("grader_unscorable", f"The grader could score no trial completion: {[*errors, 'no reason'][0]}")
+        errors = [error for score in scores for error in score.errors.values()]
+        shown = f"could score no trial completion: {[*(error.message for error in errors), 'no reason'][0]}"
+        if _is_broken(errors):
+            problems.add(where, shown, code="invalid_grader")
+        else:
+            warn("grader_unscorable", f"The grader {shown}")
     elif raised := [error for score in scores for error in score.errors.values() if error.code == RAISED]:
         last_line = raised[0].message.strip().rpartition("\n")[2]
         message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
@@ -59,6 +68,16 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
 
 class _Broken(Exception):
     """The grader raises; says where."""
+
+
+def _is_broken(errors: Sequence[GradeError]) -> bool:
+    """Whether no completion can be scored ever: always the same fault, and one that looks at none."""
+    last_lines = {error.message.strip().rpartition("\n")[2] for error in errors}
+    return (
+        all(error.code == RAISED for error in errors)
+        and len(last_lines) == 1
+        and HOPELESS.match(last_lines.pop()) is not None
+    )
 
 
 def _runs_here(rule: GraderBase) -> bool:

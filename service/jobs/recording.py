@@ -124,7 +124,7 @@ class _Batch:
             case engine.Started():
                 self._started(event)
             case engine.PhaseChanged():
-                self._phase(event.phase)
+                self._phase(event)
             case engine.StepFinished() | engine.StepSkipped():
                 self._step(event)
             case engine.Evaluated():
@@ -146,11 +146,17 @@ class _Batch:
     def _actual(self) -> costs.Cost | None:
         return self.values.get("actual", self.job.actual)
 
-    def _phase(self, phase: str) -> None:
-        if self.job.state == JobState.RUNNING.value and phase != self.values.get("phase", self.job.phase):
-            self.values["phase"] = phase
-            message = f"The engine is {phase}."
-            entry = history.status(JobState.RUNNING, message, phase=phase, fence=self.job.fence)
+    def _phase(self, event: engine.PhaseChanged) -> None:
+        before = self.values.get("phase", self.job.phase)
+        if self.job.state != JobState.RUNNING.value or event.phase == before:
+            return
+        self.values["phase"] = event.phase
+        if event.step == 0 or {before, event.phase} != {
+            "training",
+            "evaluating",
+        }:  # else it is told all the time
+            message = f"The engine is {event.phase}."
+            entry = history.status(JobState.RUNNING, message, phase=event.phase, fence=self.job.fence)
             self.entries.append(entry)
 
     def _started(self, event: engine.Started) -> None:

@@ -85,7 +85,8 @@ _ELIGIBLE_WITHIN_LIMIT = _ELIGIBLE.where(CANDIDATE.c.tenant.not_in(_AT_THEIR_LIM
 def _claiming(eligible: Select[str]) -> ReturningUpdate[Any]:
     return (
         update(JOBS)
-        .where(JOBS.c.id == eligible.scalar_subquery(), is_in("jobs", JobState.QUEUED))
+        # that one is queued and locked: to say so once more would let the planner walk the queue for its id
+        .where(JOBS.c.id == eligible.scalar_subquery())
         .values(
             state=JobState.RUNNING.value,
             phase="preparing",

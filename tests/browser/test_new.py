@@ -198,10 +198,9 @@ def test_a_rule_takes_the_field_that_the_rows_have_until_somebody_writes_another
     page: Page, tmp_path: Path
 ) -> None:
     others = tmp_path / "sums.jsonl"
-    prompt = {"messages": [{"role": "user", "content": "What is 0 + 0?"}]}
-    others.write_text(
-        "".join(json.dumps({**prompt, "tags": ["a"], "verdict": str(n)}) + "\n" for n in range(8))
-    )
+    asked = [[{"role": "user", "content": f"What is {n} + 0?"}] for n in range(8)]
+    rows = [{"messages": turns, "tags": ["a"], "verdict": str(n)} for n, turns in enumerate(asked)]
+    others.write_text("".join(json.dumps(row) + "\n" for row in rows))
     open_with(page, others)
     rule, ready = page.get_by_label("A completion earns reward when"), page.get_by_text("Nothing is wrong.")
     expect(page.get_by_label("The right number")).to_have_value("{{item.verdict}}")

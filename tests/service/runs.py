@@ -97,6 +97,16 @@ POOR: dict[str, tuple[Run, str, Any]] = {
         "few_signals",
         {"group_size": 16},
     ),
+    "all groups are all wrong and all completions are cut": (
+        run(
+            metrics(**{"reward": 0.0, "frac_reward_zero_std": 0.97, "completions/clipped_ratio": 0.98}),
+            group(0, 0),
+            group(0, 0),
+            group(0, 1),
+        ),
+        "few_signals",
+        {"max_completion_tokens": 32},
+    ),
     "all groups are all right": (
         run(metrics(reward=1.0, frac_reward_zero_std=0.97), group(1, 1), group(1, 1), group(0, 1)),
         "few_signals",

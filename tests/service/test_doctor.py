@@ -79,6 +79,23 @@ def test_settings_that_cannot_be_are_its_one_failure(tmp_path: Path) -> None:
     assert "GRPO_SELF_FENCE_SECONDS" in found[0]["found"]
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("GRPO_RUNTIME", "{bad", "it is not JSON"),
+        ("GRPO_WEBHOOK_BACKOFF_SECONDS", "5,6", "it is not JSON"),
+        ("GRPO_RUNTIME", '{"devise": 1}', "devise: Extra inputs are not permitted"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_named_without_its_value(
+    tmp_path: Path, variable: str, value: str, told: str
+) -> None:
+    done = run_grpo("list", environment=environment(tmp_path, **{variable: value}))
+    assert (done.returncode, variable in done.stderr, told in done.stderr) == (1, True, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert value not in done.stderr
+
+
 def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["nowhere-to-be-found>=1", "fastapi<0.1; extra == 'service'", "torch>=99; extra == 'engine'"]
     monkeypatch.setattr(software, "requires", lambda _name: wanted)

@@ -50,10 +50,30 @@ def test_code_tests_are_run_but_no_right_code_is_made_up(client: TestClient) -> 
     assert warned(client, {"type": "code_tests", "tests": "{{item.tests}}"}, tests=TESTS) == []
 
 
-def test_a_python_grader_that_always_raises_is_told_with_its_error(client: TestClient) -> None:
-    ((code, message),) = warned(client, python("return item['absent']"))
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("return item['absent']", "KeyError: 'absent'"),
+        ("return 'good'", "grade() must return a number"),
+        ("import numpy\n    return 1.0", "ModuleNotFoundError: No module named 'numpy'"),
+        ("return scored(sample)", "NameError: name 'scored' is not defined"),
+    ],
+)
+def test_a_python_grader_that_can_score_nothing_ever_is_refused(
+    client: TestClient, body: str, why: str
+) -> None:
+    asked = request(upload(client, jsonl(row(), row())), method=reinforcement(python(body)))
+    (problem,) = client.post("/v1/fine_tuning/jobs/validate", json=asked).json()["problems"]
+    assert problem["param"] == "method.reinforcement.grader"
+    assert why in problem["message"]
+
+
+def test_a_python_grader_that_raises_on_each_trial_completion_is_told_with_its_error(
+    client: TestClient,
+) -> None:
+    ((code, message),) = warned(client, python("return float(sample['output_text'].split('#')[1])"))
     assert code == "grader_unscorable"
-    assert "KeyError: 'absent'" in message
+    assert "IndexError: list index out of range" in message
 
 
 def test_a_python_grader_that_raises_on_some_completions_is_told(client: TestClient) -> None:

@@ -19,7 +19,7 @@ from grpo_engine.config import RunConfig, Runtime
 from service.db import Database
 from service.jobs import queue
 from service.jobs.capabilities import of_this_machine
-from service.models import WorkerHost
+from service.models import JobEvent, WorkerHost
 from service.settings import Settings
 from service.sinks.packages import installed_sinks
 from service.storage import Storage
@@ -93,6 +93,20 @@ def test_a_parquet_file_that_cannot_be_read_fails_the_job_at_once(
     with pytest.raises(Refused) as refused:
         prepared(worker, insert_job(database, broken))
     assert refused.value.failure["code"] == "dataset_invalid"
+
+
+def test_a_machine_that_may_read_no_parquet_leaves_the_job_to_others_and_says_why(
+    worker: Worker, database: Database, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = insert_job(database, insert_file(database, storage, "file-parquet", parquet(ROWS)))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: 0)
+        patch.setattr("shutil.which", lambda name, **kwargs: None)
+        assert run_job(worker) is True
+    assert (read_job(database, job_id).state, read_job(database, job_id).failures) == ("queued", 1)
+    with database.reading() as session:
+        told = session.scalars(select(JobEvent.message).where(JobEvent.job_id == job_id)).all()
+    assert told[-1] == "Parquet cannot be read here: this is root, and setpriv is not installed"
 
 
 def test_reward_models_get_the_catalogues_place(

@@ -146,6 +146,19 @@ def test_the_same_warning_is_kept_once(database: Database, job_id: str) -> None:
     assert read_job(database, job_id).warnings == [{"code": "slow", "message": "slow disk"}]
 
 
+def test_evaluations_between_steps_change_the_phase_and_are_told_at_the_start_only(
+    database: Database, job_id: str
+) -> None:
+    changes = [("training", 0), ("evaluating", 0), ("training", 0), ("evaluating", 5), ("training", 5)]
+    seen = []
+    for number, (phase, step) in enumerate(changes, start=1):
+        record(database, job_id, [PhaseChanged(sequence=number, phase=phase, step=step)])
+        seen.append(read_job(database, job_id).phase)
+    assert seen == [phase for phase, _ in changes]
+    told = [entry.data["phase"] for entry in history_of(database, job_id, "status")]
+    assert told[-3:] == ["training", "evaluating", "training"]
+
+
 def test_the_phase_of_a_cancelling_job_stays_cancelling(database: Database, job_id: str) -> None:
     record(database, job_id, [PhaseChanged(sequence=1, phase="training")])
     assert read_job(database, job_id).phase == "training"

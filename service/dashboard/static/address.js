@@ -12,10 +12,11 @@ export function replaceQuery(changes) {
   history.replaceState(null, "", text ? `${path}?${text}` : path);
 }
 
-// A page's own style sheet, `pages/<name>.css`, loaded once. → a promise, for who must measure; a sheet that
-// cannot be loaded leaves the page plain and not waiting.
+// A page's own style sheet, `pages/<name>.css`, loaded once, in the place of other pages'. → a promise, for who
+// must measure; a sheet that cannot be loaded leaves the page plain and not waiting.
 export function styled(name) {
   const id = `style-${name}`;
+  for (const sheet of document.querySelectorAll("link[id^=style-]")) sheet.media = sheet.id === id ? "all" : "not all";
   if (document.getElementById(id)) return Promise.resolve();
   return new Promise((resolve) => {
     const href = new URL(`./pages/${name}.css`, import.meta.url).href;

@@ -9,6 +9,7 @@ from grpo_engine.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Finding, number
 from service.jobs.diagnosis.run import MIN_STEPS, Run, Span
+from service.jobs.diagnosis.signal import longer
 
 LONGER = 1.5
 """Completions that grew by half are no variation of the prompts."""
@@ -16,7 +17,6 @@ DOMINATING = 0.95
 """Share of the reward's variation that goes with one part …"""
 SILENT = 0.1
 """… while every other part explains less than this."""
-MAX_TOKENS = 131_072
 
 
 def unscored(run: Run) -> Finding | None:
@@ -44,14 +44,12 @@ def cut(run: Run) -> Finding | None:
     evidence = [f"{share.text('completions/clipped_ratio')} (limit {limit:g})"]
     evidence += length.evidence if length and grows else []
     more = ", and they are still growing" if grows else ""
-    cause = f"Many completions are cut at max_completion_tokens{more}: what is cut mostly counts as wrong."
+    cause = f"Many completions are cut at max_completion_tokens{more}: an answer behind the cut is not seen."
     advice = (
         "Allow more tokens; or mask what was cut (mask_truncated_completions) so that it teaches nothing."
     )
     found = run.finding("truncation", cause, evidence, advice)
-    return run.setting(
-        found, "max_completion_tokens", min(MAX_TOKENS, 2 * run.settings["max_completion_tokens"])
-    )
+    return longer(run, found)
 
 
 def paid_for_length(run: Run) -> Finding | None:

@@ -17,6 +17,9 @@ MAX_GROUP_SIZE = 64
 """Beyond it more completions of a hopeless prompt are mostly more failures."""
 ROUNDS = 3
 """DAPO's own number of rounds of dynamic sampling, in our recipe."""
+NEARLY_ALL = 0.9
+"""From this share of cut completions on, nothing is known of what the model would have said."""
+FEWEST_TOKENS, MAX_TOKENS = 16, 131_072
 FEW_ROWS = 100
 """With fewer held-out rows a 95 % interval is wider than what training usually gains (10 points)."""
 STILL_NATS = 0.01
@@ -52,6 +55,12 @@ def without_signal(run: Run, found: Finding) -> Finding:
 
 
 def _too_hard(run: Run, found: Finding) -> Finding:
+    cut = run.recent("completions/clipped_ratio")
+    if cut and cut.mean >= NEARLY_ALL:
+        cause = "Every group is all wrong, and almost every completion is cut before it could be right."
+        evidence = [*found.evidence, cut.text("completions/clipped_ratio")]
+        advice = "Allow more tokens: only then it shows whether the model can do this task."
+        return longer(run, found.model_copy(update={"cause": cause, "advice": advice, "evidence": evidence}))
     cause = "Almost every group is all wrong: the model cannot do this task yet."
     advice = (
         "Start with supervised fine-tuning on a few right answers, take easier prompts, or let the grader "
@@ -62,6 +71,12 @@ def _too_hard(run: Run, found: Finding) -> Finding:
     if size >= MAX_GROUP_SIZE:
         return run.at(found, "training_file")
     return run.setting(found, "group_size", min(MAX_GROUP_SIZE, 2 * size))
+
+
+def longer(run: Run, found: Finding) -> Finding:
+    """Room for completions that are cut."""
+    tokens = max(FEWEST_TOKENS, 2 * run.settings["max_completion_tokens"])
+    return run.setting(found, "max_completion_tokens", min(MAX_TOKENS, tokens))
 
 
 def _too_easy(run: Run, found: Finding) -> Finding:

@@ -62,19 +62,23 @@ class Bench {
     this.grader.set(example.grader);
     this.item.set(example.item);
     this.sample.value = example.sample;
+    this.notRun();
+  }
+
+  notRun() {
     empty(this.result, "Not run yet", "Run gives the score that training would give. Check only reads the grader.");
   }
 
   async run() {
     const [grader, item] = [this.grader.get(), this.item.get()];
-    if (grader === undefined || item === undefined) return;
+    if (grader === undefined || item === undefined) return this.notRun();
     const body = { grader, model_sample: this.sample.value, item };
     await this.ask("/run", body, (answer) => this.result.replaceChildren(...scored(answer)), "The grader has scored it");
   }
 
   async check() {
     const grader = this.grader.get();
-    if (grader === undefined) return;
+    if (grader === undefined) return this.notRun();
     const told = (answer) => this.result.replaceChildren(
       el("div", { class: "note good" }, el("h3", {}, "The grader can be used"),
         el("p", {}, "With every default filled in, this is how the service reads it:")),

@@ -15,6 +15,7 @@ import { Use } from "./job_use.js";
 const POINTS = 500;
 const REST_SECONDS = 1;
 const QUIET_SECONDS = 5;
+const DIAGNOSIS_MS = 10_000;
 
 export async function show(root, params, signal) {
   const page = new JobPage(params.id, signal);
@@ -83,7 +84,7 @@ class JobPage {
       await this.readMetrics();
       this.told(job);
       await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.use.load(job), this.events.refresh()]);
-      if (isOver(job)) await this.diagnosis.load(job.failure);
+      if (isOver(job) || Date.now() - this.diagnosis.readAt > DIAGNOSIS_MS) await this.diagnosis.load(job.failure);
       this.trouble.replaceChildren();
     } catch (error) {
       if (this.signal.aborted) throw error;

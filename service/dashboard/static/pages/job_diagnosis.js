@@ -13,11 +13,13 @@ export class Diagnosis {
     this.list = el("div");
     this.root = section("Diagnosis", this.problem, this.list);
     this.root.hidden = true;
+    this.readAt = 0;
   }
 
   // Written anew only where the findings are others: somebody may be reading one.
   // `failure`: what is shown above already, and not said again.
   async load(failure) {
+    this.readAt = Date.now();
     this.shown = [failure?.hint, ...(failure?.evidence ?? [])];
     const found = await get(jobPath(this.id, "/diagnosis"), { signal: this.signal });
     const told = JSON.stringify(found.findings);
@@ -41,6 +43,7 @@ export class Diagnosis {
   }
 
   form({ field, patch }) {
+    if (!field && !patch) return null;
     const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
     return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Open the form with this change" : "Change it in the form");
   }

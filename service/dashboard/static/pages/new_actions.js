@@ -22,8 +22,11 @@ export function actions(draft, form, signal) {
     mark(form, new Map());
     changed.hidden = !found.hasChildNodes();
   });
-  const asked = (action) => () => run(page, buttons, (doing) =>
-    (draft.body.training_file ? action(page, doing) : blamed(page, [NO_FILE])));
+  const asked = (action) => () => run(page, buttons, (doing) => {
+    const unread = document.querySelector("textarea[data-unread]");
+    if (unread) return unreadable(page, unread);
+    return draft.body.training_file ? action(page, doing) : blamed(page, [NO_FILE]);
+  });
   const check = button("Check", asked(checked));
   const probe = button("Probe", asked(probed));
   const start = button("Start", asked(started), { kind: "primary" });
@@ -65,7 +68,7 @@ async function checked(page, signal) {
   const report = await post(`${JOBS}/validate`, page.draft.body, { signal });
   if (!report.valid) return blamed(page, report.problems);
   page.found.replaceChildren(...showCheck(report).flat());
-  announce("Ready to start");
+  announce(report.warnings.length ? "It can start, with warnings" : "Ready to start");
 }
 
 async function probed(page, signal) {
@@ -113,6 +116,15 @@ function refused(page, error) {
   const listed = error.problems.length ? error.problems : error.param ? [{ param: error.param, message: error.message }] : [];
   if (error.status === 400 && listed.length) blamed(page, listed);
   else failed(page.found, error);
+}
+
+// What was typed as JSON and is none yet: without a word, something else would run.
+function unreadable(page, area) {
+  const details = area.closest("details");
+  if (details) details.open = true;
+  const param = area.labels[0]?.textContent ?? area.getAttribute("aria-label");
+  page.found.replaceChildren(showProblems([{ param, message: "this is not JSON, so nothing of it is used" }], focusField));
+  area.focus();
 }
 
 function blamed(page, problems) {

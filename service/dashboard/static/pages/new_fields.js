@@ -53,6 +53,7 @@ export function jsonArea(draft, param, props) {
   const write = () => {
     complaint.textContent = "";
     control.removeAttribute("aria-invalid");
+    delete control.dataset.unread;
     if (document.activeElement !== control) control.value = shown();
   };
   control.addEventListener("input", () => {
@@ -64,9 +65,10 @@ export function jsonArea(draft, param, props) {
     } catch (error) {
       complaint.textContent = `Not used yet: ${error.message}`;
       control.setAttribute("aria-invalid", "true");
+      control.dataset.unread = "";
     }
   });
-  control.addEventListener("blur", () => control.getAttribute("aria-invalid") || write());
+  control.addEventListener("blur", () => "unread" in control.dataset || write());
   draft.listen(write);
   write();
   return [control, complaint];

@@ -27,9 +27,11 @@ function fieldLink(field, text, go) {
 export function showCheck(report) {
   const rows = `${number(report.rows.training)} row${report.rows.training === 1 ? "" : "s"}`;
   const held = report.rows.validation ? `, ${number(report.rows.validation)} held out` : "";
+  const isClean = !report.warnings.length;
+  const said = isClean ? "Nothing is wrong." : "It would be accepted; look at this first:";
   return [
-    el("div", { class: "note good", role: "status" },
-      el("h3", {}, "Ready to start"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. Nothing is wrong.`)),
+    el("div", { class: `note ${isClean ? "good" : ""}`, role: "status" },
+      el("h3", {}, isClean ? "Ready to start" : "It can start"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${said}`)),
     report.warnings.map((warning) => el("div", { class: "note warn" }, el("p", {}, warning.message))),
     showEstimate(report.estimate),
   ];

@@ -71,7 +71,7 @@ function figures(group, after) {
   const scored = group.completions.filter((one) => one.reward !== null);
   const found = [
     ["Step", number(group.step)],
-    ["Dataset row", number(group.row)],
+    ["Dataset row", number(group.row + 1)],
     ["Mean reward", number(group.mean_reward), after && `re-scored: ${number(after.mean_after)}`],
     ["Passed", percent(scored.length ? scored.filter((one) => one.reward >= 1).length / scored.length : null),
       "reward of 1 or more"],
