@@ -122,7 +122,7 @@ ERROR_SCHEMA: Document = {
                 "code": {"type": "string", "description": "Stable, for programs."},
                 "problems": {
                     "type": "array",
-                    "description": "Of a refused job: all of them, up to 100.",
+                    "description": "Where there may be several: each of them, up to 100.",
                     "items": {
                         "type": "object",
                         "required": ["param", "message"],

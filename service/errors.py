@@ -19,7 +19,7 @@ Boundary: plain Python, so that the worker may use it; `handlers.py` turns error
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -54,6 +54,12 @@ class InvalidRequest(ServiceError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
+    problems: Sequence[Mapping[str, str]] = ()
+    """`param` and `message` of each, where a request may have several; answered beside the first."""
+
+    def body(self) -> dict[str, Any]:
+        body = super().body()
+        return {"error": {**body["error"], "problems": list(self.problems)}} if self.problems else body
 
 
 class Unauthorized(ServiceError):

@@ -42,7 +42,11 @@ def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRe
     if others := named[1 : MAX_OTHERS + 1]:
         message += f" Also wrong: {', '.join(others)}."
     code = _CODES.get(problems[first][0]["type"], "invalid_value")
-    return InvalidRequest(message, param=first or None, code=code)
+    refused = InvalidRequest(message, param=first or None, code=code)
+    if len(named) > 1:
+        shown = named[: MAX_OTHERS + 1]
+        refused.problems = [{"param": path, "message": _sentence(path, problems[path])} for path in shown]
+    return refused
 
 
 def invalid_json(reason: str) -> InvalidRequest:

@@ -81,7 +81,7 @@ def rollouts(
     if as_json:
         print_json(found)
         return
-    columns = ("step", "split", "prompt", "reward", "advantage", "tokens", "ended", "parts", "text")
+    columns = ("step", "split", "row", "reward", "advantage", "tokens", "ended", "parts", "text")
     print_table(columns, [_line(one) for one in found])
 
 
@@ -169,7 +169,7 @@ def _line(one: dict[str, Any]) -> tuple[Any, ...]:
     said = " ".join(one["text"].split())
     text = said if len(said) <= SHOWN_CHARACTERS else f"{said[: SHOWN_CHARACTERS - 1]}…"
     return (
-        *(one["step"], one["split"], one["row"], _number(one["reward"]), _number(one["advantage"])),
+        *(one["step"], one["split"], one["row"] + 1, _number(one["reward"]), _number(one["advantage"])),
         *(one["num_tokens"], one["finish_reason"], parts, text),
     )
 

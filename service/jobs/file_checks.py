@@ -6,6 +6,8 @@ are `dataset.py`'s, `lengths.py`'s, `duplicates.py`'s and `grader_trial.py`'s.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +21,7 @@ from service.jobs.estimate import RowTokens
 from service.jobs.grader_trial import try_grader
 from service.jobs.lengths import LengthCheck
 from service.jobs.method_checks import Warn
-from service.jobs.method_parts import DatasetUse, kind_of, settings_of
+from service.jobs.method_parts import DatasetUse, kind_of, leaves, settings_of
 from service.models import File
 from service.settings import Settings
 from service.storage import ObjectMissing, Storage
@@ -27,6 +29,7 @@ from service.tokens import ModelText
 
 TRIAL_ROWS = 3
 SHOWN_FIELDS, SHOWN_LETTERS = 8, 40
+_ALONE = re.compile(r"\{\{\s*item\.([A-Za-z_]\w*)\s*\}\}")
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,17 @@ class FileCheck:
             yield from rows
             return
         trial: list[Row] = []
+        alone, nulls = _alone(use.grader), Counter[str]()
         for row in rows:
+            nulls.update(name for name in alone if row.item.get(name, "") is None)
             if self._is_gradable(row, f"{use.param}[{row.line}]", use.grader) and len(trial) < TRIAL_ROWS:
                 trial.append(row)
             yield row
         is_new = use.param == "training_file" or not use.grader_param.endswith(f"{self.method.type}.grader")
+        for name, count in nulls.items():
+            rows_with = "1 row has" if count == 1 else f"{count} rows have"
+            text = f"{rows_with} null as {name}, and the grader's {{{{item.{name}}}}} is the text null there."
+            self.warn("null_reference", f"{use.param}: {text}")
         if is_new:
             try_grader(use.grader, trial, self.problems, self.warn, use.grader_param)
 
@@ -110,6 +119,12 @@ class FileCheck:
         for sentence in sentences:
             self.problems.add(place, f"the grader can score nothing here: {sentence}")
         return not paths and not sentences
+
+
+def _alone(grader: Grader) -> set[str]:
+    """Fields of the row that are the whole of some template."""
+    texts = [text for _, rule in leaves("", grader) for text in rule.templates().values()]
+    return {found[1] for text in texts if (found := _ALONE.fullmatch(text))}
 
 
 def _fields(item: Mapping[str, Any]) -> str:

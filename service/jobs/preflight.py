@@ -75,12 +75,7 @@ class InvalidJob(InvalidRequest):
         first = problems[0]
         message = f"{len(problems)} problems: {in_short(problems)}" if len(problems) > 1 else first.message
         super().__init__(message, param=first.param, code=first.code)
-        self.problems = problems
-
-    def body(self) -> dict[str, object]:
-        body = super().body()
-        listed = [{"param": problem.param, "message": problem.message} for problem in self.problems]
-        return {"error": {**body["error"], "problems": listed}}
+        self.problems = [{"param": problem.param, "message": problem.message} for problem in problems]
 
 
 def in_short(problems: list[Problem]) -> str:
@@ -127,6 +122,7 @@ class Preflight:
         entry = self.catalog.find(base) if base else None
         if entry is None:
             reason = f"{job.model!r} is neither in the model catalogue nor one of your fine-tuned models"
+            reason += " (GET /v1/models names them)"
             report.problems.add("model", reason, code="model_not_found")
         text = self._model_text(entry, report) if entry else None
         report.shape = _shape(entry) if entry else None

@@ -57,7 +57,7 @@ class JobCreate(Request):
     """A name of the catalogue, or the `ft:…` name of an earlier job."""
     training_file: FileId
     validation_file: FileId | None = None
-    suffix: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]{1,64}$")
+    suffix: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")
     """Stands in the model's name with a dash for whatever a name cannot hold."""
     seed: int | None = Field(None, ge=0, lt=2**31)
     metadata: dict[LabelName, Label] | None = Field(None, max_length=MAX_LABELS)

@@ -65,6 +65,36 @@ def test_a_service_that_does_not_answer_is_told_and_asked_again(
     expect(page.get_by_role("link", name="first-try")).to_be_visible()
 
 
+PARTS = "main :is(section, aside, table, .panel, .field)"
+PLACED = f"""() => JSON.stringify([...document.querySelectorAll("{PARTS}")]
+    .filter((one) => one.checkVisibility()).map((one) => {{
+        const at = one.getBoundingClientRect();
+        return [one.tagName, one.className, Math.round(at.left), Math.round(at.width)].join(" ");
+    }}))"""
+"""Where the parts of the page stand across the window, and how wide they are."""
+
+
+def test_a_page_looks_the_same_whichever_page_was_seen_before_it(page: Page, deployment: Deployment) -> None:
+    rollouts = f"/#/jobs/{deployment.jobs['first']}/rollouts"
+    pages = {
+        "/#/jobs": "Jobs",
+        "/#/new": "New job",
+        "/#/try": "Try a model",
+        "/#/grader": "Grader bench",
+        rollouts: "Rollouts",
+    }
+    alone = {}
+    for path, title in pages.items():
+        page.goto(path)
+        page.reload()
+        heading(page, title)
+        page.wait_for_load_state("networkidle")
+        alone[path] = page.evaluate(PLACED)
+    for path in [*pages, *reversed(pages)]:
+        page.goto(path)
+        page.wait_for_function(f"(alone) => ({PLACED})() === alone", arg=alone[path])
+
+
 def test_an_address_of_no_page_says_so(page: Page) -> None:
     page.goto("/#/nowhere")
     expect(page.get_by_role("alert")).to_contain_text("There is no page at this address.")

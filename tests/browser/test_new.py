@@ -233,6 +233,24 @@ def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:
     expect(page.get_by_text("Not used yet")).to_be_visible()
 
 
+def test_json_that_cannot_be_read_keeps_another_request_from_being_run(page: Page, rows: Path) -> None:
+    open_with(page, rows)
+    page.get_by_text("As JSON, with every option").click()
+    area = page.get_by_label("Grader as JSON")
+    area.fill('{"type": "math", "reference": "{{item.answer}}",}')
+    page.get_by_text("As JSON, with every option").click()
+    for name in ("Check", "Probe", "Start"):
+        page.get_by_role("button", name=name).click()
+        found = page.get_by_role("alert").filter(has_text="One thing to mend")
+        expect(found).to_contain_text("Grader as JSON this is not JSON, so nothing of it is used")
+        expect(area).to_be_focused()
+    area.fill('{"type": "math", "reference": "{{item.answer}}"}')
+    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_text("Nothing is wrong.")).to_be_visible(timeout=RUN_MS)
+    assert request_shown(page)["method"]["reinforcement"]["grader"]["type"] == "math"
+
+
 def test_what_was_begun_is_there_after_a_look_elsewhere(page: Page) -> None:
     page.goto("/#/new")
     page.get_by_label("Name of the result").fill("my-try")

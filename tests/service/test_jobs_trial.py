@@ -76,6 +76,15 @@ def test_a_python_grader_that_raises_on_each_trial_completion_is_told_with_its_e
     assert "IndexError: list index out of range" in message
 
 
+def test_a_reference_that_is_null_in_some_rows_is_told(client: TestClient) -> None:
+    grader = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}"}
+    ((code, message),) = warned(client, {**grader, "reference": "{{item.note}}"}, note=None)
+    assert code == "null_reference"
+    assert message == (
+        "training_file: 2 rows have null as note, and the grader's {{item.note}} is the text null there."
+    )
+
+
 def test_a_python_grader_that_raises_on_some_completions_is_told(client: TestClient) -> None:
     ((code, message),) = warned(client, python("return float(sample['output_text'].split()[3] == '5.')"))
     assert (code, message.partition(". ")[0]) == (

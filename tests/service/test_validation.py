@@ -91,6 +91,11 @@ def test_a_bad_field_is_named_without_unions_tags(
 def test_several_bad_fields_are_all_named(client: TestClient) -> None:
     error = error_of(client.post(JOBS, json=job({"group_size": 1, "beta": -1})))
     assert error["message"].endswith(f"Also wrong: {AT}.hyperparameters.beta.")
+    assert [problem["param"] for problem in error["problems"]] == [
+        f"{AT}.hyperparameters.group_size",
+        f"{AT}.hyperparameters.beta",
+    ]
+    assert "greater than or equal to 0" in error["problems"][1]["message"]
 
 
 @on_sqlite
