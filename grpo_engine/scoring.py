@@ -56,8 +56,9 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     scores = [score for group in graded for score in group.scores]
     broken = [score for score in scores if score.reward is None]
     if len(broken) > limit * len(scores):
+        count = f"{len(broken)} of {len(scores)} completions could not be scored"
         raise GraderError(
-            f"{len(broken)} of {len(scores)} completions could not be scored",
+            f"{count} (max_grader_error_rate {limit:g})",
             evidence=tuple(dict.fromkeys(grader_complaints(broken)))[:3],
         )
 

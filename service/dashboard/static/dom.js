@@ -148,3 +148,6 @@ export function ago(unix) {
 export function moment(unix) {
   return new Date(unix * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 }
+
+// An error's text; a traceback keeps its lines, whose carets stand under what they mean.
+export const quoted = (text) => (text.includes("\n") ? el("pre", { class: "code", tabindex: 0 }, text) : text);

@@ -1,6 +1,6 @@
 // What a grader's run has given, as elements. Boundary: reads the answer; asks nothing.
 
-import { duration, el, number } from "../dom.js";
+import { duration, el, number, quoted } from "../dom.js";
 
 const DETAILS = ["python_grader_runtime_error_details", "model_grader_server_error_details"];
 
@@ -57,6 +57,6 @@ function errors(answer) {
   return el("div", {},
     el("h3", {}, "What went wrong"),
     el("ul", { class: "problems" }, named.map(([part, error]) =>
-      el("li", { class: "text" }, part && [el("strong", {}, part), " "], error.message, " ", el("code", { class: "faint" }, error.code)))),
+      el("li", { class: "text" }, part && [el("strong", {}, part), " "], quoted(error.message), " ", el("code", { class: "faint" }, error.code)))),
     details.map((text) => el("pre", { class: "code", tabindex: 0 }, text)));
 }

@@ -1,7 +1,7 @@
 // One prompt's group: its rewards as bars over the mean, and the completion that is pointed at.
 // Boundary: a group of the API in, elements out.
 
-import { announce, el, number, percent } from "../dom.js";
+import { announce, el, number, percent, quoted } from "../dom.js";
 import { Bars, signed } from "./rollouts_bars.js";
 
 const ENDS = { stop: "ended by itself", length: "cut: the limit of tokens" };
@@ -111,7 +111,7 @@ function parts(one, after) {
     el("caption", { class: "unseen" }, "Parts of the reward"),
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Grader part"), el("th", { scope: "col" }, "Score"))),
     el("tbody", {}, rows.map(([name, score, error]) => el("tr", {}, el("th", { scope: "row" }, name),
-      el("td", {}, error ? el("span", { class: "problem" }, el("code", {}, error.code), ` ${error.message}`) : number(score))))));
+      el("td", {}, error ? el("span", { class: "problem" }, el("code", {}, error.code), " ", quoted(error.message)) : number(score))))));
 }
 
 function table(group, after) {
