@@ -100,6 +100,8 @@ def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]])
         session.execute(statement, rows[start : start + BATCH_ROWS])
 
 
+BETWEEN_STEPS = {"training", "evaluating"}
+"""Phases that follow one another all the time: told when the job starts, and in its row."""
 STARTED = "Training "
 """Begins the message whose data says what the engine runs with."""
 SKIPPED: dict[engine.SkipReason, str] = {
@@ -151,10 +153,7 @@ class _Batch:
         if self.job.state != JobState.RUNNING.value or event.phase == before:
             return
         self.values["phase"] = event.phase
-        if event.step == 0 or {before, event.phase} != {
-            "training",
-            "evaluating",
-        }:  # else it is told all the time
+        if event.step == 0 or {before, event.phase} != BETWEEN_STEPS:
             message = f"The engine is {event.phase}."
             entry = history.status(JobState.RUNNING, message, phase=event.phase, fence=self.job.fence)
             self.entries.append(entry)
