@@ -57,7 +57,9 @@ def without_signal(run: Run, found: Finding) -> Finding:
 def _too_hard(run: Run, found: Finding) -> Finding:
     cut = run.recent("completions/clipped_ratio")
     if cut and cut.mean >= NEARLY_ALL:
-        cause = "Every group is all wrong, and almost every completion is cut before it could be right."
+        cause = (
+            "Almost every group is all wrong, and almost every completion is cut before it could be right."
+        )
         evidence = [*found.evidence, cut.text("completions/clipped_ratio")]
         advice = "Allow more tokens: only then it shows whether the model can do this task."
         return longer(run, found.model_copy(update={"cause": cause, "advice": advice, "evidence": evidence}))
