@@ -156,7 +156,7 @@ def _take_turn(database: Database, worker: VirtualWorker) -> bool:
         assert state is JobState.RUNNING, f"{worker.job_id} is {state}"
         worker.is_renewed = True
     else:
-        with database.transaction() as session:
+        with database.direct() as session:
             assert queue.finish(session, worker.job_id, worker.fence, JobState.SUCCEEDED), worker.job_id
         worker.job_id = None
     return True

@@ -91,8 +91,18 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _begin_postgresql(connection: Connection) -> None:
-    if not connection.get_execution_options().get("grpo_statements"):
-        connection.exec_driver_sql("BEGIN")
+    connection.exec_driver_sql("BEGIN")
+
+
+def _of_statements(engine: Engine) -> Engine:
+    """The same connections for statements that are transactions of their own.
+
+    On PostgreSQL there is nothing to begin and nothing to roll back then, and no listener to ask.
+    """
+    if engine.dialect.name != "postgresql":
+        return engine.execution_options(grpo_read_only=True)
+    given = {"json_deserializer": from_json, "skip_autocommit_rollback": True}
+    return create_engine(engine.url, pool=engine.pool, **given, **QUIET)
 
 
 Executor = Session | Connection
@@ -110,7 +120,7 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._sessions = sessionmaker(engine, expire_on_commit=False)
-        self._single = engine.execution_options(grpo_read_only=True, grpo_statements=True)
+        self._single = _of_statements(engine)
         self._readers = sessionmaker(self._single, expire_on_commit=False)
         self._scanners = sessionmaker(engine.execution_options(grpo_read_only=True), expire_on_commit=False)
 

@@ -7,19 +7,21 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import structlog
 from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 from grpo_engine.config import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.events import CheckpointSaved
 from service.catalog import Catalog
-from service.db import Database, connect
+from service.db import Database, Executor, connect
 from service.jobs.capabilities import UNSAFE, Capabilities, of_this_machine, offered_to
 from service.jobs.claimed import ClaimedJob
 from service.jobs.states import JobState
@@ -37,6 +39,7 @@ from service.storage import (
 from worker.lease import Lease, Lost
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Executor)
 logger = structlog.get_logger()
 
 OUTAGES = (OperationalError, InterfaceError, TimeoutError)
@@ -152,20 +155,29 @@ class Attempt:
 
     def write(self, change: Callable[[Session], T | None]) -> T:
         """One fenced transaction, repeated through an outage. Raises Lost when the fence is stale."""
-        result = self.read(change)
+        return self._fenced(self.read(change))
+
+    def write_directly(self, change: Callable[[Connection], T | None]) -> T:
+        """The same for a change that needs no ORM and is whole after each of its statements."""
+        return self._fenced(self._through_outages(self.worker.database.direct, change))
+
+    def read(self, query: Callable[[Session], T]) -> T:
+        """One transaction, repeated through an outage of the database for as long as the lease holds."""
+        return self._through_outages(self.worker.database.transaction, query)
+
+    def _fenced(self, result: T | None) -> T:
         if result is None or result is False:
             self.lease.lose()
             raise Lost(self.job.id)
         return result
 
-    def read(self, query: Callable[[Session], T]) -> T:
-        """One transaction, repeated through an outage of the database for as long as the lease holds."""
+    def _through_outages(self, opened: Callable[[], AbstractContextManager[E]], query: Callable[[E], T]) -> T:
         for pause in _pauses():
             self.lease.check()
             self.worker.touch()
             try:
-                with self.worker.database.transaction() as session:
-                    return query(session)
+                with opened() as executor:
+                    return query(executor)
             except OUTAGES as error:
                 logger.warning("database away", error=type(error).__name__)
             self.lease.wait(pause)

@@ -65,13 +65,15 @@ def describe(ending: Ending) -> str:
 def end(attempt: Attempt, state: JobState) -> None:
     """Cancelled, paused, or a probe's success. Raises Lost."""
     job = attempt.job
-    attempt.write(lambda session: queue.finish(session, job.id, job.fence, state))
+    attempt.write_directly(lambda session: queue.finish(session, job.id, job.fence, state))
 
 
 def fail(attempt: Attempt, failure: dict[str, Any]) -> None:
     """Failed for good. Raises Lost."""
     job = attempt.job
-    attempt.write(lambda session: queue.finish(session, job.id, job.fence, JobState.FAILED, failure=failure))
+    attempt.write_directly(
+        lambda session: queue.finish(session, job.id, job.fence, JobState.FAILED, failure=failure)
+    )
 
 
 def give_back_unstored(attempt: Attempt, what: str, error: StorageError) -> None:

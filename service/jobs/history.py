@@ -46,7 +46,7 @@ def parameters(entry: Entry) -> dict[str, Any]:
 
 
 def move(
-    session: Session, moving: Update, given: dict[str, Any], entry: Entry, announced: dict[str, Any]
+    session: Executor, moving: Update, given: dict[str, Any], entry: Entry, announced: dict[str, Any]
 ) -> bool:
     """Run a `statements.move` and store what it means. False: there was no such row; nothing is stored.
 

@@ -124,7 +124,7 @@ def release(
 
 
 def finish(
-    session: Session,
+    session: Executor,
     job_id: str,
     fence: int,
     state: JobState,
@@ -135,7 +135,8 @@ def finish(
 ) -> bool:
     """The attempt's end: succeeded, failed, cancelled or paused. False: the fence is stale.
 
-    Where a cancel was asked for, only success is stronger than it.
+    Where a cancel was asked for, only success is stronger than it. It is right in a transaction and without
+    one: where nothing was asked for, it is one statement, and else it tries until what it saw still holds.
     """
     results: dict[str, Any] = {"fine_tuned_model": fine_tuned_model, "trained_tokens": trained_tokens}
     given = {name: value for name, value in results.items() if value is not None}
@@ -145,12 +146,12 @@ def finish(
         session, usual, state, message, failure=failure, **given
     ):
         return True
-    held = _lock_held(session, job_id, fence)
-    if held is None:
-        return False
-    if held.state == JobState.CANCELLING.value and state is not JobState.SUCCEEDED:
-        state, failure, message = JobState.CANCELLED, None, ENDINGS[JobState.CANCELLED]
-    return _move(session, held, state, message, failure=failure, **given)
+    while (held := _lock_held(session, job_id, fence)) is not None:
+        if held.state == JobState.CANCELLING.value and state is not JobState.SUCCEEDED:
+            state, failure, message = JobState.CANCELLED, None, ENDINGS[JobState.CANCELLED]
+        if _move(session, held, state, message, failure=failure, **given):
+            return True
+    return False
 
 
 def request_cancel(session: Session, tenant: str, job_id: str, *, is_probe: bool = False) -> JobState | None:
@@ -191,7 +192,7 @@ def holds(job_id: str, fence: int) -> tuple[ColumnElement[bool], ...]:
     return (Job.id == job_id, Job.fence == fence, Job.state.in_(HELD_STATES))
 
 
-def _lock_held(session: Session, job_id: str, fence: int) -> Held | None:
+def _lock_held(session: Executor, job_id: str, fence: int) -> Held | None:
     """The claim's row, locked; None where the fence is stale."""
     row = session.execute(statements.LOCK_HELD, {"job_id": job_id, "held_fence": fence}).one_or_none()
     return None if row is None else Held(*row)
@@ -251,7 +252,7 @@ def _status(state: JobState, message: str, fence: int, level: str = "info") -> h
 
 
 def _move(
-    session: Session, held: Held, target: JobState, message: str, level: str = "info", **values: Any
+    session: Executor, held: Held, target: JobState, message: str, level: str = "info", **values: Any
 ) -> bool:
     """The transition itself. Raises WrongState where the table does not know it."""
     if target not in TRANSITIONS[JobState(held.state)]:

@@ -24,7 +24,6 @@ from sqlalchemy import (
     bindparam,
     func,
     insert,
-    literal,
     literal_column,
     select,
     update,
@@ -51,6 +50,15 @@ TIMES = {
 """Changes by the database's clock: their names, the columns they set and to what."""
 
 
+ONE = literal_column("1", Integer())
+"""Written into a statement: a parameter costs more to send than to use, and a plan knows nothing of it."""
+
+
+def word(value: str) -> ColumnElement[str]:
+    """A plain word as part of a statement."""
+    return literal_column(repr(value), String())
+
+
 def is_in(table: str, *states: JobState) -> ColumnElement[bool]:
     """Condition on a table's (or an alias's) column `state`."""
     words = ", ".join(repr(state.value) for state in sorted(states))
@@ -69,7 +77,7 @@ _ELIGIBLE = (
     .where(CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
     .where(CANDIDATE.c.required_gpus <= bindparam("gpus"))
     .order_by(CANDIDATE.c.priority.desc(), CANDIDATE.c.created_at)
-    .limit(literal_column("1"))  # a parameter would be any number to a plan that is made once
+    .limit(ONE)
     .with_for_update(skip_locked=True)
 )
 _HOLDING = JOBS.alias("holding")
@@ -88,14 +96,14 @@ def _claiming(eligible: Select[str]) -> ReturningUpdate[Any]:
         # that one is queued and locked: to say so once more would let the planner walk the queue for its id
         .where(JOBS.c.id == eligible.scalar_subquery())
         .values(
-            state=JobState.RUNNING.value,
-            phase="preparing",
-            fence=JOBS.c.fence + 1,
-            attempt=JOBS.c.attempt + 1,
+            state=word(JobState.RUNNING.value),
+            phase=word("preparing"),
+            fence=JOBS.c.fence + ONE,
+            attempt=JOBS.c.attempt + ONE,
             lease_owner=bindparam("worker"),
             lease_expires_at=db_now() + bindparam("lease_seconds"),
             started_at=func.coalesce(JOBS.c.started_at, db_now()),
-            event_sequence=JOBS.c.event_sequence + 1,
+            event_sequence=JOBS.c.event_sequence + ONE,
         )
         .returning(*COLUMNS, JOBS.c.lease_owner)
     )
@@ -138,7 +146,7 @@ def _move(names: tuple[str, ...]) -> Update:
     return (
         update(JOBS)
         .where(*where, JOBS.c.state == bindparam("from_state"))
-        .values({**changes, "event_sequence": JOBS.c.event_sequence + 1})
+        .values({**changes, "event_sequence": JOBS.c.event_sequence + ONE})
         .returning(JOBS.c.id, JOBS.c.fence, JOBS.c.event_sequence, JOBS.c.tenant)
     )
 
@@ -163,7 +171,7 @@ def _told(moved: CTE, message: ColumnElement[str]) -> CTE:
         "sequence": moved.c.event_sequence,
         "created_at": db_now(),
         "level": bindparam("event_level", type_=EVENTS.c.level.type),
-        "type": literal("status", EVENTS.c.type.type),
+        "type": word("status"),
         "message": message,
         "data": bindparam("event_data", type_=EVENTS.c.data.type),
         "fence": moved.c.fence,
@@ -173,7 +181,7 @@ def _told(moved: CTE, message: ColumnElement[str]) -> CTE:
 
 def _claim_telling(eligible: Select[str]) -> Select[Any]:
     moved = _claiming(eligible).cte("moved")
-    parts = ("Attempt ", moved.c.attempt, " started on ", moved.c.lease_owner, ".")
+    parts = (word("Attempt "), moved.c.attempt, word(" started on "), moved.c.lease_owner, word("."))
     claimed = (moved.c[column.name] for column in COLUMNS)
     return select(*claimed).add_cte(_told(moved, func.concat(*parts)))
 

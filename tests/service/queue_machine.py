@@ -15,7 +15,7 @@ from sqlalchemy import delete, text
 from sqlalchemy.orm import Session
 
 from grpo_engine import events as engine
-from service.db import Database
+from service.db import Database, Executor
 from service.jobs import publishing, queue, recording, sweeping
 from service.jobs.states import JobState
 from service.models import Checkpoint, Job, JobEvent, Metric
@@ -91,13 +91,16 @@ class QueueMachine(RuleBasedStateMachine):
             assert job.id in candidates
             self.model.jobs[job.id].claim(worker, self.model.now, lease)
 
-    def fenced(self, job_id: str, whose: str, write: Callable[[Session, ModelJob, int], Any]) -> Any:
+    def fenced(
+        self, job_id: str, whose: str, write: Callable[[Any, ModelJob, int], Any], *, is_direct: bool = False
+    ) -> Any:
         """A worker's write; under a fence that holds nothing it must change nothing at all."""
+        opened = self.database.direct if is_direct else self.database.transaction
         job = self.model.jobs[job_id]
         fence = job.fence + {"current": 0, "zombie": -1, "forged": 1}[whose]
         self.must_stay = not job.holds(fence)
         try:
-            with self.database.transaction() as session:
+            with opened() as session:
                 answer = write(session, job, fence)
         except queue.WrongState:
             answer = Refused
@@ -121,13 +124,13 @@ class QueueMachine(RuleBasedStateMachine):
         job = self.model.jobs[job_id]
         assert answer == job.release(fence, self.model.now, backoff, is_failure=is_failure)
 
-    @rule(job_id=jobs, whose=WHOSE, end=ENDS)
-    def finish(self, job_id: str, whose: str, end: JobState) -> None:
-        def write(session: Session, job: ModelJob, fence: int) -> Any:
+    @rule(job_id=jobs, whose=WHOSE, end=ENDS, is_direct=st.booleans())
+    def finish(self, job_id: str, whose: str, end: JobState, is_direct: bool) -> None:
+        def write(session: Executor, job: ModelJob, fence: int) -> Any:
             failure = {"code": "non_finite", "message": "NaN"} if end is JobState.FAILED else None
             return queue.finish(session, job_id, fence, end, failure=failure)
 
-        answer, fence = self.fenced(job_id, whose, write)
+        answer, fence = self.fenced(job_id, whose, write, is_direct=is_direct)
         assert answer == predicted(lambda: self.model.jobs[job_id].finish(fence, end, self.model.now))
 
     @rule(

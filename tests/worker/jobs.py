@@ -7,11 +7,14 @@ import itertools
 import json
 from typing import Any
 
+from sqlalchemy import select
+
 from grpo_engine.config import Reinforcement, hyperparameters_of
 from service.db import Database
-from service.jobs import names
+from service.jobs import names, queue
+from service.jobs.claimed import ClaimedJob
 from service.jobs.states import JobState
-from service.models import File, Job
+from service.models import File, Job, JobEvent
 from service.storage import Storage
 
 _numbers = itertools.count(1)
@@ -89,3 +92,21 @@ def read_job(database: Database, job_id: str) -> Job:
     """The row as it is now."""
     with database.reading() as session:
         return session.get_one(Job, job_id)
+
+
+def claim(database: Database, worker: str = "w", lease_seconds: float = 60) -> ClaimedJob | None:
+    with database.direct() as session:
+        return queue.claim(session, pool="default", worker=worker, lease_seconds=lease_seconds)
+
+
+def claimed(database: Database, **values: Any) -> ClaimedJob:
+    insert_job(database, **values)
+    job = claim(database)
+    assert job is not None
+    return job
+
+
+def states_told(database: Database, job_id: str) -> list[str]:
+    told = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "status")
+    with database.reading() as session:
+        return [row.data["state"] for row in session.scalars(told.order_by(JobEvent.sequence))]

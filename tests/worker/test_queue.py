@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,25 +18,7 @@ from service.jobs import queue, sweeping
 from service.jobs.claimed import ClaimedJob
 from service.jobs.states import TERMINAL, TRANSITIONS, JobState
 from service.models import Job, JobEvent
-from tests.worker.jobs import insert_job, read_job
-
-
-def claim(database: Database, worker: str = "w", lease_seconds: float = 60) -> ClaimedJob | None:
-    with database.direct() as session:
-        return queue.claim(session, pool="default", worker=worker, lease_seconds=lease_seconds)
-
-
-def claimed(database: Database, **values: Any) -> ClaimedJob:
-    insert_job(database, **values)
-    job = claim(database)
-    assert job is not None
-    return job
-
-
-def states_told(database: Database, job_id: str) -> list[str]:
-    told = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "status")
-    with database.reading() as session:
-        return [row.data["state"] for row in session.scalars(told.order_by(JobEvent.sequence))]
+from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
 
 
 def expire_lease(database: Database, job_id: str) -> None:
@@ -191,89 +174,6 @@ def test_a_release_costs_nothing_unless_it_is_a_failure(database: Database) -> N
     with database.transaction() as session:
         queue.release(session, job.id, 2, spend_failure=True, backoff_seconds=0, reason="engine died")
     assert read_job(database, job.id).failures == 1
-
-
-@pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.FAILED])
-def test_cancel_is_stronger_than_failure_and_weaker_than_success(database: Database, end: JobState) -> None:
-    job = claimed(database)
-    with database.transaction() as session:
-        assert queue.request_cancel(session, "acme", job.id) is JobState.CANCELLING
-    failure = {"code": "non_finite", "message": "NaN"} if end is JobState.FAILED else None
-    with database.transaction() as session:
-        assert queue.finish(session, job.id, 1, end, failure=failure)
-    row = read_job(database, job.id)
-    expected = "succeeded" if end is JobState.SUCCEEDED else "cancelled"
-    assert (row.state, row.failure) == (expected, None)
-
-
-EXPECTED = {
-    ("cancel", "queued"): "cancelled",
-    ("cancel", "running"): "cancelling",
-    ("cancel", "pausing"): "cancelling",
-    ("cancel", "paused"): "cancelled",
-    ("cancel", "cancelling"): "cancelling",
-    ("cancel", "cancelled"): "cancelled",
-    ("pause", "queued"): "paused",
-    ("pause", "running"): "pausing",
-    ("pause", "pausing"): "pausing",
-    ("pause", "paused"): "paused",
-    ("resume", "paused"): "queued",
-}
-
-
-@pytest.mark.parametrize("state", [state.value for state in JobState])
-@pytest.mark.parametrize("asked", ["cancel", "pause", "resume"])
-def test_a_request_moves_each_state_as_the_table_says(database: Database, asked: str, state: str) -> None:
-    requests = {
-        "cancel": queue.request_cancel,
-        "pause": queue.request_pause,
-        "resume": queue.request_resume,
-    }
-    job_id = insert_job(database, state=state)
-    expected = EXPECTED.get((asked, state))
-    if expected is None:
-        with pytest.raises(queue.WrongState) as refused, database.transaction() as session:
-            requests[asked](session, "acme", job_id)
-        assert refused.value.current.value == state
-    else:
-        with database.transaction() as session:
-            assert requests[asked](session, "acme", job_id) == expected
-    assert read_job(database, job_id).state == (expected or state)
-    changed = expected not in (None, state)
-    assert states_told(database, job_id) == ([expected] if changed else [])
-
-
-def test_another_tenants_job_does_not_exist(database: Database) -> None:
-    job_id = insert_job(database)
-    with database.transaction() as session:
-        assert queue.request_cancel(session, "other", job_id) is None
-    assert read_job(database, job_id).state == "queued"
-
-
-def test_a_cancel_and_a_claim_never_both_win(database: Database) -> None:
-    for _ in range(30):
-        job_id = insert_job(database)
-        start = threading.Barrier(2)
-
-        def cancel(job_id: str = job_id, start: threading.Barrier = start) -> None:
-            start.wait()
-            with database.transaction() as session:
-                queue.request_cancel(session, "acme", job_id)
-
-        thread = threading.Thread(target=cancel)
-        thread.start()
-        start.wait()
-        job = claim(database)
-        thread.join()
-        assert read_job(database, job_id).state == ("cancelled" if job is None else "cancelling")
-
-
-def test_terminal_states_lead_nowhere(database: Database) -> None:
-    assert {state for state in JobState if not TRANSITIONS[state]} == TERMINAL
-    job_id = insert_job(database, state=JobState.SUCCEEDED.value, fence=1)
-    with database.transaction() as session:
-        assert not queue.finish(session, job_id, 1, JobState.FAILED)
-    assert read_job(database, job_id).state == "succeeded"
 
 
 def test_waiting_jobs_are_woken_once_per_interval(database: Database) -> None:

@@ -1,0 +1,135 @@
+"""What a user asks of a job against what its worker makes of it, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+
+from service.db import Database
+from service.jobs import queue
+from service.jobs.states import TERMINAL, TRANSITIONS, JobState
+from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
+
+
+@pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.FAILED])
+def test_cancel_is_stronger_than_failure_and_weaker_than_success(database: Database, end: JobState) -> None:
+    job = claimed(database)
+    with database.transaction() as session:
+        assert queue.request_cancel(session, "acme", job.id) is JobState.CANCELLING
+    failure = {"code": "non_finite", "message": "NaN"} if end is JobState.FAILED else None
+    with database.transaction() as session:
+        assert queue.finish(session, job.id, 1, end, failure=failure)
+    row = read_job(database, job.id)
+    expected = "succeeded" if end is JobState.SUCCEEDED else "cancelled"
+    assert (row.state, row.failure) == (expected, None)
+
+
+def test_a_finish_hears_what_is_asked_between_its_looks_at_the_job(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a transaction nothing keeps a user from cancelling a job that was seen pausing."""
+    job = claimed(database)
+    with database.transaction() as session:
+        assert queue.request_pause(session, "acme", job.id) is JobState.PAUSING
+        assert queue.request_cancel(session, "acme", job.id) is JobState.CANCELLING
+    look = queue._lock_held
+    seen = iter([queue.Held(job.id, JobState.PAUSING.value, 1, 0)])
+    monkeypatch.setattr(queue, "_lock_held", lambda *given: next(seen, None) or look(*given))
+    with database.direct() as connection:
+        assert queue.finish(connection, job.id, 1, JobState.PAUSED)
+    assert read_job(database, job.id).state == "cancelled"
+    assert states_told(database, job.id) == ["running", "pausing", "cancelling", "cancelled"]
+
+
+def test_a_cancel_and_an_end_never_both_win(database: Database) -> None:
+    for _ in range(30):
+        job = claimed(database)
+        start = threading.Barrier(2)
+        answers: list[JobState | None] = []
+
+        def cancel(
+            job_id: str = job.id, start: threading.Barrier = start, answers: list[JobState | None] = answers
+        ) -> None:
+            start.wait()
+            with suppress(queue.WrongState), database.transaction() as session:
+                answers.append(queue.request_cancel(session, "acme", job_id))
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        start.wait()
+        with database.direct() as connection:
+            assert queue.finish(connection, job.id, 1, JobState.FAILED, failure={"message": "NaN"})
+        thread.join()
+        assert read_job(database, job.id).state == ("cancelled" if answers else "failed")
+
+
+EXPECTED = {
+    ("cancel", "queued"): "cancelled",
+    ("cancel", "running"): "cancelling",
+    ("cancel", "pausing"): "cancelling",
+    ("cancel", "paused"): "cancelled",
+    ("cancel", "cancelling"): "cancelling",
+    ("cancel", "cancelled"): "cancelled",
+    ("pause", "queued"): "paused",
+    ("pause", "running"): "pausing",
+    ("pause", "pausing"): "pausing",
+    ("pause", "paused"): "paused",
+    ("resume", "paused"): "queued",
+}
+
+
+@pytest.mark.parametrize("state", [state.value for state in JobState])
+@pytest.mark.parametrize("asked", ["cancel", "pause", "resume"])
+def test_a_request_moves_each_state_as_the_table_says(database: Database, asked: str, state: str) -> None:
+    requests = {
+        "cancel": queue.request_cancel,
+        "pause": queue.request_pause,
+        "resume": queue.request_resume,
+    }
+    job_id = insert_job(database, state=state)
+    expected = EXPECTED.get((asked, state))
+    if expected is None:
+        with pytest.raises(queue.WrongState) as refused, database.transaction() as session:
+            requests[asked](session, "acme", job_id)
+        assert refused.value.current.value == state
+    else:
+        with database.transaction() as session:
+            assert requests[asked](session, "acme", job_id) == expected
+    assert read_job(database, job_id).state == (expected or state)
+    changed = expected not in (None, state)
+    assert states_told(database, job_id) == ([expected] if changed else [])
+
+
+def test_another_tenants_job_does_not_exist(database: Database) -> None:
+    job_id = insert_job(database)
+    with database.transaction() as session:
+        assert queue.request_cancel(session, "other", job_id) is None
+    assert read_job(database, job_id).state == "queued"
+
+
+def test_a_cancel_and_a_claim_never_both_win(database: Database) -> None:
+    for _ in range(30):
+        job_id = insert_job(database)
+        start = threading.Barrier(2)
+
+        def cancel(job_id: str = job_id, start: threading.Barrier = start) -> None:
+            start.wait()
+            with database.transaction() as session:
+                queue.request_cancel(session, "acme", job_id)
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        start.wait()
+        job = claim(database)
+        thread.join()
+        assert read_job(database, job_id).state == ("cancelled" if job is None else "cancelling")
+
+
+def test_terminal_states_lead_nowhere(database: Database) -> None:
+    assert {state for state in JobState if not TRANSITIONS[state]} == TERMINAL
+    job_id = insert_job(database, state=JobState.SUCCEEDED.value, fence=1)
+    with database.transaction() as session:
+        assert not queue.finish(session, job_id, 1, JobState.FAILED)
+    assert read_job(database, job_id).state == "succeeded"
