@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session, sessionmaker
 
+from service.direct import Direct, Driver
 from service.settings import Settings
 
 RESTED_SECONDS = 0.1
@@ -105,7 +106,7 @@ def _of_statements(engine: Engine) -> Engine:
     return create_engine(engine.url, pool=engine.pool, **given, **QUIET)
 
 
-Executor = Session | Connection
+Executor = Session | Connection | Direct
 """What runs statements that need no ORM."""
 
 
@@ -120,8 +121,9 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._sessions = sessionmaker(engine, expire_on_commit=False)
-        self._single = _of_statements(engine)
-        self._readers = sessionmaker(self._single, expire_on_commit=False)
+        single = _of_statements(engine)
+        self._driver = Driver(single) if engine.dialect.name == "postgresql" else None
+        self._readers = sessionmaker(single, expire_on_commit=False)
         self._scanners = sessionmaker(engine.execution_options(grpo_read_only=True), expire_on_commit=False)
 
     @contextmanager
@@ -138,10 +140,9 @@ class Database:
             yield session
 
     @contextmanager
-    def direct(self) -> Iterator[Connection]:
-        """As `statement`, for one that needs no ORM: two thirds of the cost."""
-        is_single = self.engine.dialect.name == "postgresql"
-        with self._single.connect() if is_single else self.engine.begin() as connection:
+    def direct(self) -> Iterator[Connection | Direct]:
+        """As `statement`, for those that are built once and need no ORM: a third of the cost."""
+        with self._driver.connect() if self._driver else self.engine.begin() as connection:
             yield connection
 
     @contextmanager

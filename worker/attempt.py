@@ -22,6 +22,7 @@ from grpo_engine.config import Hyperparameters, Method, TrainingFreeHyperparamet
 from grpo_engine.events import CheckpointSaved
 from service.catalog import Catalog
 from service.db import Database, Executor, connect
+from service.direct import Direct
 from service.jobs.capabilities import UNSAFE, Capabilities, of_this_machine, offered_to
 from service.jobs.claimed import ClaimedJob
 from service.jobs.states import JobState
@@ -157,8 +158,8 @@ class Attempt:
         """One fenced transaction, repeated through an outage. Raises Lost when the fence is stale."""
         return self._fenced(self.read(change))
 
-    def write_directly(self, change: Callable[[Connection], T | None]) -> T:
-        """The same for a change that needs no ORM and is whole after each of its statements."""
+    def write_directly(self, change: Callable[[Connection | Direct], T | None]) -> T:
+        """The same for a change that needs neither ORM nor transaction: it is whole after each statement."""
         return self._fenced(self._through_outages(self.worker.database.direct, change))
 
     def read(self, query: Callable[[Session], T]) -> T:

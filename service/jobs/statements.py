@@ -21,6 +21,7 @@ from sqlalchemy import (
     Table,
     Update,
     and_,
+    any_,
     bindparam,
     func,
     insert,
@@ -28,6 +29,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from service.clock import db_now
@@ -70,16 +72,25 @@ LOCKED = (JOBS.c.id, JOBS.c.state, JOBS.c.fence, JOBS.c.failures)
 _IS_HELD = and_(
     JOBS.c.id == bindparam("job_id"), JOBS.c.fence == bindparam("held_fence"), is_in("jobs", *HELD)
 )
-_ELIGIBLE = (
-    select(CANDIDATE.c.id)
-    .where(is_in("candidate", JobState.QUEUED), CANDIDATE.c.pool == bindparam("of_pool"))
-    .where(CANDIDATE.c.not_before <= db_now())
-    .where(CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
-    .where(CANDIDATE.c.required_gpus <= bindparam("gpus"))
-    .order_by(CANDIDATE.c.priority.desc(), CANDIDATE.c.created_at)
-    .limit(ONE)
-    .with_for_update(skip_locked=True)
-)
+
+
+def _eligible(meets_needs: ColumnElement[bool]) -> Select[str]:
+    return (
+        select(CANDIDATE.c.id)
+        .where(is_in("candidate", JobState.QUEUED), CANDIDATE.c.pool == bindparam("of_pool"))
+        .where(CANDIDATE.c.not_before <= db_now())
+        .where(meets_needs)
+        .where(CANDIDATE.c.required_gpus <= bindparam("gpus"))
+        .order_by(CANDIDATE.c.priority.desc(), CANDIDATE.c.created_at)
+        .limit(ONE)
+        .with_for_update(skip_locked=True)
+    )
+
+
+_NEEDS = CANDIDATE.c.required_capabilities
+_ELIGIBLE = _eligible(_NEEDS.in_(bindparam("satisfied", expanding=True)))
+_ELIGIBLE_ON_POSTGRESQL = _eligible(any_(bindparam("satisfied", type_=ARRAY(String))) == _NEEDS)
+"""Its text is the same for any number of capabilities."""
 _HOLDING = JOBS.alias("holding")
 _AT_THEIR_LIMIT = (
     select(_HOLDING.c.tenant)
@@ -87,7 +98,7 @@ _AT_THEIR_LIMIT = (
     .group_by(_HOLDING.c.tenant)
     .having(func.count() >= bindparam("max_running", type_=Integer))
 )
-_ELIGIBLE_WITHIN_LIMIT = _ELIGIBLE.where(CANDIDATE.c.tenant.not_in(_AT_THEIR_LIMIT))
+_WITHIN_LIMIT = CANDIDATE.c.tenant.not_in(_AT_THEIR_LIMIT)
 
 
 def _claiming(eligible: Select[str]) -> ReturningUpdate[Any]:
@@ -110,7 +121,7 @@ def _claiming(eligible: Select[str]) -> ReturningUpdate[Any]:
 
 
 CLAIM = _claiming(_ELIGIBLE)
-CLAIM_WITHIN_LIMIT = _claiming(_ELIGIBLE_WITHIN_LIMIT)
+CLAIM_WITHIN_LIMIT = _claiming(_ELIGIBLE.where(_WITHIN_LIMIT))
 """`CLAIM` that leaves the jobs of tenants with `max_running` running ones to wait."""
 LOCK_CLAIMS = select(
     func.set_config("idle_in_transaction_session_timeout", bindparam("longest_pause"), True),
@@ -186,6 +197,6 @@ def _claim_telling(eligible: Select[str]) -> Select[Any]:
     return select(*claimed).add_cte(_told(moved, func.concat(*parts)))
 
 
-CLAIM_TELLING = _claim_telling(_ELIGIBLE)
+CLAIM_TELLING = _claim_telling(_ELIGIBLE_ON_POSTGRESQL)
 """`CLAIM` that also stores the history entry."""
-CLAIM_WITHIN_LIMIT_TELLING = _claim_telling(_ELIGIBLE_WITHIN_LIMIT)
+CLAIM_WITHIN_LIMIT_TELLING = _claim_telling(_ELIGIBLE_ON_POSTGRESQL.where(_WITHIN_LIMIT))

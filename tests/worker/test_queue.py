@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 import pytest
 from sqlalchemy import select, text, update
@@ -16,8 +14,8 @@ from service.clock import db_now
 from service.db import Database
 from service.jobs import queue, sweeping
 from service.jobs.claimed import ClaimedJob
-from service.jobs.states import TERMINAL, TRANSITIONS, JobState
-from service.models import Job, JobEvent
+from service.jobs.states import JobState
+from service.models import Job
 from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
 
 
@@ -52,8 +50,8 @@ def test_a_claim_is_planned_once_and_not_each_time(database: Database) -> None:
     plans = (
         "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'WITH moved%'"
     )
-    with database.direct() as connection:
-        num_generic, num_custom = connection.execute(text(plans)).one()
+    with database.reading() as session:
+        num_generic, num_custom = session.execute(text(plans)).one()
     assert (num_generic > 0, num_custom) == (True, 5), "PostgreSQL tries five of its own first"
 
 
