@@ -21,6 +21,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from bench.service_deployment import DurablePostgres
 from service.cli.main import app as grpo
 from tests import container_profile
 
@@ -147,6 +148,12 @@ def test_only_the_api_is_reachable_and_only_from_this_host() -> None:
 @pytest.mark.parametrize("name", ["postgres", "redis", "api"])
 def test_what_others_wait_for_says_when_it_is_healthy(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+
+
+def test_the_benchmarked_database_runs_with_the_shipped_one_s_settings() -> None:
+    server, *settings = SERVICES["postgres"]["command"]
+    assert server == "postgres"
+    assert set(settings) <= set(DurablePostgres().command())
 
 
 @pytest.mark.parametrize("name", OURS)
