@@ -1,6 +1,6 @@
 """Statements that workers ask all the time, run by PostgreSQL's driver itself.
 
-SQLAlchemy's execution of a statement costs three times the driver's. What it knows of one (its SQL, how
+SQLAlchemy's execution of a statement costs more than twice the driver's. What it knows of one (its SQL, how
 values are converted) is asked of it once and kept; errors are told as it tells them.
 Boundary: statements that are built once, each a transaction of its own, which answer one row at most.
 """

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from alembic import command
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 
 from service.db import Database, make_engine
 from service.migrate import alembic_config, current_revision, head_revision
@@ -25,7 +26,7 @@ def test_the_migrated_schema_is_the_one_that_the_models_describe(database: Datab
 
 
 def test_a_migrated_database_is_at_the_newest_revision(database: Database) -> None:
-    assert current_revision(database.engine) == head_revision() == "2026_12_04_analyze"
+    assert current_revision(database.engine) == head_revision() == "2026_12_05_samples"
 
 
 def test_upgrading_a_current_database_keeps_its_tables(database: Database) -> None:
@@ -48,6 +49,17 @@ def test_the_partial_indexes_exist(database: Database) -> None:
     assert "queued" in conditions["ix_jobs_claim"]
     assert "pausing" in conditions["ix_jobs_held"]
     assert "paused" in conditions["ix_jobs_unfinished"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_look_at_the_jobs_statistics_is_small_whatever_their_columns(database: Database) -> None:
+    """One column with the default target makes it ten times as long, so a new one needs its migration."""
+    targets = (
+        "SELECT DISTINCT attstattarget FROM pg_attribute "
+        "WHERE attrelid = 'jobs'::regclass AND attnum > 0 AND NOT attisdropped"
+    )
+    with database.reading() as session:
+        assert session.scalars(text(targets)).all() == [10]
 
 
 def test_an_empty_database_has_no_revision(tmp_path: Path) -> None:
