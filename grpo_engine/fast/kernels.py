@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import silu
 
+from grpo_engine.fast import native
 from grpo_engine.fast.products import add_product, product
 
 Apply = Callable[..., Any]
@@ -107,9 +108,17 @@ def _through_weights(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tens
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / √(mean x² + ε) · w over the last dimension (arXiv 1910.07467)."""
     if not torch.is_grad_enabled():
+        if _decodes() and weight.dim() == x.dim() - 1 and native.takes(x):
+            return native.rms_norm(x, at_least_single(weight), epsilon)
         wide = _wide(x)
         return _normed(wide, _inverse_rms(wide, epsilon), weight, x.dtype)
     return cast(Tensor, cast(Apply, _RmsNorm.apply)(x, weight, epsilon))
+
+
+def _decodes() -> bool:
+    """Whether the compiled operations may do it: they round elsewhere, and a pass without gradient whose values
+    are compared with those of a pass with one (reference, teacher) has to be the same to the last bit."""
+    return torch.is_inference_mode_enabled()
 
 
 def _inverse_rms(wide: Tensor, epsilon: float) -> Tensor:
@@ -169,6 +178,8 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     `cosine` [T, 1, D] of both halves, `sine` [T, 1, D] negative for the first half.
     """
     if not torch.is_grad_enabled():
+        if _decodes() and native.takes(x, cosine, sine):
+            return native.rotated(x, cosine, sine)
         return _swapped(x).mul_(sine).add_(x * cosine)
     return cast(Tensor, cast(Apply, _Rotated.apply)(x, cosine, sine))
 
@@ -194,6 +205,8 @@ class _Rotated(Function):
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up (arXiv 2002.05202)."""
     if not torch.is_grad_enabled():
+        if _decodes() and gate.stride() == up.stride() and native.takes(gate, up):
+            return native.swiglu(gate, up)
         return silu(gate).mul_(up)
     return cast(Tensor, cast(Apply, _SwiGlu.apply)(gate, up))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grpo_engine.fast import native
 from grpo_engine.fast.model import reads_at_once
 
 HIDDEN = float("-inf")
@@ -122,6 +123,9 @@ class RowCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [B, Hq, D], key and value [B, Hkv, D] → [B, Hq · D]."""
         keys, values = self.keys[layer], self.values[layer]
+        shared = self.prompts.of(layer) if self.prompts is not None else None
+        if reads_at_once(keys) and native.takes_heads((query, key, value), shared):
+            return native.attend((query, key, value), (keys, values, self.bias), self.length, scale, shared)
         self._write(keys, key)
         self._write(values, value)
         batch, heads, dim = query.shape
@@ -187,6 +191,7 @@ class PromptCache:
         grid = [rows + [0] * (most - len(rows)) for rows in members]
         self.grid = torch.tensor(grid, device=device).flatten()
         self.slots = torch.tensor([prompt * most + place for prompt, place in slots], device=device)
+        self.prompts = torch.tensor(self.prompt_of_row, device=device)
 
     def keep(self, rows: Tensor) -> None:
         """Only these rows go on; prompts without a row leave."""
@@ -219,6 +224,9 @@ class PromptCache:
                 for layer, states in buffers.items():
                     buffers[layer] = pad(states, (0, 0, missing, 0))
             self.bias = pad(self.bias, (missing, 0), value=HIDDEN)
+
+    def of(self, layer: int) -> native.Shared:
+        return self.keys[layer], self.values[layer], self.bias, self.prompts
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:
         """Scaled queries [B, Hq · D] → [B, Hq, W]."""

@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 from grpo_engine.attention import GroupSpan, using
 from grpo_engine.fast.attention import attention_for
 from grpo_engine.fast.model import Attention, FastModel, reads_at_once
+from grpo_engine.fast.packed import Packed, packs
 from grpo_engine.fast.products import product
 from grpo_engine.policy import PROOF_TOLERANCE, Policy
 from grpo_engine.sampler.cache import SHARED_FROM, Prefill, RowCache
@@ -41,8 +42,23 @@ class Decoder(Protocol):
         ...
 
 
-Run = Callable[[Tensor, Tensor, Attention], Tensor]
-"""Tokens [T], their positions [T] and what they see → hidden states [T, H]."""
+class Run(Protocol):
+    logits: Callable[[Tensor], Tensor]
+    """Hidden states [B, H] → [B, V]."""
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """Tokens [T], their positions [T] and what they see → hidden states [T, H]."""
+        ...
+
+
+def _output_layer(model: PreTrainedModel, *, packed: bool) -> Callable[[Tensor], Tensor]:
+    head = cast(Any, model.get_output_embeddings())
+    if type(head) is not torch.nn.Linear:
+        return cast(Callable[[Tensor], Tensor], head)
+    if packed and packs(head.weight):
+        layer = Packed.of(head.weight, head.bias, None, None)
+        return lambda hidden: layer(hidden)[0]
+    return lambda hidden: product(hidden, head.weight, head.bias)
 
 
 class Kernels:
@@ -53,6 +69,7 @@ class Kernels:
         # a GPU replays recorded steps, so it gains nothing from fewer calls and would lose the copy's memory
         self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
         self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
+        self.logits = _output_layer(fast.model, packed=self.on_cpu)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         # on a CPU each operation's own cost counts, and it is less where autograd knows of nothing
@@ -65,6 +82,7 @@ class OwnLayers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
+        self.logits = _output_layer(model, packed=False)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         with using(self.model, _HeadsFirst(attention)):
@@ -144,7 +162,7 @@ class SharedDecoder:
         hidden = self.run(tokens_B, self.positions, self.cache)
         # a row that has ended and not left yet may have no further position
         self.positions.add_(1).clamp_(max=self.last_position)
-        return self._logits(hidden)
+        return self.run.logits(hidden)
 
     def _prefill(self, prompts_P: Sequence[Sequence[int]]) -> tuple[Prefill, Tensor]:
         """The prompts' keys and values, and logits [P, V] of what follows each."""
@@ -155,15 +173,10 @@ class SharedDecoder:
         kept = _Keeping(attention_for(spans, device, self.model.dtype))
         hidden = self.run(tokens, positions, kept)
         ends = torch.tensor(lengths, device=device).cumsum(0) - 1
-        return Prefill(kept.keys, kept.values, tuple(lengths)), self._logits(hidden[ends])
+        return Prefill(kept.keys, kept.values, tuple(lengths)), self.run.logits(hidden[ends])
 
     def _first_positions(self, prefill: Prefill, group_size: int) -> Tensor:
         return torch.tensor(prefill.lengths, device=self.model.device).repeat_interleave(group_size)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        head = cast(Any, self.model.get_output_embeddings())
-        made = product(hidden, head.weight, head.bias) if type(head) is torch.nn.Linear else head(hidden)
-        return cast(Tensor, made)
 
 
 class CacheDecoder:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from grpo_engine.fast import native
 from grpo_engine.policy import Policy
 from grpo_engine.sampler.base import Sampling
 from grpo_engine.sampler.decoding import Decoder, SharedDecoder
@@ -168,6 +169,8 @@ def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> t
     if uniforms_B is None:
         best, token = logits_B.float().log_softmax(-1).max(-1)
         return token, best
+    if native.takes(logits_B):
+        return native.draw(logits_B, uniforms_B, temperature)
     batch, vocab = logits_B.shape
     blocks = -(-vocab // BLOCK)
     shares = logits_B.to(torch.float32, copy=True)

@@ -13,6 +13,7 @@ import torch
 from examples.tiny_model import make_model
 from grpo_engine.build import build_trainer
 from grpo_engine.config import Lora, ModelSource, RunConfig, SupervisedHyperparameters
+from grpo_engine.fast import native
 from grpo_engine.loop import TrainingLoop
 from grpo_engine.policy import Policy, load_policy
 from tests.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows
@@ -25,6 +26,16 @@ FAMILIES = ("qwen3", "llama", "gpt2")
 def _one_thread() -> None:
     """Tests share two cores with servers; one thread is as fast on tiny models and waits for nobody."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=["compiled", "by torch"])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Decoding's operations as they were compiled, and as torch does them where nothing was."""
+    assert native.library() is not None, "make setup compiles grpo_engine/fast/native, for which it needs gcc"
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "by torch":
+            patch.setattr(native, "library", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="session")

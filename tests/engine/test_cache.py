@@ -17,6 +17,7 @@ from grpo_engine.sampler import cache, decoding
 from grpo_engine.sampler.cache import Prefill, RowCache
 from grpo_engine.sampler.decoding import Kernels, OwnLayers, SharedDecoder
 
+pytestmark = pytest.mark.usefixtures("both_ways")
 VOCABULARY = 60
 ALWAYS, NEVER = 1, 10_000
 """Prompt tokens from which on a prompt is kept once for its group."""

@@ -20,6 +20,7 @@ from grpo_engine.sampler.decoding import CacheDecoder, Kernels, PlainDecoder, Sh
 from grpo_engine.sampler.torch_sampler import TorchSampler
 from grpo_engine.types import Group, Prompt
 
+pytestmark = pytest.mark.usefixtures("both_ways")
 STOPS = tuple(range(6, 14))
 """Tokens that end a completion here: of some 90, so rows end unevenly."""
 PROMPTS = [

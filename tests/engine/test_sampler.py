@@ -26,6 +26,7 @@ from grpo_engine.types import Group, Prompt
 from tests.engine.conftest import FAMILIES
 from tests.engine.injection import trained_batch
 
+pytestmark = pytest.mark.usefixtures("both_ways")
 PROMPTS = [
     Prompt(row, str(row), tuple(6 + (row * 5 + i) % 60 for i in range(length)), {})
     for row, length in enumerate((3, 9, 1, 5))

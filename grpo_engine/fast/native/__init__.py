@@ -1,0 +1,161 @@
+"""What decoding does between its matrix products, compiled: a CPU's steps in few calls.
+
+torch makes a norm, a rotation or an attention of one token a row out of five to fifteen operations whose own
+cost is several times that of the numbers. The C files beside this one are compiled when the package is
+installed, if there is a compiler; whoever calls asks the matching `takes…` first and has torch's operations
+for the other case. Boundary: values without gradient; float32 and bfloat16 on a CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VERSION = 1
+"""Of the arguments; what was compiled for others is not used."""
+LANES = 16
+WIDEST_HEAD = 256
+LONGEST_PROMPT = 1024
+"""Beyond it the products of a whole group with its prompt are faster as one matrix product."""
+HALF = {torch.float32: 0, torch.bfloat16: 1}
+
+States = tuple[Tensor, Tensor, Tensor]
+"""A new token's query [B, Hq, D], key and value [B, Hkv, D]."""
+Shared = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Prompts' keys and values [P, Hkv, W, D], their bias [P, 1, W] and each row's prompt [B]."""
+
+
+class _Call(ctypes.Structure):
+    """`Call` of attention.c."""
+
+    _fields_ = (
+        *((name, c_long) for name in ("rows", "heads", "shared", "dim")),
+        *((name, c_long) for name in ("query_stride", "key_stride", "value_stride", "bias_stride")),
+        *((name, c_long) for name in ("capacity", "length", "before")),
+        ("scale", c_float),
+        *((name, c_void_p) for name in ("query", "key", "value", "keys", "values", "bias")),
+        *((name, c_void_p) for name in ("prompt_keys", "prompt_values", "prompt_bias", "prompt_of_row")),
+        ("out", c_void_p),
+    )
+
+
+ARGUMENTS: dict[str, list[Any]] = {
+    "attend": [c_void_p],
+    "rms_norm": [c_void_p, c_long, c_void_p, c_void_p, c_long, c_long, c_long, c_float],
+    "rotate": [c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long, c_long, c_long],
+    "swiglu": [c_void_p, c_void_p, c_long, c_void_p, c_long, c_long],
+    "draw": [c_void_p, c_long, c_void_p, c_float, c_void_p, c_void_p, c_long, c_long],
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """What was compiled. Its threads are those of torch's OpenMP, whose symbols it finds in this process."""
+    for suffix in EXTENSION_SUFFIXES:
+        try:
+            found = ctypes.CDLL(str(Path(__file__).with_name(f"_compiled{suffix}")))
+        except OSError:
+            continue
+        if found.version() == VERSION:
+            for name, arguments in ARGUMENTS.items():
+                getattr(found, name).argtypes = [*arguments, c_int, c_int]
+            return found
+    return None
+
+
+def takes(*states: Tensor) -> bool:
+    """Whether these are rows of one dtype, whose entries lie side by side."""
+    first = states[0]
+    return (
+        first.dtype in HALF
+        and first.device.type == "cpu"
+        and all(each.dtype is first.dtype and _is_dense(each) for each in states)
+        and library() is not None
+    )
+
+
+def _is_dense(rows: Tensor) -> bool:
+    """[T, W], or [T, H, D] with a row's heads one after another."""
+    return rows.stride(-1) == 1 and (rows.dim() == 2 or (rows.dim() == 3 and rows.stride(1) == rows.shape[2]))
+
+
+def takes_heads(states: States, prompts: Shared | None) -> bool:
+    """Whether `attend` knows heads of this size, and is the faster way to see such prompts."""
+    dim, dtype = states[0].shape[-1], states[0].dtype
+    is_whole = dim % (LANES << HALF.get(dtype, 0)) == 0  # bfloat16 is read two parts at a time
+    is_near = prompts is None or prompts[0].shape[2] <= LONGEST_PROMPT
+    return is_whole and is_near and dim <= WIDEST_HEAD and takes(*states)
+
+
+def attend(
+    states: States,
+    buffers: tuple[Tensor, Tensor, Tensor],
+    length: int,
+    scale: float,
+    prompts: Shared | None,
+) -> Tensor:
+    """What a new token a row sees, its own key and value included → [B, Hq · D].
+
+    `buffers`: keys and values [B, Hkv, C, D], the new ones going to column `length - 1`; bias [B, 1, C].
+    """
+    query, key, value = states
+    keys, _, bias = buffers
+    batch, heads, dim = query.shape
+    out = query.new_empty(batch, heads * dim)
+    call = _Call(
+        *(batch, key.shape[1], heads // key.shape[1], dim),
+        *(query.stride(0), key.stride(0), value.stride(0), bias.stride(0)),
+        *(keys.shape[2], length, prompts[0].shape[2] if prompts else 0),
+        scale,
+        *(each.data_ptr() for each in (*states, *buffers)),
+        *((each.data_ptr() for each in prompts) if prompts else (None,) * 4),
+        out.data_ptr(),
+    )
+    _run("attend", query.dtype, ctypes.byref(call))
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x [T, W] with weight [W], or [T, H, D] with weight [H, D]; the weight in float32."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    heads, width = (1, x.shape[1]) if x.dim() == 2 else x.shape[1:]
+    addresses = x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr()
+    _run("rms_norm", x.dtype, *addresses, len(x), heads, width, epsilon)
+    return out
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """x [T, H, D], cosine and sine [T, 1, D]."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    addresses = x.data_ptr(), x.stride(0), cosine.data_ptr(), sine.data_ptr(), out.data_ptr()
+    _run("rotate", x.dtype, *addresses, *x.shape)
+    return out
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gate and up [T, W], rows as far apart in both."""
+    out = torch.empty(gate.shape, dtype=gate.dtype)
+    _run("swiglu", gate.dtype, gate.data_ptr(), up.data_ptr(), gate.stride(0), out.data_ptr(), *gate.shape)
+    return out
+
+
+def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Logits [B, V] and uniform numbers [B] below 1 → tokens [B] and their log-probabilities."""
+    tokens = torch.empty(len(logits), dtype=torch.long)
+    logprobs = torch.empty(len(logits), dtype=torch.float32)
+    addresses = uniforms.data_ptr(), temperature, tokens.data_ptr(), logprobs.data_ptr()
+    _run("draw", logits.dtype, logits.data_ptr(), logits.stride(0), *addresses, *logits.shape)
+    return tokens, logprobs
+
+
+def _run(name: str, dtype: torch.dtype, *arguments: object) -> None:
+    found = getattr(library(), name)(*arguments, HALF[dtype], torch.get_num_threads())
+    if name in ("attend", "draw") and found != 0:
+        raise MemoryError(f"no memory for {name} of one token a row")
