@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+from grpo_engine.fast import native
 from grpo_engine.fast.products import product
 
 CHUNK_ELEMENTS = 2**24
@@ -101,18 +102,9 @@ class _FrozenHead(Function):
         entropy, slopes = torch.empty_like(chosen), torch.empty_like(hidden_N)
         for start in range(0, len(targets_N), chunk):
             here = slice(start, start + chunk)
-            logits = product(hidden_N[here], weight, bias).float()
-            logits.div_(temperature).sub_(logits.amax(-1, keepdim=True))
-            shares = logits.exp()
-            total = shares.sum(-1)
-            shares.div_(total[:, None])
-            torch.sub(logits.gather(1, targets_N[here, None]).squeeze(1), total.log(), out=chosen[here])
-            # −Σ p log p = log Z − Σ p · logit
-            surprise = torch.linalg.vecdot(shares, logits.clamp_(min=LEAST_LOGPROB))
-            torch.sub(total.log(), surprise, out=entropy[here])
-            # p − 1 of the target is rounded once: of a sure token's row, p and 1 apart would leave nothing
-            shares.scatter_(1, targets_N[here, None], -1.0, reduce="add")
-            slopes[here] = product(shares.to(weight.dtype), weight.t())
+            logits = product(hidden_N[here], weight, bias)
+            chosen[here], entropy[here], rises = _with_slopes(logits, targets_N[here], temperature)
+            slopes[here] = product(rises, weight.t())
         ctx.save_for_backward(slopes)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy)
@@ -122,6 +114,25 @@ class _FrozenHead(Function):
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Any, ...]:
         (slopes,) = ctx.saved_tensors
         return (slopes * (grad_N / -ctx.temperature)[:, None]).to(slopes.dtype), None, None, None, None, None
+
+
+def _with_slopes(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropies, and p − 1 at each target, p elsewhere [n, V], in the place of the logits.
+
+    It is rounded once: of a sure token's row, p and 1 apart would leave nothing.
+    """
+    if native.takes(logits) and logits.is_contiguous():
+        return *native.logprobs(logits, targets, temperature), logits
+    wide = logits.float()
+    wide.div_(temperature).sub_(wide.amax(-1, keepdim=True))
+    shares = wide.exp()
+    total = shares.sum(-1)
+    shares.div_(total[:, None])
+    chosen = wide.gather(1, targets[:, None]).squeeze(1) - total.log()
+    # −Σ p log p = log Z − Σ p · logit
+    entropy = total.log() - torch.linalg.vecdot(shares, wide.clamp_(min=LEAST_LOGPROB))
+    shares.scatter_(1, targets[:, None], -1.0, reduce="add")
+    return chosen, entropy, shares.to(logits.dtype)
 
 
 def every_logprob(hidden: Tensor, logits_of: LogitsOf, temperature: float) -> Tensor:

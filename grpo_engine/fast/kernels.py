@@ -108,17 +108,15 @@ def _through_weights(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tens
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / √(mean x² + ε) · w over the last dimension (arXiv 1910.07467)."""
     if not torch.is_grad_enabled():
-        if _decodes() and weight.dim() == x.dim() - 1 and native.takes(x):
-            return native.rms_norm(x, at_least_single(weight), epsilon)
-        wide = _wide(x)
-        return _normed(wide, _inverse_rms(wide, epsilon), weight, x.dtype)
+        return _norm(x, weight, epsilon)
     return cast(Tensor, cast(Apply, _RmsNorm.apply)(x, weight, epsilon))
 
 
-def _decodes() -> bool:
-    """Whether the compiled operations may do it: they round in other places, and what is compared with a pass
-    with gradient (reference, teacher) has to be the same to the last bit."""
-    return torch.is_inference_mode_enabled()
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    if native.takes(x):
+        return native.rms_norm(x, at_least_single(weight), epsilon)
+    wide = _wide(x)
+    return _normed(wide, _inverse_rms(wide, epsilon), weight, x.dtype)
 
 
 def _inverse_rms(wide: Tensor, epsilon: float) -> Tensor:
@@ -151,16 +149,18 @@ def _normed(wide: Tensor, inverse: Tensor, weight: Tensor, dtype: torch.dtype) -
 class _RmsNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = _wide(x)
-        inverse = _inverse_rms(wide, epsilon)
-        ctx.save_for_backward(x, weight, inverse)
-        return _normed(wide, inverse, weight, x.dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.epsilon = epsilon
+        return _norm(x, weight, epsilon)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """dx = i·(dŷ − x·i²·mean(dŷ·x)) with dŷ = dy·w and i the inverse root."""
-        x, weight, inverse = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
+        if native.takes(x, grad) and not ctx.needs_input_grad[1]:
+            return native.rms_norm_back(x, at_least_single(weight), grad, ctx.epsilon), None, None
         wide, scaled = _wide(x), _wide(grad)
+        inverse = _inverse_rms(wide, ctx.epsilon)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             rows = tuple(range(grad.dim() - 1))
@@ -178,10 +178,14 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     `cosine` [T, 1, D] of both halves, `sine` [T, 1, D] negative for the first half.
     """
     if not torch.is_grad_enabled():
-        if _decodes() and native.takes(x, cosine, sine):
-            return native.rotated(x, cosine, sine)
-        return _swapped(x).mul_(sine).add_(x * cosine)
+        return _turned(x, cosine, sine)
     return cast(Tensor, cast(Apply, _Rotated.apply)(x, cosine, sine))
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    if native.takes(x, cosine, sine):
+        return native.rotated(x, cosine, sine)
+    return _swapped(x).mul_(sine).add_(x * cosine)
 
 
 def _swapped(x: Tensor) -> Tensor:
@@ -193,31 +197,37 @@ class _Rotated(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return _swapped(x).mul_(sine).add_(x * cosine)
+        return _turned(x, cosine, sine)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """Turned back."""
         cosine, sine = ctx.saved_tensors
-        return (grad * cosine).sub_(_swapped(grad).mul_(sine)), None, None
+        return _turned(grad, cosine, -sine), None, None
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up (arXiv 2002.05202)."""
     if not torch.is_grad_enabled():
-        if _decodes() and gate.stride() == up.stride() and native.takes(gate, up):
-            return native.swiglu(gate, up)
-        return silu(gate).mul_(up)
+        return _gated(gate, up)
     return cast(Tensor, cast(Apply, _SwiGlu.apply)(gate, up))
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    if gate.stride() == up.stride() and native.takes(gate, up):
+        return native.swiglu(gate, up)
+    return silu(gate).mul_(up)
 
 
 class _SwiGlu(Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return silu(gate).mul_(up)
+        return _gated(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
+        if gate.stride() == up.stride() and native.takes(gate, up, grad):
+            return native.swiglu_back(gate, up, grad)
         return torch.ops.aten.silu_backward(grad * up, gate), silu(gate).mul_(grad)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grpo_engine.fast import model
+from grpo_engine.fast import model, native
 from grpo_engine.policy import Policy
 from grpo_engine.sampler import cache, decoding
 from grpo_engine.sampler.decoding import Kernels, SharedDecoder
@@ -69,6 +69,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     monkeypatch.setattr(Recording, "made", [], raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(torch.cuda, "graph", recording)
+    monkeypatch.setattr(native, "library", lambda: None)  # a GPU has operations of its own
     for module in (model, cache, decoding):
         monkeypatch.setattr(module, "reads_at_once", lambda _: False)
     return Recording.made

@@ -9,6 +9,8 @@ from torch import Tensor
 from grpo_engine import logprobs as module
 from grpo_engine.logprobs import LogitsOf, token_logprobs
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 
 def weights(tokens: int, hidden: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)

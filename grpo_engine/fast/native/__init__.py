@@ -1,4 +1,4 @@
-"""What decoding does between its matrix products, compiled: a CPU's steps in few calls.
+"""What a CPU computes between the matrix products, compiled: decoding and training in few calls.
 
 torch makes a norm, a rotation or an attention of one token a row out of five to fifteen operations whose own
 cost is several times that of the numbers. The C files beside this one are compiled when the package is
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-VERSION = 1
+VERSION = 2
 """Of the arguments; what was compiled for others is not used."""
 LANES = 16
 WIDEST_HEAD = 256
@@ -46,13 +46,20 @@ class _Call(ctypes.Structure):
     )
 
 
+ROWS = (c_void_p, c_long)
+"""Where they begin, and entries from one to the next."""
 ARGUMENTS: dict[str, list[Any]] = {
     "attend": [c_void_p],
-    "rms_norm": [c_void_p, c_long, c_void_p, c_void_p, c_long, c_long, c_long, c_float],
-    "rotate": [c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_long, c_long, c_long],
-    "swiglu": [c_void_p, c_void_p, c_long, c_void_p, c_long, c_long],
-    "draw": [c_void_p, c_long, c_void_p, c_float, c_void_p, c_void_p, c_long, c_long],
+    "rms_norm": [*ROWS, *ROWS, c_void_p, *(c_long,) * 3, c_float],
+    "rms_norm_back": [*ROWS, *ROWS, *ROWS, c_void_p, *(c_long,) * 3, c_float],
+    "rotate": [*ROWS, c_void_p, c_void_p, c_void_p, *(c_long,) * 3],
+    "swiglu": [c_void_p, *ROWS, c_void_p, *(c_long,) * 2],
+    "swiglu_back": [c_void_p, *ROWS, *ROWS, c_void_p, c_void_p, *(c_long,) * 2],
+    "draw": [*ROWS, c_void_p, c_float, c_void_p, c_void_p, *(c_long,) * 2],
+    "logprobs": [c_void_p, c_void_p, c_float, c_void_p, c_void_p, *(c_long,) * 2],
 }
+
+NEED_MEMORY = ("attend", "draw", "logprobs")
 
 
 @cache
@@ -123,39 +130,76 @@ def attend(
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x [T, W] with weight [W], or [T, H, D] with weight [H, D]; the weight in float32."""
+    """x [T, W] with weight [W], or [T, H, D] with weight [D] or [H, D]; the weight in float32."""
     out = torch.empty(x.shape, dtype=x.dtype)
-    heads, width = (1, x.shape[1]) if x.dim() == 2 else x.shape[1:]
-    addresses = x.data_ptr(), x.stride(0), weight.data_ptr(), out.data_ptr()
-    _run("rms_norm", x.dtype, *addresses, len(x), heads, width, epsilon)
+    _run("rms_norm", x.dtype, *_rows(x), *_each_head(weight), out.data_ptr(), *_by_head(x), epsilon)
     return out
+
+
+def rms_norm_back(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
+    """Of its gradient that of x."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    given = *_rows(x), *_each_head(weight), *_rows(grad)
+    _run("rms_norm_back", x.dtype, *given, out.data_ptr(), *_by_head(x), epsilon)
+    return out
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    return x.data_ptr(), x.stride(0)
+
+
+def _each_head(weight: Tensor) -> tuple[int, int]:
+    """One for all heads is as far from the next as from itself."""
+    return weight.data_ptr(), weight.shape[-1] if weight.dim() == 2 else 0
+
+
+def _by_head(x: Tensor) -> tuple[int, int, int]:
+    return (len(x), 1, x.shape[1]) if x.dim() == 2 else (len(x), x.shape[1], x.shape[2])
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """x [T, H, D], cosine and sine [T, 1, D]."""
     out = torch.empty(x.shape, dtype=x.dtype)
-    addresses = x.data_ptr(), x.stride(0), cosine.data_ptr(), sine.data_ptr(), out.data_ptr()
-    _run("rotate", x.dtype, *addresses, *x.shape)
+    _run("rotate", x.dtype, *_rows(x), cosine.data_ptr(), sine.data_ptr(), out.data_ptr(), *x.shape)
     return out
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """gate and up [T, W], rows as far apart in both."""
     out = torch.empty(gate.shape, dtype=gate.dtype)
-    _run("swiglu", gate.dtype, gate.data_ptr(), up.data_ptr(), gate.stride(0), out.data_ptr(), *gate.shape)
+    _run("swiglu", gate.dtype, gate.data_ptr(), *_rows(up), out.data_ptr(), *gate.shape)
     return out
+
+
+def swiglu_back(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Of its gradient those of gate and up."""
+    of_gate, of_up = (torch.empty(gate.shape, dtype=gate.dtype) for _ in range(2))
+    given = gate.data_ptr(), *_rows(up), *_rows(grad)
+    _run("swiglu_back", gate.dtype, *given, of_gate.data_ptr(), of_up.data_ptr(), *gate.shape)
+    return of_gate, of_up
 
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Logits [B, V] and uniform numbers [B] below 1 → tokens [B] and their log-probabilities."""
     tokens = torch.empty(len(logits), dtype=torch.long)
     logprobs = torch.empty(len(logits), dtype=torch.float32)
-    addresses = uniforms.data_ptr(), temperature, tokens.data_ptr(), logprobs.data_ptr()
-    _run("draw", logits.dtype, logits.data_ptr(), logits.stride(0), *addresses, *logits.shape)
+    made = tokens.data_ptr(), logprobs.data_ptr()
+    _run("draw", logits.dtype, *_rows(logits), uniforms.data_ptr(), temperature, *made, *logits.shape)
     return tokens, logprobs
+
+
+def logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Logits [N, V], one row behind the other, and token ids [N] → their log-probabilities and entropies [N].
+
+    The logits become p − 1 at the target and p elsewhere.
+    """
+    chosen, entropies = (torch.empty(len(logits), dtype=torch.float32) for _ in range(2))
+    made = chosen.data_ptr(), entropies.data_ptr()
+    _run("logprobs", logits.dtype, logits.data_ptr(), targets.data_ptr(), temperature, *made, *logits.shape)
+    return chosen, entropies
 
 
 def _run(name: str, dtype: torch.dtype, *arguments: object) -> None:
     found = getattr(library(), name)(*arguments, HALF[dtype], torch.get_num_threads())
-    if name in ("attend", "draw") and found != 0:
-        raise MemoryError(f"no memory for {name} of one token a row")
+    if name in NEED_MEMORY and found != 0:
+        raise MemoryError(f"no memory to {name}")

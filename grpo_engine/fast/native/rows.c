@@ -1,12 +1,10 @@
-/* What a step computes for each row by itself: norms, rotary positions, SwiGLU, and the draw of its token.
+/* What a layer computes for each row by itself: norms, rotary positions, SwiGLU, and their ways back.
 
    Rows are `stride` entries apart where they are read, side by side where they are written. */
 
-#include <stdlib.h>
-
 #include "numbers.h"
 
-int version(void) { return 1; } /* of all arguments; __init__.py asks for it */
+int version(void) { return 2; } /* of all arguments; __init__.py asks for it */
 
 INLINED void norm(const void *restrict x, const float *restrict weight, void *restrict y, long width,
                   float epsilon, int half) {
@@ -20,14 +18,15 @@ INLINED void norm(const void *restrict x, const float *restrict weight, void *re
 FOR_EACH_DTYPE(norm, (const void *x, const float *weight, void *y, long width, float epsilon), x, weight, y,
                width, epsilon)
 
-/* x [B, heads, W], weight [heads, W], y [B, heads, W]. */
-void rms_norm(const void *x, long stride, const float *weight, void *y, long rows, long heads, long width,
-              float epsilon, int half, int threads) {
+/* x [B, heads, W], weight [W] for each head, `weight_stride` apart, y [B, heads, W]. */
+void rms_norm(const void *x, long stride, const float *weight, long weight_stride, void *y, long rows,
+              long heads, long width, float epsilon, int half, int threads) {
     #pragma omp parallel for num_threads(threads) schedule(static)
     for (long task = 0; task < rows * heads; task++) {
         long row = task / heads, head = task % heads;
-        (half ? norm_half : norm_single)(past(x, row * stride + head * width, half), weight + head * width,
-                                         past(y, task * width, half), width, epsilon);
+        (half ? norm_half : norm_single)(past(x, row * stride + head * width, half),
+                                         weight + head * weight_stride, past(y, task * width, half), width,
+                                         epsilon);
     }
 }
 
@@ -75,72 +74,57 @@ void swiglu(const void *gate, const void *up, long stride, void *y, long rows, l
                                            past(y, row * width, half), width);
 }
 
-#define BLOCK 128 /* tokens whose shares are summed together: only one block is searched token by token */
-
-/* shares[v] = e^((x[v] - max x) / temperature); their sums by block, and the sum of all. */
-INLINED double shares_of(const void *x, long vocab, float temperature, float *shares, float *blocks,
-                         int half) {
-    float most = -INFINITY;
-    double total = 0;
-    #pragma omp simd reduction(max : most)
-    for (long v = 0; v < vocab; v++) most = get(x, v, half) > most ? get(x, v, half) : most;
-    for (long first = 0, block = 0; first < vocab; first += BLOCK, block++) {
-        long last = first + BLOCK < vocab ? first + BLOCK : vocab;
-        float part = 0;
-        #pragma omp simd reduction(+ : part)
-        for (long v = first; v < last; v++)
-            part += shares[v] = exponential((get(x, v, half) - most) / temperature);
-        blocks[block] = part;
-        total += part;
+/* i (g - x i² mean(g x)) with g = dy w and i the inverse root. */
+INLINED void norm_back(const void *restrict x, const float *restrict weight, const void *restrict grad,
+                       void *restrict dx, long width, float epsilon, int half) {
+    float squares = 0, along = 0;
+    #pragma omp simd reduction(+ : squares, along)
+    for (long i = 0; i < width; i++) {
+        squares += get(x, i, half) * get(x, i, half);
+        along += get(x, i, half) * get(grad, i, half) * weight[i];
     }
-    return total;
+    float inverse = 1 / sqrtf(squares / width + epsilon), share = along / width * inverse * inverse;
+    for (long i = 0; i < width; i++)
+        put(dx, i, inverse * (get(grad, i, half) * weight[i] - get(x, i, half) * share), half);
 }
 
-/* Where the sum from `*before` on first exceeds the target, or the last that adds to it; `*before` becomes
-   the sum until there. */
-INLINED long first_beyond(const float *parts, long count, double target, double *before) {
-    double sum = *before;
-    long found = 0;
-    for (long i = 0; i < count && sum <= target; i++)
-        if (parts[i] > 0) found = i, *before = sum, sum += parts[i];
-    return found;
-}
+FOR_EACH_DTYPE(norm_back,
+               (const void *x, const float *weight, const void *grad, void *dx, long width, float epsilon), x,
+               weight, grad, dx, width, epsilon)
 
-typedef struct {
-    long token;
-    float logprob;
-} Drawn;
-
-/* The first token whose cumulative share exceeds uniform · total. */
-INLINED void draw_row(const void *x, long vocab, float uniform, float temperature, float *room,
-                      Drawn *drawn, int half) {
-    float *shares = room, *blocks = room + vocab;
-    double total = shares_of(x, vocab, temperature, shares, blocks, half), target = uniform * total;
-    double before = 0;
-    long first = first_beyond(blocks, (vocab + BLOCK - 1) / BLOCK, target, &before) * BLOCK;
-    long count = vocab - first < BLOCK ? vocab - first : BLOCK;
-    long token = first + first_beyond(shares + first, count, target, &before);
-    *drawn = (Drawn){token, logf((float)(shares[token] / total))};
-}
-
-FOR_EACH_DTYPE(draw_row,
-               (const void *x, long vocab, float uniform, float temperature, float *room, Drawn *drawn), x,
-               vocab, uniform, temperature, room, drawn)
-
-/* Logits [B, V] and a uniform number each -> tokens, log-probabilities [B]. Not 0 without memory. */
-int draw(const void *x, long stride, const float *uniforms, float temperature, long *tokens, float *logprobs,
-         long rows, long vocab, int half, int threads) {
-    long each = vocab + (vocab + BLOCK - 1) / BLOCK;
-    float *room = malloc(sizeof(float) * each * threads);
-    if (room == NULL) return 1;
+/* Gradient of x: x and grad [B, heads, W], weight as above, dx [B, heads, W]. */
+void rms_norm_back(const void *x, long stride, const float *weight, long weight_stride, const void *grad,
+                   long grad_stride, void *dx, long rows, long heads, long width, float epsilon, int half,
+                   int threads) {
     #pragma omp parallel for num_threads(threads) schedule(static)
-    for (long share = 0; share < threads; share++)
-        for (long row = share * rows / threads; row < (share + 1) * rows / threads; row++) {
-            Drawn drawn;
-            (half ? draw_row_half : draw_row_single)(past(x, row * stride, half), vocab, uniforms[row],
-                                                     temperature, room + share * each, &drawn);
-            tokens[row] = drawn.token, logprobs[row] = drawn.logprob;
-        }
-    free(room);
-    return 0;
+    for (long task = 0; task < rows * heads; task++) {
+        long row = task / heads, head = task % heads, at = head * width;
+        (half ? norm_back_half : norm_back_single)(
+            past(x, row * stride + at, half), weight + head * weight_stride,
+            past(grad, row * grad_stride + at, half), past(dx, task * width, half), width, epsilon);
+    }
+}
+
+INLINED void gated_back(const void *restrict gate, const void *restrict up, const void *restrict grad,
+                        void *restrict dgate, void *restrict dup, long width, int half) {
+    for (long i = 0; i < width; i++) {
+        float x = get(gate, i, half), dy = get(grad, i, half), small = exponential(-fabsf(x));
+        float sigmoid = (x < 0 ? small : 1) / (1 + small);
+        put(dgate, i, dy * get(up, i, half) * sigmoid * (1 + x * (1 - sigmoid)), half);
+        put(dup, i, dy * x * sigmoid, half);
+    }
+}
+
+FOR_EACH_DTYPE(gated_back,
+               (const void *gate, const void *up, const void *grad, void *dgate, void *dup, long width), gate,
+               up, grad, dgate, dup, width)
+
+/* Gradients of gate and up, both [B, W]. */
+void swiglu_back(const void *gate, const void *up, long stride, const void *grad, long grad_stride,
+                 void *dgate, void *dup, long rows, long width, int half, int threads) {
+    #pragma omp parallel for num_threads(threads) schedule(static)
+    for (long row = 0; row < rows; row++)
+        (half ? gated_back_half : gated_back_single)(
+            past(gate, row * stride, half), past(up, row * stride, half), past(grad, row * grad_stride, half),
+            past(dgate, row * width, half), past(dup, row * width, half), width);
 }
