@@ -22,7 +22,7 @@ VERSION = 2
 """Of the arguments; what was compiled for others is not used."""
 LANES = 16
 WIDEST_HEAD = 256
-LONGEST_PROMPT = 1024
+LONGEST_PROMPT = 512
 """Beyond it the products of a whole group with its prompt are faster as one matrix product."""
 HALF = {torch.float32: 0, torch.bfloat16: 1}
 

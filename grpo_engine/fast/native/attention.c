@@ -8,6 +8,7 @@
 #include "numbers.h"
 
 #define MOST_PARTS 16 /* of LANES in a head */
+#define MOST_QUERIES 4 /* at once: their sums stay in registers */
 
 typedef struct {
     long rows, heads, shared, dim; /* B, Hkv, Hq / Hkv, D */
@@ -22,16 +23,28 @@ typedef struct {
     void *out; /* [B, Hq, D] */
 } Call;
 
-INLINED void score(const Lanes *query, const void *keys, const void *bias, long count, long parts,
-                   float *scores, int half) {
-    for (long t = 0; t < count; t++)
-        scores[t] = product(query, past(keys, t * parts * LANES, half), parts, half) + get(bias, t, half);
+/* Of `many` queries at once: a key is read and widened for all of them. Scores are `width` apart. */
+INLINED void score(Lanes query[][MOST_PARTS], int many, const void *keys, const void *bias, long count,
+                   long parts, float *scores, long width, int half) {
+    for (long t = 0; t < count; t++) {
+        const void *key = past(keys, t * parts * LANES, half);
+        Lanes products[MOST_QUERIES] = {0};
+        for (long p = 0; p < parts; p++) {
+            Lanes read = part(key, p, half);
+            for (int n = 0; n < many; n++) products[n] += query[n][p] * read;
+        }
+        for (int n = 0; n < many; n++) scores[n * width + t] = sum(products[n]) + get(bias, t, half);
+    }
 }
 
-INLINED void mix(const float *weights, const void *values, long count, long parts, Lanes *mixed, int half) {
+INLINED void mix(const float *weights, long width, int many, const void *values, long count, long parts,
+                 Lanes mixed[][MOST_PARTS], int half) {
     for (long t = 0; t < count; t++) {
         const void *value = past(values, t * parts * LANES, half);
-        for (long p = 0; p < parts; p++) mixed[p] += weights[t] * part(value, p, half);
+        for (long p = 0; p < parts; p++) {
+            Lanes read = part(value, p, half);
+            for (int n = 0; n < many; n++) mixed[n][p] += weights[n * width + t] * read;
+        }
     }
 }
 
@@ -44,26 +57,38 @@ INLINED void softmax(float *scores, long count) {
     for (long t = 0; t < count; t++) scores[t] /= total;
 }
 
-/* All query heads of one key head of one row; `scores` has room for before + length. */
+/* `many` query heads of one row and key head, from `first` on; `scores` has room for before + length each. */
+INLINED void attend_queries(const Call *c, long row, long head, long first, int many, float *scores,
+                            long parts, int half) {
+    long dim = parts * LANES, before = c->before, length = c->length, width = before + length;
+    long own = (row * c->heads + head) * c->capacity * dim, prompt = before ? c->prompt_of_row[row] : 0;
+    long at_prompt = (prompt * c->heads + head) * before * dim;
+    Lanes query[MOST_QUERIES][MOST_PARTS], mixed[MOST_QUERIES][MOST_PARTS];
+    for (int n = 0; n < many; n++)
+        for (long p = 0; p < parts; p++) {
+            const void *from = past(c->query, row * c->query_stride + (first + n) * dim, half);
+            query[n][p] = part(from, p, half) * c->scale, mixed[n][p] = (Lanes){0};
+        }
+    score(query, many, past(c->prompt_keys, at_prompt, half), past(c->prompt_bias, prompt * before, half),
+          before, parts, scores, width, half);
+    score(query, many, past(c->keys, own, half), past(c->bias, row * c->bias_stride, half), length, parts,
+          scores + before, width, half);
+    for (int n = 0; n < many; n++) softmax(scores + n * width, width);
+    mix(scores, width, many, past(c->prompt_values, at_prompt, half), before, parts, mixed, half);
+    mix(scores + before, width, many, past(c->values, own, half), length, parts, mixed, half);
+    void *out = past(c->out, (row * c->heads * c->shared + first) * dim, half);
+    for (int n = 0; n < many; n++) write_parts(past(out, n * dim, half), mixed[n], parts, half);
+}
+
 INLINED void attend_head(const Call *c, long row, long head, float *scores, long parts, int half) {
-    long dim = parts * LANES, size = dim * (half ? 2 : 4), before = c->before, length = c->length;
-    long own = (row * c->heads + head) * c->capacity * dim, newest = own + (length - 1) * dim;
-    long prompt = before ? c->prompt_of_row[row] : 0, at_prompt = (prompt * c->heads + head) * before * dim;
+    long dim = parts * LANES, size = dim * (half ? 2 : 4);
+    long newest = ((row * c->heads + head) * c->capacity + c->length - 1) * dim;
     memcpy(past(c->keys, newest, half), past(c->key, row * c->key_stride + head * dim, half), size);
     memcpy(past(c->values, newest, half), past(c->value, row * c->value_stride + head * dim, half), size);
-    const void *keys = past(c->keys, own, half), *values = past(c->values, own, half);
-    const void *prompt_bias = past(c->prompt_bias, prompt * before, half);
-    for (long number = head * c->shared; number < (head + 1) * c->shared; number++) {
-        const void *from = past(c->query, row * c->query_stride + number * dim, half);
-        Lanes query[MOST_PARTS], mixed[MOST_PARTS];
-        for (long p = 0; p < parts; p++) query[p] = part(from, p, half) * c->scale, mixed[p] = (Lanes){0};
-        score(query, past(c->prompt_keys, at_prompt, half), prompt_bias, before, parts, scores, half);
-        score(query, keys, past(c->bias, row * c->bias_stride, half), length, parts, scores + before, half);
-        softmax(scores, before + length);
-        mix(scores, past(c->prompt_values, at_prompt, half), before, parts, mixed, half);
-        mix(scores + before, values, length, parts, mixed, half);
-        write_parts(past(c->out, (row * c->heads * c->shared + number) * dim, half), mixed, parts, half);
-    }
+    long first = head * c->shared, end = first + c->shared;
+    for (; first + MOST_QUERIES <= end; first += MOST_QUERIES)
+        attend_queries(c, row, head, first, MOST_QUERIES, scores, parts, half);
+    for (; first < end; first++) attend_queries(c, row, head, first, 1, scores, parts, half);
 }
 
 /* The usual sizes of a head are known to the compiler, which keeps them in registers. */
@@ -71,6 +96,7 @@ INLINED void attend_task(const Call *c, long row, long head, float *scores, int 
     switch (c->dim / LANES) {
     case 2: attend_head(c, row, head, scores, 2, half); break;
     case 4: attend_head(c, row, head, scores, 4, half); break;
+    case 6: attend_head(c, row, head, scores, 6, half); break;
     case 8: attend_head(c, row, head, scores, 8, half); break;
     default: attend_head(c, row, head, scores, c->dim / LANES, half);
     }
@@ -80,7 +106,7 @@ FOR_EACH_DTYPE(attend_task, (const Call *c, long row, long head, float *scores),
 
 /* D a multiple of 16, in bfloat16 of 32, and at most 256. Not 0 where there is no memory. */
 int attend(const Call *c, int half, int threads) {
-    long tasks = c->rows * c->heads, width = c->before + c->length;
+    long tasks = c->rows * c->heads, width = (c->before + c->length) * MOST_QUERIES;
     float *scores = malloc(sizeof(float) * width * threads);
     if (scores == NULL) return 1;
     #pragma omp parallel for num_threads(threads) schedule(static)

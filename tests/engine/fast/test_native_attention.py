@@ -14,7 +14,7 @@ from grpo_engine.sampler.rows import choose
 from tests.engine.fast.near import DTYPES, assert_near, normal
 
 LAYER = 0
-LENGTHS, GROUP, KEY_HEADS, QUERY_HEADS = (5, 1, 9), 3, 2, 6
+LENGTHS, GROUP, KEY_HEADS, QUERY_HEADS = (5, 1, 9), 3, 2, 10
 ROWS = len(LENGTHS) * GROUP
 
 
