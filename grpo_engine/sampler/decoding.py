@@ -51,11 +51,15 @@ class Run(Protocol):
         ...
 
 
+LARGEST_COPY = 2**25
+"""Bytes of an output layer that is laid out for decoding: memory is not to grow with the vocabulary."""
+
+
 def _output_layer(model: PreTrainedModel, *, packed: bool) -> Callable[[Tensor], Tensor]:
     head = cast(Any, model.get_output_embeddings())
     if type(head) is not torch.nn.Linear:
         return cast(Callable[[Tensor], Tensor], head)
-    if packed and packs(head.weight):
+    if packed and packs(head.weight) and head.weight.nbytes <= LARGEST_COPY:
         layer = Packed.of(head.weight, head.bias, None, None)
         return lambda hidden: layer(hidden)[0]
     return lambda hidden: product(hidden, head.weight, head.bias)

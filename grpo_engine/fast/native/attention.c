@@ -96,7 +96,6 @@ INLINED void attend_task(const Call *c, long row, long head, float *scores, int 
     switch (c->dim / LANES) {
     case 2: attend_head(c, row, head, scores, 2, half); break;
     case 4: attend_head(c, row, head, scores, 4, half); break;
-    case 6: attend_head(c, row, head, scores, 6, half); break;
     case 8: attend_head(c, row, head, scores, 8, half); break;
     default: attend_head(c, row, head, scores, c->dim / LANES, half);
     }
