@@ -41,6 +41,13 @@ def _rebuild(kind: type[EngineError], message: str, hint: str, evidence: tuple[s
     return kind(message, hint=hint, evidence=evidence)
 
 
+class MachineError(Exception):
+    """This machine cannot run the job at present; another attempt, or another machine, may.
+
+    Not an `EngineError`, so a worker retries it.
+    """
+
+
 class ConfigError(EngineError):
     """The configuration cannot be run."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from grpo_engine.advantages import GroupRewards, advantages
 from grpo_engine.config import ReinforcementHyperparameters
-from grpo_engine.errors import GraderError
+from grpo_engine.errors import GraderError, MachineError
 from grpo_engine.events import RolloutsRecorded, Split
 from grpo_engine.graders import make_sample
 from grpo_engine.metrics import PASS_REWARD
@@ -52,15 +52,28 @@ def punished(score: Score, completion: Completion, settings: ReinforcementHyperp
 
 
 def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
-    """Raises GraderError where more than `limit` of the completions could not be scored."""
+    """Raise GraderError if more than `limit` of the completions could not be scored.
+
+    Raises MachineError instead if the grader is within the limit and this machine's sandbox is not.
+    """
     scores = [score for group in graded for score in group.scores]
     broken = [score for score in scores if score.reward is None]
-    if len(broken) > limit * len(scores):
-        count = f"{len(broken)} of {len(scores)} completions could not be scored"
-        raise GraderError(
-            f"{count} (max_grader_error_rate {limit:g})",
-            evidence=tuple(dict.fromkeys(grader_complaints(broken)))[:3],
-        )
+    if len(broken) <= limit * len(scores):
+        return
+    count = f"{len(broken)} of {len(scores)} completions could not be scored"
+    graders_fault = [score for score in broken if not _lost_the_sandbox(score)]
+    if len(graders_fault) <= limit * len(scores):
+        reason = next(complaint for score in broken for complaint in grader_complaints([score]))
+        raise MachineError(f"{count}, because code does not run on this machine now: {reason}")
+    raise GraderError(
+        f"{count} (max_grader_error_rate {limit:g})",
+        evidence=tuple(dict.fromkeys(grader_complaints(broken)))[:3],
+    )
+
+
+def _lost_the_sandbox(score: Score) -> bool:
+    """Whether the machine, not the grader or the completion, is the reason why there is no reward."""
+    return any(error.code == "python_grader_server_error" for error in score.errors.values())
 
 
 def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:

@@ -1,39 +1,48 @@
-"""What a sandbox's processes hold together: a limit that a process's own address space does not set.
+"""The memory that a sandbox's processes hold together: a limit that one process's address space cannot set.
 
-Boundary: it reads /proc, where each process tells its own; nothing is limited here. A control group would be
-exact, but few containers may make one; what is missed between two looks is the kernel's to end, and a sandbox
-is what it ends first (`launch.py`).
+Reads /proc and limits nothing. A process may end between two reads, so a missing entry means that it ended
+and is never an error. A control group would be exact, but few containers may create one; if the machine runs
+out of memory between two reads, the kernel ends a sandbox first (`launch.py`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 _HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
 def held_bytes(pid: int) -> int:
-    """Of this process and all below it. Pages that several have in common count for each of them."""
+    """Return the bytes held by this process and all its descendants. Shared pages count for each of them."""
     return sum(map(_own_bytes, family(pid)))
 
 
 def family(pid: int) -> Iterator[int]:
-    """The process and all below it that are there now."""
+    """Yield the process id and those of all its descendants."""
     yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in _read(task).split():
+    for thread in _entries(f"/proc/{pid}/task"):
+        for child in _read(f"/proc/{pid}/task/{thread}/children").split():
             yield from family(int(child))
 
 
 def _own_bytes(pid: int) -> int:
-    rows = (line.split() for line in _read(Path(f"/proc/{pid}/status")).splitlines())
+    rows = (line.split() for line in _read(f"/proc/{pid}/status").splitlines())
     return sum(int(row[1]) * 1024 for row in rows if row and row[0] in _HELD)
 
 
-def _read(path: Path) -> str:
-    """Empty where the process has ended meanwhile."""
+def _entries(folder: str) -> list[str]:
+    """Return the names in a folder; empty if the process has ended."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str:
+    """Return a file's text; empty if the process has ended."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:
         return ""

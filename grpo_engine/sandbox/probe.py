@@ -24,6 +24,7 @@ from grpo_engine.sandbox.unsafe import allowed, plain_interpreter
 _SECONDS = 10.0
 """A probe that is not done by then has failed; on a machine that is not overloaded all of them take 0.5 s."""
 _SHORT_SECONDS = 0.05
+_ATTEMPTS = 2
 _LIMITS = Limits()
 _DAEMON = """
 import os, time
@@ -67,21 +68,39 @@ def untrusted_interpreter() -> Interpreter:
     return found.interpreter or plain or found.require()
 
 
-@cache
 def self_test() -> Capability:
-    """Attacks a sandbox from inside, of this process's Python, else of the system's. Once in a process."""
-    reasons: list[str] = []
+    """Attack a sandbox from inside, with this process's Python, then with the system's.
+
+    A finished test is kept for the life of the process. One that could not run, on an overloaded machine for
+    example, is tried again, and once more by the next call.
+    """
+    reason = ""
+    for _ in range(_ATTEMPTS):
+        try:
+            return _finished_test()
+        except SandboxUnavailable as error:
+            reason = str(error)
+    return Capability(None, reason=reason)
+
+
+@cache
+def _finished_test() -> Capability:
+    """Return what the attacks found. Raises SandboxUnavailable if an interpreter could not be attacked."""
+    leaks: list[str] = []
+    not_run: list[str] = []
     for interpreter in interpreters():
         try:
             probes = _attack(interpreter)
         except (SandboxUnavailable, OSError, ValueError) as error:
-            reasons.append(f"{interpreter.executable}: {error}")
+            not_run.append(f"{interpreter.executable}: {error}")
             continue
         failed = [name for name, contained in probes.items() if not contained]
         if not failed:
             return Capability(interpreter, probes=probes)
-        reasons.append(f"{interpreter.executable}: not contained: {', '.join(failed)}")
-    return Capability(None, reason="; ".join(reasons))
+        leaks.append(f"{interpreter.executable}: not contained: {', '.join(failed)}")
+    if not_run:
+        raise SandboxUnavailable("; ".join(leaks + not_run))
+    return Capability(None, reason="; ".join(leaks))
 
 
 def _attack(interpreter: Interpreter) -> dict[str, bool]:

@@ -10,13 +10,13 @@ import pytest
 
 from grpo_engine.collector import Collected, Collector
 from grpo_engine.config import ReinforcementHyperparameters, RunConfig
-from grpo_engine.errors import GraderError
+from grpo_engine.errors import GraderError, MachineError
 from grpo_engine.events import RolloutsRecorded, StepFinished
 from grpo_engine.metrics import PhaseTimer
 from grpo_engine.prompt_source import PromptSource, RestingSource
-from grpo_engine.records import OVERLONG, FinishReason, Score
+from grpo_engine.records import OVERLONG, FinishReason, GradeError, Score
 from grpo_engine.sampler.base import OnGroup, Sampling
-from grpo_engine.scoring import compare, overlong_punishment, punished, step_ends
+from grpo_engine.scoring import compare, overlong_punishment, punished, refuse_broken_grader, step_ends
 from grpo_engine.types import Completion, GradedGroup, Group, Prompt
 from tests.engine.injection import InjectedGrading, injected_trainer, random_steps
 
@@ -112,6 +112,21 @@ def test_discarded_groups_too_count_for_a_broken_grader() -> None:
     sampler = RowSampler(alive=set(range(12)), rewards=(None, None, 0.5))
     with pytest.raises(GraderError, match="could not be scored"):
         collected(sampler, group_size=3, dynamic_sampling=2)
+
+
+def test_a_lost_sandbox_is_the_machines_fault_and_a_wrong_grader_the_graders() -> None:
+    def group(*codes: str) -> GradedGroup:
+        errors = [{"python": GradeError(code=code, message="no answer in time")} for code in codes]
+        scores = tuple(Score(reward=None, parts={"python": None}, errors=each) for each in errors)
+        completions = tuple(completion(None) for _ in codes)
+        return GradedGroup(Group(Prompt(0, "", (7,), {}), completions), scores)
+
+    lost, wrong = "python_grader_server_error", "python_grader_runtime_error"
+    refuse_broken_grader([group(lost, wrong)], limit=1.0)
+    with pytest.raises(MachineError, match="code does not run on this machine now: python: "):
+        refuse_broken_grader([group(lost, lost)], limit=0.5)
+    with pytest.raises(GraderError, match="2 of 2 completions could not be scored"):
+        refuse_broken_grader([group(wrong, wrong)], limit=0.5)
 
 
 def test_a_step_with_resampling_records_and_counts_what_it_threw_away(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +210,41 @@ def test_memory_is_counted_over_all_processes_below() -> None:
     assert held_bytes(2**22 + 1) == 0
 
 
+def test_processes_that_end_while_the_memory_is_counted_are_no_error() -> None:
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            subprocess.run(["/bin/true"], check=True)
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert all(held_bytes(os.getpid()) > 10 * MEBIBYTE for _ in range(2000))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_self_test_that_could_not_run_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, calls = probe._attack, []
+
+    def fails_once(interpreter: launch.Interpreter) -> dict[str, bool]:
+        calls.append(interpreter)
+        if len(calls) <= len(launch.interpreters()):
+            raise launch.SandboxUnavailable("no answer in time")
+        return attack(interpreter)
+
+    monkeypatch.setattr(probe, "_attack", fails_once)
+    monkeypatch.setattr(probe, "_finished_test", functools.cache(probe._finished_test.__wrapped__))
+    assert probe.self_test().available
+    num_attacks = len(calls)
+    assert probe.self_test().available
+    assert len(calls) == num_attacks
+
+
 def test_after_many_calls_no_process_is_left() -> None:
     before = set(family(os.getpid()))
     with PythonServer("def quick(n): return n") as busy:
@@ -238,7 +276,8 @@ def test_a_probe_that_gets_through_means_no_sandbox_and_is_named(
     monkeypatch: pytest.MonkeyPatch, probe_name: str
 ) -> None:
     monkeypatch.setattr(probe, "_attack", lambda _: {"writes": True, probe_name: False})
-    found = probe.self_test.__wrapped__()
+    monkeypatch.setattr(probe, "_finished_test", probe._finished_test.__wrapped__)
+    found = probe.self_test()
     assert not found.available
     assert f"not contained: {probe_name}" in found.reason
 
@@ -246,6 +285,7 @@ def test_a_probe_that_gets_through_means_no_sandbox_and_is_named(
 def test_a_machine_without_bubblewrap_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = launch.program
     monkeypatch.setattr(launch, "program", lambda name: found("no-such-bwrap" if name == "bwrap" else name))
-    result = probe.self_test.__wrapped__()
+    monkeypatch.setattr(probe, "_finished_test", probe._finished_test.__wrapped__)
+    result = probe.self_test()
     assert not result.available
     assert "no-such-bwrap is not installed" in result.reason
