@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from grpo_engine.types import GroupSpan
+
 NAME = "grpo_layout"
 
 
@@ -62,23 +64,6 @@ def using(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
     finally:
         _in_force.layouts.pop()
         model.config._attn_implementation = before
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSpan:
-    """Where a group lies in a packed row: its prompt, then its completions one after another."""
-
-    start: int
-    prompt_tokens: int
-    completion_tokens: tuple[int, ...]
-
-    @property
-    def completions_start(self) -> int:
-        return self.start + self.prompt_tokens
-
-    @property
-    def end(self) -> int:
-        return self.completions_start + sum(self.completion_tokens)
 
 
 class PackedLayout:

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from grpo_engine.attention import GroupSpan, PackedLayout, using
+from grpo_engine.attention import PackedLayout, using
 from grpo_engine.fast.attention import attention_for
 from grpo_engine.fast.model import FastModel
 from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
-from grpo_engine.types import PackedBatch
+from grpo_engine.types import GroupSpan, PackedBatch
 
 ROUND = 64
 """Rows of products on a CPU: oneDNN makes and keeps a program for every number of rows that it meets."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from grpo_engine.attention import GroupSpan
 from grpo_engine.loss import token_weights
 from grpo_engine.records import FinishReason
 from grpo_engine.reinforcement import ReinforcementHyperparameters
-from grpo_engine.types import Completion, PackedBatch, ScoredGroup
+from grpo_engine.types import Completion, GroupSpan, PackedBatch, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_engine.attention import GroupSpan
 from grpo_engine.records import FinishReason, Score
 
 
@@ -81,6 +80,23 @@ class ScoredGroup:
     has_signal: bool
     token_advantages: tuple[tuple[float, ...], ...] | None = None
     """G × sampled tokens, where the tokens of a completion differ (step rewards)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpan:
+    """Position of a group in a packed row: its prompt, then its completions one after another, in tokens."""
+
+    start: int
+    prompt_tokens: int
+    completion_tokens: tuple[int, ...]
+
+    @property
+    def completions_start(self) -> int:
+        return self.start + self.prompt_tokens
+
+    @property
+    def end(self) -> int:
+        return self.completions_start + sum(self.completion_tokens)
 
 
 @dataclass(frozen=True, slots=True)

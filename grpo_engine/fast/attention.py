@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from grpo_engine.attention import Block, GroupSpan, PackedLayout, blocks_of
+from grpo_engine.attention import Block, PackedLayout, blocks_of
 from grpo_engine.fast.model import Attention
+from grpo_engine.types import GroupSpan
 
 Grouped = tuple[Tensor, Tensor, Tensor]
 """A block's queries, keys and values, key heads in front: [R · Hkv, rows, D]. The queries of a key head stand

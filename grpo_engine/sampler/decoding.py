@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from grpo_engine.attention import GroupSpan, using
+from grpo_engine.attention import using
 from grpo_engine.fast.attention import attention_for
 from grpo_engine.fast.model import Attention, FastModel, reads_at_once
 from grpo_engine.fast.packed import Packed, packs
@@ -26,6 +26,7 @@ from grpo_engine.fast.products import product
 from grpo_engine.policy import PROOF_TOLERANCE, Policy
 from grpo_engine.sampler.cache import SHARED_FROM, Prefill, RowCache
 from grpo_engine.sampler.graphs import RecordedStep
+from grpo_engine.types import GroupSpan
 
 
 class Decoder(Protocol):

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_engine.attention import WASTE, GroupSpan, PackedLayout, blocks_of
+from grpo_engine.attention import WASTE, PackedLayout, blocks_of
 from grpo_engine.fast.attention import DENSE_KEYS, DenseLayout, KernelLayout, attention_for
 from grpo_engine.fast.model import Attention
+from grpo_engine.types import GroupSpan
 from tests.engine.injection import CPU
 
 DIM, SCALE = 4, 0.4
