@@ -19,7 +19,7 @@ help:  ## List the targets
 
 setup: $(STAMP)  ## Make .venv: service, worker, engine with the torch sampler, development tools
 
-$(STAMP): pyproject.toml $(wildcard grpo_engine/fast/native/*.[ch])
+$(STAMP): pyproject.toml $(wildcard grpo_engine/models/fast/native/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
 	$(BIN)/pip install --quiet --editable ".[service,worker,engine,dev]" "$(TORCH)"
@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml $(wildcard grpo_engine/fast/native/*.[ch])
 
 setup-vllm: .venv-vllm/.installed  ## Make .venv-vllm: engine with vLLM, for GRPO_ENGINE_PYTHON
 
-.venv-vllm/.installed: pyproject.toml $(wildcard grpo_engine/fast/native/*.[ch])
+.venv-vllm/.installed: pyproject.toml $(wildcard grpo_engine/models/fast/native/*.[ch])
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "$(TORCH)"
 	.venv-vllm/bin/pip install --quiet --editable ".[$(VLLM),tests]" "$(TORCH)"

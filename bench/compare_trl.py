@@ -31,7 +31,7 @@ from bench.models import Shape, prompts_of, random_prompts, shape_model
 from bench.reasoning import reasoning_model
 from bench.side import Answer, Spec, read_answer
 from examples.tiny_model import make_model
-from grpo_engine.environment import DEFAULTS
+from grpo_engine.process.environment import DEFAULTS
 
 RATIOS = {
     "completions_per_second": "completions_per_second",

@@ -24,7 +24,7 @@ import torch
 
 from bench.equivalence_cases import CASES, GROUP_SIZE, MAX_TOKENS, PROMPTS, STEPS, Case, given_steps
 from examples.tiny_model import make_model
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
 from tests.engine.injection import injected_trainer
 
 ADAM_EPSILON = 1e-6

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_engine.records import FinishReason
+from grpo_engine.contract.records import FinishReason
 from tests.engine.injection import Given, Groups, random_steps
 
 STEPS, PROMPTS, GROUP_SIZE, MAX_TOKENS = 3, 4, 4, 12

@@ -19,7 +19,7 @@ from typing import Any
 from bench.compare_trl import Workload, prepare
 from bench.gpu_parts import Part, Sizes
 from bench.side import Spec, read_answer
-from grpo_engine.environment import DEFAULTS
+from grpo_engine.process.environment import DEFAULTS
 
 LORA_RANK, LEARNING_RATE, DTYPE, SEED = 16, 1e-4, "bfloat16", 0
 TOLD_CHARACTERS = 4000

@@ -18,10 +18,10 @@ from bench.gpu_parts import Cell
 from bench.gpu_train import policy_of
 from bench.ours import config_of
 from bench.side import Spec
-from grpo_engine.policy import Policy
-from grpo_engine.sampler.base import Sampler, Sampling
-from grpo_engine.sampler.choice import open_sampler
-from grpo_engine.types import Prompt
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Prompt
+from grpo_engine.rollout.sampler.base import Sampler, Sampling
+from grpo_engine.rollout.sampler.choice import open_sampler
 
 WARM_UP_TOKENS = 8
 

@@ -18,14 +18,14 @@ from bench.gpu_child import Measure, settle
 from bench.gpu_parts import Cell
 from bench.ours import config_of
 from bench.side import Spec
-from grpo_engine.build import choose_device, choose_dtype
-from grpo_engine.config import Reinforcement
-from grpo_engine.gradients import PolicyGradient
-from grpo_engine.memory import Pieces
-from grpo_engine.optim import Optimizer
-from grpo_engine.packing import TrainingGroup, TrainingSequence
-from grpo_engine.policy import Policy, load_policy
-from grpo_engine.reinforcement import ReinforcementHyperparameters
+from grpo_engine.config.job import Reinforcement
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters
+from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
+from grpo_engine.run.build import choose_device, choose_dtype
+from grpo_engine.training.gradients import PolicyGradient
+from grpo_engine.training.micro_batch_budget import Pieces
+from grpo_engine.training.optimizer import Optimizer
 
 
 def open_training(spec: Spec, passes: int) -> Measure:

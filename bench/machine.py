@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from grpo_engine.fast.products import product
+from grpo_engine.models.fast.products import product
 
 MATRIX = {"cpu": 2048, "cuda": 8192}
 ROUNDS = 12

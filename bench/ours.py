@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from bench.side import GRADER, Answer, Spec, Step, answer
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.events import StepFinished
-from grpo_engine.trainer import Trainer
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import StepFinished
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.trainer import Trainer
 
 
 def config_of(spec: Spec) -> RunConfig:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from bench.models import PROMPTS_FILE
 from examples.tiny_model import make_model
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.events import StepFinished
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import StepFinished
+from grpo_engine.run.build import build_trainer
 
 KEPT = Path(__file__).parent.parent / "build" / "bench" / "reasoning"
 LAYERS, HIDDEN = 8, 320

@@ -24,11 +24,11 @@ import torch
 
 from examples.arithmetic import make_rows, supervised_rows, write_jsonl
 from examples.tiny_model import make_model
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.events import Evaluated
-from grpo_engine.expand import RECIPES
-from grpo_engine.loop import library_versions
+from grpo_engine.config.job import RunConfig
+from grpo_engine.config.recipes import RECIPES
+from grpo_engine.contract.events import Evaluated
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.loop import library_versions
 
 HELD_OUT, TRAIN = 100, 2000
 FORGOTTEN_CARRIES = 0.65

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from bench.service_client import Call, Client, percentile
 from bench.service_deployment import PATH, TENANT, Api, Deployment
-from grpo_engine.events import StepFinished
+from grpo_engine.contract.events import StepFinished
 from service.jobs import queue
 from service.jobs.recording import record_events
 

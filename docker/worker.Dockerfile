@@ -6,7 +6,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /src
-# for grpo_engine/fast/native, which pip compiles
+# for grpo_engine/models/fast/native, which pip compiles
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 # the largest layer first: it changes with the version and with nothing else
 RUN pip install "torch==2.13.0"

@@ -17,13 +17,13 @@ from types import FrameType
 
 from pydantic import ValidationError
 
-from grpo_engine import gang
-from grpo_engine.config import RunConfig
-from grpo_engine.environment import set_defaults
-from grpo_engine.errors import EngineError
-from grpo_engine.events import Failed, PhaseChanged
-from grpo_engine.loading import without_collector
-from grpo_engine.warm import await_job, load_ahead
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import EngineError
+from grpo_engine.contract.events import Failed, PhaseChanged
+from grpo_engine.process.environment import set_defaults
+from grpo_engine.process.loading import without_collector
+from grpo_engine.run import gang
+from grpo_engine.run.prestart import await_job, load_ahead
 
 set_defaults()
 
@@ -72,8 +72,8 @@ def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> in
     journal.write(PhaseChanged(phase="loading"))
     try:
         with without_collector():
-            from grpo_engine.build import build_trainer
-            from grpo_engine.distributed import agreed, joined
+            from grpo_engine.run.build import build_trainer
+            from grpo_engine.run.rank_setup import agreed, joined
 
         with joined(config) as config:
             for event in build_trainer(config, run_dir).run(agreed(should_stop)):

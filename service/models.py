@@ -201,7 +201,7 @@ class Metric(Base):
 
 
 class Rollout(Base):
-    """One group of completions (`grpo_engine.records.GroupRecord` in `data`)."""
+    """One group of completions (`grpo_engine.contract.records.GroupRecord` in `data`)."""
 
     __tablename__ = "rollouts"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)

@@ -1,6 +1,6 @@
 """Where and how this deployment runs. Read from the environment once, at the edge (`GRPO_…`).
 
-Job parameters do not live here: they are the job's own (`grpo_engine.config`).
+Job parameters do not live here: they are the job's own (`grpo_engine.config.job`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from grpo_engine.devices import visible_gpus
-from grpo_engine.runtime import Runtime
+from grpo_engine.config.runtime import Runtime
+from grpo_engine.process.devices import visible_gpus
 from service.sinks.schemas import Integration
 
 
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     engine_module: str = "grpo_engine"
     """What the worker starts with `-m`; tests start their own."""
     runtime: Runtime = Field(default_factory=Runtime)
-    """JSON: how engines use their machine (`grpo_engine.runtime`): sampler, dtype and so on. Ranks are
+    """JSON: how engines use their machine (`grpo_engine.config.runtime`): sampler, dtype and so on. Ranks are
     the job's own `resources.gpus` where it names them."""
     gpus: int = Field(default_factory=lambda: len(visible_gpus(os.environ)), ge=0, le=64)
     """GPUs that a worker has for a job; without it they are counted. Where there are none in truth, a job on
@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     """Models that a worker's machine keeps loaded to be talked to; 0: it answers no requests."""
     chat_idle_seconds: float = Field(300, gt=0)
     """So long a model stays loaded that nobody talks to."""
-    chat_module: str = "grpo_engine.serving"
+    chat_module: str = "grpo_engine.serve.serving"
     """What answers; tests start their own."""
     max_chats: int = Field(8, ge=1)
     """Requests of one tenant that wait or are answered at once."""

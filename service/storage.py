@@ -21,7 +21,7 @@ import structlog
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

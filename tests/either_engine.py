@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from grpo_engine.config import RunConfig
-from grpo_engine.warm import await_job
+from grpo_engine.config.job import RunConfig
+from grpo_engine.run.prestart import await_job
 from tests.fake_engine import FakeEngine
 
 

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_engine import manifest
-from grpo_engine.config import RunConfig, hyperparameters_of
-from grpo_engine.events import (
+from grpo_engine.config.job import RunConfig, hyperparameters_of
+from grpo_engine.contract import manifest
+from grpo_engine.contract.events import (
     MAX_LINE_BYTES,
     CheckpointSaved,
     Evaluated,
@@ -37,9 +37,9 @@ from grpo_engine.events import (
     Verdict,
     Warned,
 )
-from grpo_engine.faults import fault_point
-from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
-from grpo_engine.warm import await_job
+from grpo_engine.contract.records import CompletionRecord, FinishReason, GroupRecord
+from grpo_engine.process.fault_points import fault_point
+from grpo_engine.run.prestart import await_job
 
 PROBED = {
     "groups_solved": 0,

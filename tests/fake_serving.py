@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from grpo_engine.generation import (
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.serve.protocol import (
     Answer,
     Ask,
     Cancel,
@@ -28,7 +29,6 @@ from grpo_engine.generation import (
     Unloadable,
     Usage,
 )
-from grpo_engine.records import FinishReason
 
 
 def words_of(ask: Ask, model: ServedModel) -> list[str]:

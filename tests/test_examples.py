@@ -13,8 +13,8 @@ from examples.arithmetic import make_rows, supervised_rows, write_jsonl
 from examples.chart import chart
 from examples.decoding import accuracy
 from examples.tiny_model import Family, make_model
-from grpo_engine.config import Reinforcement, Supervised, hyperparameters_of
-from grpo_engine.records import Sample
+from grpo_engine.config.job import Reinforcement, Supervised, hyperparameters_of
+from grpo_engine.contract.records import Sample
 from service.jobs.dataset import Problems, read_rows
 from service.jobs.schemas import JobCreate
 

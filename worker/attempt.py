@@ -18,8 +18,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
-from grpo_engine.events import CheckpointSaved
+from grpo_engine.config.job import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
+from grpo_engine.contract.events import CheckpointSaved
 from service.catalog import Catalog
 from service.db import Database, Executor, connect
 from service.direct import Direct

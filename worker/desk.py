@@ -19,9 +19,9 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import ModelSource
-from grpo_engine.errors import BaseChangedError
-from grpo_engine.generation import Answer, Ask, Loaded, Piece, Refusal, Unloadable, Usage
+from grpo_engine.config.job import ModelSource
+from grpo_engine.contract.errors import BaseChangedError
+from grpo_engine.serve.protocol import Answer, Ask, Loaded, Piece, Refusal, Unloadable, Usage
 from service.catalog import CatalogError
 from service.chat import repository
 from service.chat.models import Generation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from grpo_engine.events import Failed, Finished
-from grpo_engine.faults import fault_point
+from grpo_engine.contract.events import Failed, Finished
+from grpo_engine.process.fault_points import fault_point
 from service.jobs import queue
 from service.jobs.states import JobState
 from service.storage import StorageDenied, StorageError

@@ -9,7 +9,7 @@ from typing import Literal
 
 import structlog
 
-from grpo_engine.events import (
+from grpo_engine.contract.events import (
     CheckpointSaved,
     Event,
     Failed,
@@ -19,7 +19,7 @@ from grpo_engine.events import (
     StepSkipped,
     Stopped,
 )
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 from service.jobs import history
 from service.jobs.recording import record_events, rollout_rows
 from service.jobs.states import JobState

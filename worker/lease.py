@@ -16,7 +16,7 @@ from typing import Self
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 from service.db import Database
 from service.jobs import queue
 from service.jobs.claimed import ClaimedJob

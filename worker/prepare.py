@@ -16,8 +16,8 @@ from typing import cast
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import Method, ModelSource, ProbeSize, RunConfig, Runtime
-from grpo_engine.manifest import DamagedCheckpoint, verify
+from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig, Runtime
+from grpo_engine.contract.manifest import DamagedCheckpoint, verify
 from service.files.parquet import BadParquet, make_jsonl
 from service.jobs import ancestry, history, publishing
 from service.jobs.ancestry import WeightsMissing, find_weights

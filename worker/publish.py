@@ -15,9 +15,9 @@ from pathlib import Path
 import structlog
 from sqlalchemy.orm import Session
 
-from grpo_engine.events import CheckpointSaved, Finished
-from grpo_engine.faults import fault_point
-from grpo_engine.manifest import DamagedCheckpoint, verify
+from grpo_engine.contract.events import CheckpointSaved, Finished
+from grpo_engine.contract.manifest import DamagedCheckpoint, verify
+from grpo_engine.process.fault_points import fault_point
 from service.ids import new_id
 from service.jobs import history, metrics, names, publishing, queue
 from service.jobs.recording import record_events

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo_engine.events import MAX_LINE_BYTES, Event, parse_event
+from grpo_engine.contract.events import MAX_LINE_BYTES, Event, parse_event
 
 PIECE_BYTES = 2**20
 

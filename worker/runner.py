@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 from service.errors import Unavailable
 from service.ids import new_id
 from service.jobs import queue

@@ -19,8 +19,8 @@ from time import monotonic
 import structlog
 from pydantic import BaseModel
 
-from grpo_engine.config import ModelSource
-from grpo_engine.generation import Answer, Ask, Cancel, Loaded, News, ServedModel, Unloadable
+from grpo_engine.config.job import ModelSource
+from grpo_engine.serve.protocol import Answer, Ask, Cancel, Loaded, News, ServedModel, Unloadable
 from service.catalog import CatalogEntry
 from service.jobs.ancestry import Weights
 from service.settings import Settings

@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 from service import logs
 from service.db import Database, connect
 from service.jobs import sweeping

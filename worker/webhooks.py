@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from grpo_engine.faults import fault_point
-from grpo_engine.graders.addresses import Outside
+from grpo_engine.outbound.addresses import Outside
+from grpo_engine.process.fault_points import fault_point
 from service.db import Database
 from service.settings import Settings
 from service.webhooks import outbox

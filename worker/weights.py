@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from grpo_engine.config import ModelSource
+from grpo_engine.config.job import ModelSource
 from service.jobs.ancestry import Archive, Weights, WeightsMissing, missing
 from service.storage import ObjectMissing, Storage, sha256_file
 from service.unpack import BadArchive, unpack

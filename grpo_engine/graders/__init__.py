@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from grpo_engine.graders.multi import Multi
+from grpo_engine.contract.records import Sample, Score
 from grpo_engine.graders.registry import SingleGrader
+from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.samples import make_sample
-from grpo_engine.records import Sample, Score
 
 Grader = Annotated[SingleGrader | Multi, Field(discriminator="type")]
 

@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from grpo_engine.contract.records import GradeError, Sample, Score
 from grpo_engine.graders.base import Execution, GraderBase
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.excerpt import told
 from grpo_engine.graders.samples import parse_json
-from grpo_engine.records import GradeError, Sample, Score
 
 
 class Verdict(NamedTuple):

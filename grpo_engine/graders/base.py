@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from grpo_engine.contract.records import GradeError, Input, Sample, Score
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.template import check, render, unresolved, uses_sample
-from grpo_engine.records import GradeError, Input, Sample, Score
 
 Template = Annotated[str, Field(max_length=65_536), AfterValidator(check)]
 """Text with `{{item.…}}` and `{{sample.…}}`; see `template.py`."""

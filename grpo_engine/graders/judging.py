@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from grpo_engine.records import Record
+from grpo_engine.contract.records import Record
 
 Value = TypeVar("Value")
 

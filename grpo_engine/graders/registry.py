@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from grpo_engine.graders.leaf import LeafGrader
-from grpo_engine.graders.process import Process
+from grpo_engine.graders.rules.process import Process
 
 SingleGrader = LeafGrader | Process

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from grpo_engine.contract.records import FinishReason, Sample
 from grpo_engine.graders.excerpt import storable
-from grpo_engine.records import FinishReason, Sample
 
 
 def make_sample(

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from grpo_engine.contract.records import Sample
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.records import Sample
 
 MAX_RENDERED_CHARACTERS = 2**22
 _STEP = re.compile(r'\.([^\W\d]\w*)|\[(\d{1,9})\]|\["((?:[^"\\]|\\.)*)"\]|\[\'((?:[^\'\\]|\\.)*)\'\]')

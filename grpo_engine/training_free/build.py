@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from grpo_engine.config import RunConfig
-from grpo_engine.data import RowReader, read_rows
-from grpo_engine.errors import DatasetError
+from grpo_engine.config.job import RunConfig
+from grpo_engine.config.training_free import Speaker as Asked
+from grpo_engine.config.training_free import TrainingFreeHyperparameters, TrainingFreeMethod
+from grpo_engine.contract.errors import DatasetError
 from grpo_engine.graders import Grader
-from grpo_engine.graders.pool import Grading, open_grading
-from grpo_engine.policy import Policy
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.training_free.config import Speaker as Asked
-from grpo_engine.training_free.config import TrainingFreeHyperparameters, TrainingFreeMethod
+from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.dataset import RowReader, read_rows
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.training_free.local import LocalSpeaker
 from grpo_engine.training_free.loop import TrainingFreeLoop
 from grpo_engine.training_free.parts import Machine, Parts

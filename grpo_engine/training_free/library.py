@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from grpo_engine.records import Record
+from grpo_engine.contract.records import Record
 
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.checkpoint import config_digest
-from grpo_engine.config import RunConfig
-from grpo_engine.evaluation import Rewards
-from grpo_engine.sealing import new_checkpoint, seal, step_name
+from grpo_engine.config.job import RunConfig
+from grpo_engine.files.atomic_folder import new_checkpoint, seal, step_name
+from grpo_engine.rollout.evaluation import Rewards
+from grpo_engine.training.checkpoint import config_digest
 from grpo_engine.training_free.library import Experience, Library
 from grpo_engine.training_free.prompts import Row, library_text, with_experiences
 

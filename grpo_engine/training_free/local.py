@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_engine.data import RowReader, joined
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Sampler, Sampling
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.objective.types import Completion, Group, Prompt
+from grpo_engine.rollout.dataset import RowReader, joined
+from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.training_free.prompts import Row
 from grpo_engine.training_free.speakers import Asking, OnRow, Reply
-from grpo_engine.types import Completion, Group, Prompt
 
 ROUND = 1_000_000
 """Rounds of a step draw as if their prompts were so far apart."""

@@ -2,7 +2,7 @@
 
 arXiv 2510.08191: sample a group per prompt with the library in the prompt, score it, take the group's own
 mean and spread as the baseline, let a model say in words what won, change the library. No weight moves, so
-what `grpo_engine/loop.py` does about weights, optimiser and memory has no place here; events are the same.
+what `training/loop.py` does about weights, optimiser and memory has no place here; events are the same.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_engine import checkpoint
-from grpo_engine.config import RunConfig
-from grpo_engine.data import item_of
-from grpo_engine.evaluation import rewards_by_row, summary, verdict_on
-from grpo_engine.events import (
+from grpo_engine.config.job import RunConfig
+from grpo_engine.config.training_free import TrainingFreeHyperparameters
+from grpo_engine.contract.events import (
     VALIDATION,
     BaseEvent,
     CheckpointSaved,
@@ -28,12 +26,15 @@ from grpo_engine.events import (
     Stopped,
     Warned,
 )
-from grpo_engine.loop import library_versions
-from grpo_engine.metrics import PhaseTimer, finite
-from grpo_engine.prompt_source import PromptSource
-from grpo_engine.scoring import refuse_broken_grader, rollouts
+from grpo_engine.objective.metrics import PhaseTimer, finite
+from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
+from grpo_engine.rollout.dataset import item_of
+from grpo_engine.rollout.evaluation import rewards_by_row, summary, verdict_on
+from grpo_engine.rollout.prompt_source import PromptSource
+from grpo_engine.rollout.scoring import refuse_broken_grader, rollouts
+from grpo_engine.training import checkpoint
+from grpo_engine.training.loop import library_versions
 from grpo_engine.training_free import library_files
-from grpo_engine.training_free.config import TrainingFreeHyperparameters
 from grpo_engine.training_free.library import Library
 from grpo_engine.training_free.library_files import State
 from grpo_engine.training_free.parts import Parts
@@ -41,7 +42,6 @@ from grpo_engine.training_free.prompts import Row
 from grpo_engine.training_free.reflection import Reflection, Tally
 from grpo_engine.training_free.rollouts import Attempts, attempt_metrics, compare, length_metrics
 from grpo_engine.training_free.speakers import Asking, failure_of, tokens_of
-from grpo_engine.types import GradedGroup, Prompt, ScoredGroup
 
 
 class TrainingFreeLoop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo_engine.graders.pool import Grading
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.training_free.remote import Budget
 from grpo_engine.training_free.speakers import Speaker
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_engine.training_free.config import PLACEHOLDER
+from grpo_engine.config.training_free import PLACEHOLDER
 from grpo_engine.training_free.library import Experience, Operation
 
 Row = dict[str, Any]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from grpo_engine.training_free.config import TrainingFreeHyperparameters
+from grpo_engine.config.training_free import TrainingFreeHyperparameters
+from grpo_engine.objective.types import Completion, ScoredGroup
 from grpo_engine.training_free.library import Library, Operation
 from grpo_engine.training_free.prompts import (
     MAX_OPERATIONS,
@@ -25,7 +26,6 @@ from grpo_engine.training_free.prompts import (
 )
 from grpo_engine.training_free.proposals import read_operations, without_thoughts
 from grpo_engine.training_free.speakers import Asking, Reply, Speaker, failure_of, tokens_of
-from grpo_engine.types import Completion, ScoredGroup
 
 MAX_SUMMARY_CHARS = 2000
 MAX_FEEDBACK_CHARS = 1000

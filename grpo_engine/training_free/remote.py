@@ -13,14 +13,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from grpo_engine import chat
-from grpo_engine.errors import ConfigError, EndpointDownError, OverspentError
+from grpo_engine.config.training_free import EndpointModel, TrainingFreeHyperparameters
+from grpo_engine.contract.errors import ConfigError, EndpointDownError, OverspentError
+from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.judging import Account, Ledger, SpendLimitError
-from grpo_engine.records import FinishReason
-from grpo_engine.training_free.config import EndpointModel, TrainingFreeHyperparameters
+from grpo_engine.objective.types import Completion
+from grpo_engine.outbound import chat_client
 from grpo_engine.training_free.prompts import Row
 from grpo_engine.training_free.speakers import Asking, OnRow, Reply, failure_of
-from grpo_engine.types import Completion
 
 ACCOUNT = "job"
 BREAK_AFTER = 6
@@ -61,11 +61,11 @@ class RemoteSpeaker:
         self.budget = budget
         self.concurrent_calls = settings.concurrent_calls
         try:
-            self.endpoint = chat.find_endpoint(asked.endpoint)
-            self.client = chat.ChatClient.named(
+            self.endpoint = chat_client.find_endpoint(asked.endpoint)
+            self.client = chat_client.ChatClient.named(
                 asked.endpoint, asked.model, timeout=settings.request_timeout_seconds
             )
-        except chat.EndpointError as error:
+        except chat_client.EndpointError as error:
             raise ConfigError(str(error)) from None
         if budget.max_cost_usd is not None and self.endpoint.cost_usd(0, 0) is None:
             raise ConfigError(f"max_cost_usd needs the prices of the endpoint {asked.endpoint!r}")
@@ -102,10 +102,10 @@ class RemoteSpeaker:
         request = self._request(row, asking)
         try:
             answer = self._paid(request, asking.max_tokens)
-        except chat.ChatServerError as error:
+        except chat_client.ChatServerError as error:
             self._note_failure(error)
             return _failed(self._words(error), asking.version)
-        except chat.ChatParseError as error:
+        except chat_client.ChatParseError as error:
             return _failed(str(error), asking.version)
         with self._lock:
             self._failures_in_a_row = 0
@@ -120,7 +120,7 @@ class RemoteSpeaker:
             "tools": row.get("tools") or None,
         }
 
-    def _paid(self, request: dict[str, Any], max_tokens: int) -> chat.ChatAnswer:
+    def _paid(self, request: dict[str, Any], max_tokens: int) -> chat_client.ChatAnswer:
         """The answer, counted. Raises ChatServerError, ChatParseError, OverspentError."""
         size = len(json.dumps(request)) // CHARACTERS_PER_TOKEN
         expected = self.endpoint.cost_usd(size, max_tokens) or 0.0
@@ -141,7 +141,7 @@ class RemoteSpeaker:
             raise OverspentError(str(error)) from None
         return answer
 
-    def _note_failure(self, error: chat.ChatServerError) -> None:
+    def _note_failure(self, error: chat_client.ChatServerError) -> None:
         """Raises EndpointDownError where asking on is of no use."""
         with self._lock:
             self._failures_in_a_row += 1
@@ -149,7 +149,7 @@ class RemoteSpeaker:
         if is_down or error.status in HOPELESS:
             raise self._down([self._words(error)])
 
-    def _words(self, error: chat.ChatServerError) -> str:
+    def _words(self, error: chat_client.ChatServerError) -> str:
         """The error without the operator's host, which is no job's business."""
         return str(error).replace(urlsplit(self.endpoint.url).hostname or "\0", self.asked.endpoint)
 
@@ -167,7 +167,7 @@ def _failed(reason: str, version: int) -> Reply:
     return Reply("", (), (), FinishReason.STOP, version, failure=reason)
 
 
-def _reply(answer: chat.ChatAnswer, version: int) -> Reply:
+def _reply(answer: chat_client.ChatAnswer, version: int) -> Reply:
     """A refusal is an answer: its words, or none."""
     cut = answer.finish_reason == "length"
     return Reply(

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from grpo_engine.advantages import GroupRewards, advantages
-from grpo_engine.graders.pool import Grading
-from grpo_engine.metrics import PhaseTimer, reward_metrics
-from grpo_engine.records import FinishReason, GradeError, Score
-from grpo_engine.training_free.config import TrainingFreeHyperparameters
+from grpo_engine.config.training_free import TrainingFreeHyperparameters
+from grpo_engine.contract.records import FinishReason, GradeError, Score
+from grpo_engine.graders.pool.pool import Grading
+from grpo_engine.objective.advantages import GroupRewards, advantages
+from grpo_engine.objective.metrics import PhaseTimer, reward_metrics
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
 from grpo_engine.training_free.library import Experience, Library
 from grpo_engine.training_free.prompts import Row, task_text, with_experiences
 from grpo_engine.training_free.speakers import Asking, Speaker, failure_of, sample_of, tokens_of
-from grpo_engine.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
 
 UNANSWERED = "rollout"
 """Part under which the reason of a missing attempt is shown."""

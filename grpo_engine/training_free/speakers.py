@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from grpo_engine.contract.records import Sample
 from grpo_engine.graders import make_sample
-from grpo_engine.records import Sample
+from grpo_engine.objective.types import Completion
 from grpo_engine.training_free.prompts import Row
-from grpo_engine.types import Completion
 
 
 @dataclass(frozen=True, slots=True)

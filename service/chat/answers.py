@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from grpo_engine.generation import Piece, Token, Usage
+from grpo_engine.serve.protocol import Piece, Token, Usage
 
 Document = dict[str, Any]
 

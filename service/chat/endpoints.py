@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
-from grpo_engine.generation import Piece
+from grpo_engine.serve.protocol import Piece
 from service.auth import Reader
 from service.chat.answers import Answered, ChatCompletion, Completion, Document
 from service.chat.feed import Feed

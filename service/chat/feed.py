@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from grpo_engine.generation import Answer, Piece, Refusal, Usage
+from grpo_engine.serve.protocol import Answer, Piece, Refusal, Usage
 from service.chat import repository
 from service.chat.models import GenerationState
 from service.chat.repository import Head

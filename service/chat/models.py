@@ -34,7 +34,7 @@ class Generation(Base):
     tenant: Mapped[str] = mapped_column(String(64), index=True)
     model: Mapped[str] = mapped_column(String(512))
     ask: Mapped[dict[str, Any]] = mapped_column(Document)
-    """`grpo_engine.generation.Ask`."""
+    """`grpo_engine.serve.protocol.Ask`."""
     state: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[float] = mapped_column(default=db_now())
     fence: Mapped[int] = mapped_column(default=0)
@@ -43,9 +43,9 @@ class Generation(Base):
     lease_expires_at: Mapped[float | None]
     num_chunks: Mapped[int] = mapped_column(default=0)
     usage: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """`grpo_engine.generation.Usage`, of a request that is done."""
+    """`grpo_engine.serve.protocol.Usage`, of a request that is done."""
     refusal: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """`grpo_engine.generation.Refusal`, of one that failed."""
+    """`grpo_engine.serve.protocol.Refusal`, of one that failed."""
 
     __table_args__ = (
         Index(
@@ -67,7 +67,7 @@ class GenerationChunk(Base):
     sequence: Mapped[int] = mapped_column(primary_key=True)
     """From 1, without gaps."""
     pieces: Mapped[list[Any]] = mapped_column(Document)
-    """`grpo_engine.generation.Piece`s."""
+    """`grpo_engine.serve.protocol.Piece`s."""
 
 
 class ChatWorker(Base):

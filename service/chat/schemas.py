@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from grpo_engine.expand import problem_at
-from grpo_engine.generation import MAX_COMPLETIONS, MAX_STOPS
+from grpo_engine.config.recipes import problem_at
+from grpo_engine.serve.protocol import MAX_COMPLETIONS, MAX_STOPS
 
 MAX_TOKENS = 2**20
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from grpo_engine.generation import Ask
+from grpo_engine.serve.protocol import Ask
 from service.catalog import Catalog
 from service.chat import repository
 from service.chat.models import Generation, GenerationState

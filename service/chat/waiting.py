@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from starlette.requests import ClientDisconnect
 
-from grpo_engine.generation import Answer, Piece, Refusal, Usage
+from grpo_engine.serve.protocol import Answer, Piece, Refusal, Usage
 from service.chat.feed import Feed, Listener
 from service.errors import InvalidRequest, NotFound, ServiceError, Unauthorized, Unavailable
 from service.ids import new_id

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from grpo_engine.devices import visible_gpus
+from grpo_engine.process.devices import visible_gpus
 from service.doctor.findings import Finding, failure, ok, warning
 from service.settings import Settings
 
@@ -28,7 +28,7 @@ for name in sys.argv[1:]:
         found["missing"].append(name)
 if not found["missing"]:
     import torch
-    from grpo_engine.fast import native
+    from grpo_engine.models.fast import native
     found |= {"torch": torch.__version__, "gpus": torch.cuda.device_count()}
     found |= {"compiled": native.library() is not None}
 print(json.dumps(found))

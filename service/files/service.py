@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import structlog
 
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 from service import audit, quotas
 from service.auth import require_good_key
 from service.clock import db_now

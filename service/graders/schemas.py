@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from grpo_engine.contract.records import GradeError
 from grpo_engine.graders import Grader
-from grpo_engine.records import GradeError
 from service.jobs.openai_terms import own_rule
 
 SentGrader = Annotated[Grader, BeforeValidator(own_rule)]

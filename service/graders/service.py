@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from grpo_engine.contract.records import GradeError, Score
 from grpo_engine.graders import Grader, grade, make_sample
 from grpo_engine.graders.judging import ModelUsage
-from grpo_engine.graders.pool import open_grading
-from grpo_engine.graders.score_model import ScoreModel, usage
-from grpo_engine.records import GradeError, Score
+from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.rules.score_model import ScoreModel, usage
 from service.catalog import Catalog
 from service.errors import InvalidRequest
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_engine.expand import ALIASES, rename_aliases
+from grpo_engine.config.recipes import ALIASES, rename_aliases
 from service.jobs import creation
 from service.jobs.openai_terms import from_openai_terms
 from service.jobs.preflight import Preflight

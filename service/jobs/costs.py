@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grpo_engine.events import Started
+from grpo_engine.contract.events import Started
 from service.db import Database
 from service.jobs.names import base_of
 from service.jobs.states import TERMINAL

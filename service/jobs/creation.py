@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 from service import audit, quotas
 from service.auth import require_good_key
 from service.db import Database

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_engine.config import Lora, Runtime
+from grpo_engine.config.job import Lora, Runtime
 from service.jobs.costs import Past
 from service.jobs.method_parts import settings_of
 from service.jobs.schemas import Estimate, Range, TokenRange
@@ -35,7 +35,7 @@ PROCESS_BYTES = 370 * 2**20
 BYTES_PER_TRAINED = 16
 """Weight, gradient and Adam's two moments in float32."""
 CPU_ACTIVATION_BYTES, GPU_TOKENS = 160 * 2**20, 16_384
-"""What one training pass may take, where the deployment states no token budget (`grpo_engine/memory.py`)."""
+"""What one training pass may take, if no token budget is set (the engine's `micro_batch_budget.py`)."""
 LOGITS_TOKENS = 1024
 """Rows of logits that are there at a time."""
 MARGIN = 1.4

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_engine.events import VALIDATION, Evaluated, quality
+from grpo_engine.contract.events import VALIDATION, Evaluated, quality
 from service.jobs.metrics import EVALUATION
 
 OPENAI_NAMES = {

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_engine.config.tools import function_schemas
 from grpo_engine.graders import Grader
-from grpo_engine.tools.specs import function_schemas
 from service.files.parquet import BadParquet, stored_lines
 from service.jobs.dataset import Problems, Row, read_rows
 from service.jobs.duplicates import DuplicateCheck

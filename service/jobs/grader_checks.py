@@ -1,21 +1,21 @@
 """What a method needs beyond its own fields: endpoints and models that the operator offers.
 
 Boundary: asks nobody. Files of the operator and the model catalogue are read, no URL is opened; URLs
-themselves are checked where they are written (`grpo_engine.graders.addresses`).
+themselves are checked where they are written (`grpo_engine.outbound.addresses`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from grpo_engine.chat import ChatClient
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.endpoint import Endpoint
-from grpo_engine.graders.multi import Multi
-from grpo_engine.graders.operator_endpoints import EndpointError, find_endpoint, load_endpoints
-from grpo_engine.graders.process import Process
-from grpo_engine.graders.reward_model import RewardModel
-from grpo_engine.graders.score_model import ScoreModel
+from grpo_engine.graders.rules.endpoint import Endpoint
+from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.process import Process
+from grpo_engine.graders.rules.reward_model import RewardModel
+from grpo_engine.graders.rules.score_model import ScoreModel
+from grpo_engine.outbound.chat_client import ChatClient
+from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint, load_endpoints
 from service.catalog import Catalog
 from service.jobs.dataset import Problems
 from service.jobs.method_parts import leaves, retention_of, settings_of

@@ -9,16 +9,16 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 
+from grpo_engine.contract.records import GradeError, Sample, Score
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.base import GraderBase, row_value
 from grpo_engine.graders.leaf import LeafGrader
-from grpo_engine.graders.multi import Multi
-from grpo_engine.graders.pool import open_grading
-from grpo_engine.graders.process import Process
-from grpo_engine.graders.reward_model import RewardModel
+from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.process import Process
+from grpo_engine.graders.rules.reward_model import RewardModel
 from grpo_engine.graders.template import uses_sample
-from grpo_engine.records import GradeError, Sample, Score
 from service.jobs.dataset import Problems, Row
 from service.jobs.method_checks import Warn
 from service.jobs.method_parts import leaves

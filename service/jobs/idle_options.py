@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from grpo_engine.config import ReinforcementHyperparameters, ReinforcementMethod
-from grpo_engine.expand import CLIPS, RECIPES
-from grpo_engine.guards import default_guards
+from grpo_engine.config.guards import default_guards
+from grpo_engine.config.job import ReinforcementHyperparameters, ReinforcementMethod
+from grpo_engine.config.recipes import CLIPS, RECIPES
 from service.jobs.method_checks import Warn
 
 WITH_SPREAD = ("group_std", "batch_std", "reinforce_plus_plus", "gdpo", "process")

@@ -6,7 +6,7 @@ training-free job nothing can go on: it has lessons and no weights.
 
 from __future__ import annotations
 
-from grpo_engine.config import Lora, Method, Reinforcement, Supervised, TrainingFree, hyperparameters_of
+from grpo_engine.config.job import Lora, Method, Reinforcement, Supervised, TrainingFree, hyperparameters_of
 from service.jobs.dataset import Problems
 
 NO_WEIGHTS = (

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_engine.config import Lora
+from grpo_engine.config.job import Lora
+from grpo_engine.config.tools import HttpTool, function_schemas
 from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
-from grpo_engine.graders.json_schema import check_schema
-from grpo_engine.graders.multi import Multi
-from grpo_engine.tools.specs import HttpTool, function_schemas
+from grpo_engine.graders.rules.json_schema import check_schema
+from grpo_engine.graders.rules.multi import Multi
 from service.jobs.dataset import Problems
 from service.jobs.method_parts import graders_of, settings_of
 from service.tokens import ModelText, RenderError

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_engine.config import RetentionSet
+from grpo_engine.config.job import RetentionSet
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.multi import Multi
-from grpo_engine.graders.process import Process
+from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.process import Process
 from service.jobs.dataset import Kind
 from service.jobs.schemas import JobCreate
 

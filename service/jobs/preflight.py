@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter
 
-from grpo_engine.config import Method
+from grpo_engine.config.job import Method
 from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import InvalidRequest

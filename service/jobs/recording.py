@@ -13,7 +13,7 @@ from sqlalchemy import Insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from grpo_engine import events as engine
+from grpo_engine.contract import events as engine
 from service.jobs import costs, evaluations, history
 from service.jobs.metrics import add_metrics
 from service.jobs.queue import QUIET, holds

@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from grpo_engine.config import Method, ProbeSize, Reinforcement
-from grpo_engine.expand import problem_at
-from grpo_engine.records import filled_in
+from grpo_engine.config.job import Method, ProbeSize, Reinforcement
+from grpo_engine.config.recipes import problem_at
+from grpo_engine.contract.records import filled_in
 from service.jobs.openai_terms import from_openai_terms
 from service.sinks.schemas import Integration
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_engine.hyperparameters import Lora
+from grpo_engine.config.hyperparameters import Lora
 
 MERGED = "merged"
 """`weights` in the manifest beside an adapter that has become part of its base model."""

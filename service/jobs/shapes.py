@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.tensors import read_tensors
+from grpo_engine.files.safetensors_index import read_tensors
 
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
 """Matrices that `all-linear` leaves alone."""

@@ -23,7 +23,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from grpo_engine.faults import fault_point
+from grpo_engine.process.fault_points import fault_point
 from service.db import Database
 from service.errors import TooManyRequests
 from service.jobs import news, repository

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.fingerprint import is_other_base, told_by_adapter
+from grpo_engine.files.fingerprint import is_other_base, told_by_adapter
 from service.jobs.manifest import text
 from service.jobs.model_card import model_card
 from service.jobs.serving import MERGED

@@ -19,8 +19,8 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple, Protocol
 
-from grpo_engine.fingerprint import fingerprint
-from grpo_engine.tensors import INDEX, SINGLE, BadTensors, Tensor, read_tensors, shards
+from grpo_engine.files.fingerprint import fingerprint
+from grpo_engine.files.safetensors_index import INDEX, SINGLE, BadTensors, Tensor, read_tensors, shards
 from service.merging.errors import BaseUnusable
 from service.storage import Storage
 
@@ -65,7 +65,7 @@ class Base(Protocol):
         """Those that the model is made of, in their order. Raises as `files` does."""
 
     def fingerprint(self) -> str:
-        """As `grpo_engine.fingerprint` has it; empty where nothing can change. Raises as `files` does."""
+        """As the engine's `fingerprint` has it; empty where nothing can change. Raises as `files` does."""
 
 
 @dataclass(frozen=True)

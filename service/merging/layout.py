@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
-from grpo_engine.tensors import DTYPE_BYTES, Tensor
+from grpo_engine.files.safetensors_index import DTYPE_BYTES, Tensor
 from service.merging.bases import CHUNK_BYTES, Base, File, Member
 from service.merging.errors import BaseChanged, BaseUnusable, NotMergeable
 from service.merging.lora import Adapter, Pair

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_engine.tensors import BadTensors, Tensor, read_tensors
+from grpo_engine.files.safetensors_index import BadTensors, Tensor, read_tensors
 from service.merging.errors import NotMergeable
 from service.merging.rounding import MERGED, Floats, floats
 

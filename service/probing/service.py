@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import ReinforcementHyperparameters
-from grpo_engine.events import Probed
+from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.contract.events import Probed
 from service import audit
 from service.db import Database
 from service.errors import InvalidRequest, NotFound

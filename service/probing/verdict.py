@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_engine.config import ReinforcementHyperparameters
-from grpo_engine.events import Probed
+from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.contract.events import Probed
 
 CanLearn = Literal["yes", "no", "maybe"]
 FEW_SIGNAL_SHARE = 0.25

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
+from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.graders import Grader, make_sample
-from grpo_engine.graders.pool import open_grading
-from grpo_engine.graders.reward_model import RewardModel
-from grpo_engine.records import FinishReason, Sample, Score
+from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.rules.reward_model import RewardModel
 from service.catalog import Catalog
 from service.db import Database
 from service.errors import InvalidRequest

@@ -15,8 +15,8 @@ from itertools import combinations, groupby
 from statistics import fmean
 from typing import Any
 
-from grpo_engine.advantages import GroupRewards, advantages
-from grpo_engine.records import OVERLONG, Score
+from grpo_engine.contract.records import OVERLONG, Score
+from grpo_engine.objective.advantages import GroupRewards, advantages
 from service.jobs import names
 from service.models import Rollout
 from service.rollouts.schemas import (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpo_engine.records import FinishReason, GradeError
+from grpo_engine.contract.records import FinishReason, GradeError
 from service.graders.schemas import SentGrader
 from service.pagination import MAX_NUMBER
 

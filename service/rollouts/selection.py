@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo_engine.records import FinishReason
+from grpo_engine.contract.records import FinishReason
 from service.errors import InvalidRequest
 
 Property = Literal["no_signal", "truncated", "grader_error"]
@@ -18,7 +18,7 @@ Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
 """`best` and `worst` leave nothing out: they order by reward."""
 Split = Literal["train", "validation", "retention"]
 Completion = Mapping[str, Any]
-"""As `grpo_engine.records.CompletionRecord` is stored."""
+"""As `grpo_engine.contract.records.CompletionRecord` is stored."""
 
 
 @dataclass(frozen=True)

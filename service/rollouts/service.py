@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy.orm import Session
 
-from grpo_engine.config import Method
+from grpo_engine.config.job import Method
+from grpo_engine.contract.records import OVERLONG
 from grpo_engine.graders import part_names
-from grpo_engine.records import OVERLONG
 from service.db import Database
 from service.jobs import names
 from service.jobs.method_parts import graders_of, settings_of

@@ -1,4 +1,4 @@
-"""One signed request to an endpoint. Where it may lead is `grpo_engine.graders.web`'s to say, each time.
+"""One signed request to an endpoint. Where it may lead is `grpo_engine.outbound.web`'s to say, each time.
 
 Boundary: the network and no database. An answer is a status and a short excerpt; redirects are not followed.
 """
@@ -9,8 +9,8 @@ import time
 
 from pydantic import SecretStr
 
-from grpo_engine.graders.signing import signature_headers
-from grpo_engine.graders.web import NoAnswer, Outside, RefusedUrl, WebAnswer, post
+from grpo_engine.outbound.signing import signature_headers
+from grpo_engine.outbound.web import NoAnswer, Outside, RefusedUrl, WebAnswer, post
 from service.webhooks import events
 from service.webhooks.models import WebhookEndpoint
 from service.webhooks.outbox import Claimed

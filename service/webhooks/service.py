@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from sqlalchemy.orm import Session
 
-from grpo_engine.graders.addresses import Outside, RefusedUrl, check_destination
+from grpo_engine.outbound.addresses import Outside, RefusedUrl, check_destination
 from service import audit
 from service.clock import db_now
 from service.db import Database

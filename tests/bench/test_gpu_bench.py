@@ -24,7 +24,7 @@ from bench.gpu_run import Runner
 from bench.gpu_sample import decode_bytes
 from bench.gpu_train import random_groups
 from bench.models import Shape
-from grpo_engine.packing import pack
+from grpo_engine.objective.packing import pack
 from tests.waiting import is_alive
 
 NAMES = ["machine", "model-tiny", "train-tiny", "sample-tiny-torch"]

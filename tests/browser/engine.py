@@ -12,9 +12,9 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from grpo_engine.config import Reinforcement
-from grpo_engine.events import Evaluated, RolloutsRecorded, StepFinished, Verdict, Warned
-from grpo_engine.records import CompletionRecord, FinishReason, GradeError, GroupRecord
+from grpo_engine.config.job import Reinforcement
+from grpo_engine.contract.events import Evaluated, RolloutsRecorded, StepFinished, Verdict, Warned
+from grpo_engine.contract.records import CompletionRecord, FinishReason, GradeError, GroupRecord
 from tests import fake_engine
 
 PARTS = ("correct", "format")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_engine.self_distillation import feedback_text
+from grpo_engine.training.self_distillation import feedback_text
 
 Row = dict[str, Any]
 

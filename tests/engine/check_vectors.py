@@ -20,7 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_engine.loss import LOSSES, LossSettings, importance_weights, kl_losses, ratios, token_weights
+from grpo_engine.objective.loss import (
+    LOSSES,
+    LossSettings,
+    importance_weights,
+    kl_losses,
+    ratios,
+    token_weights,
+)
 
 TOLERANCE = 1e-6
 

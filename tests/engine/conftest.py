@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from examples.tiny_model import make_model
-from grpo_engine.build import build_trainer
-from grpo_engine.config import Lora, ModelSource, RunConfig, SupervisedHyperparameters
-from grpo_engine.fast import native
-from grpo_engine.loop import TrainingLoop
-from grpo_engine.policy import Policy, load_policy
+from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
+from grpo_engine.models.fast import native
+from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.loop import TrainingLoop
 from tests.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows
 from tests.chat_server import ChatServer
 
@@ -31,7 +31,9 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module", params=["compiled", "by torch"])
 def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
     """Decoding's operations as they were compiled, and as torch does them where nothing was."""
-    assert native.library() is not None, "make setup compiles grpo_engine/fast/native, for which it needs gcc"
+    assert native.library() is not None, (
+        "make setup compiles grpo_engine/models/fast/native, for which it needs gcc"
+    )
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "by torch":
             patch.setattr(native, "library", lambda: None)

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from grpo_engine.config import Reinforcement, RunConfig
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
-from grpo_engine.policy import load_policy
-from grpo_engine.records import FinishReason, Sample, Score
-from grpo_engine.sampler.base import OnGroup, Sampling
-from grpo_engine.trainer import Trainer
-from grpo_engine.types import Completion, Group, PackedBatch, Prompt
+from grpo_engine.config.job import Reinforcement, RunConfig
+from grpo_engine.contract.records import FinishReason, Sample, Score
+from grpo_engine.models.policy import load_policy
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.types import Completion, Group, PackedBatch, Prompt
+from grpo_engine.rollout.sampler.base import OnGroup, Sampling
+from grpo_engine.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_engine.config import ReinforcementHyperparameters
-from grpo_engine.gradients import PolicyGradient
-from grpo_engine.packing import pack, training_groups
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason, Score
-from grpo_engine.types import Completion, Group, PackedBatch, Prompt, ScoredGroup
+from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.packing import pack, training_groups
+from grpo_engine.objective.types import Completion, Group, PackedBatch, Prompt, ScoredGroup
+from grpo_engine.training.gradients import PolicyGradient
 from tests.engine.injection import CPU
 
 PROMPT = (7, 8, 9)

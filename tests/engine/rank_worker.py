@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
 from tests.engine.injection import after_steps, steps_of
 
 

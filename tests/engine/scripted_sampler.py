@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import OnGroup, Sampling
-from grpo_engine.types import Completion, Group, Prompt
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Group, Prompt
+from grpo_engine.rollout.sampler.base import OnGroup, Sampling
 
 Stream = tuple[int, int, int]
 """(prompt, sample, turn)."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_engine.advantages import GroupRewards, advantages, has_signal
+from grpo_engine.objective.advantages import GroupRewards, advantages, has_signal
 
 TABLE = json.loads((Path(__file__).parent / "vectors" / "advantages.json").read_text())
 OF_REWARDS = ("group_std", "mean_only", "batch_std", "leave_one_out", "reinforce_plus_plus")

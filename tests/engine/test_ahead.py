@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo_engine import ahead
-from grpo_engine.ahead import Ahead
-from grpo_engine.build import build_trainer
-from grpo_engine.collector import Collected, Collector
-from grpo_engine.config import ReinforcementHyperparameters, RunConfig
-from grpo_engine.errors import ConfigError, GraderError
-from grpo_engine.events import BaseEvent, RolloutsRecorded, StepFinished
-from grpo_engine.metrics import PhaseTimer
-from grpo_engine.policy import Policy
-from grpo_engine.prompt_source import Outcome, RestingSource
-from grpo_engine.ranks import Ranks
-from grpo_engine.records import FinishReason, GradeError, Score
-from grpo_engine.sampler.base import Sampling
-from grpo_engine.snapshot import sampler_like
-from grpo_engine.trainer import Trainer
-from grpo_engine.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
+from grpo_engine.contract.errors import ConfigError, GraderError
+from grpo_engine.contract.events import BaseEvent, RolloutsRecorded, StepFinished
+from grpo_engine.contract.records import FinishReason, GradeError, Score
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.metrics import PhaseTimer
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.rollout.collector import Collected, Collector
+from grpo_engine.rollout.overlap import one_step_ahead
+from grpo_engine.rollout.overlap.one_step_ahead import Ahead
+from grpo_engine.rollout.overlap.policy_snapshot import sampler_like
+from grpo_engine.rollout.prompt_source import Outcome, RestingSource
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.trainer import Trainer
 from tests.engine.conftest import largest_difference, parameters_of, trained
 from tests.engine.scripted_sampler import ScriptedSampler
 from tests.engine.test_resume import STEPS, adapter_sha256, metric_lines, run_to_end, run_undisturbed
@@ -58,7 +58,7 @@ def rollouts(events: list[BaseEvent]) -> dict[int, list[tuple[int, tuple[int, ..
 def sampled_now(trainer: Trainer, step: int) -> list[tuple[int, tuple[int, ...]]]:
     """What a step's completions are when its policy is the trainer's as it is."""
     source = trainer.source
-    assert isinstance(source, ahead.PromptSource)
+    assert isinstance(source, one_step_ahead.PromptSource)
     trainer.sampler.load_policy(trainer.state.policy_version)
     size = trainer.hyperparameters.group_size
     groups = trainer.sampler.generate(source.batch(step), size, trainer._sampling(step))

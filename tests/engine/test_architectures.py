@@ -11,13 +11,13 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from examples.tiny_model import make_tokenizer
-from grpo_engine.config import Lora, ModelSource, SupervisedHyperparameters
-from grpo_engine.errors import ModelError
-from grpo_engine.policy import Policy, load_policy
-from grpo_engine.sampler.base import Sampling
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.types import Group, Prompt
-from grpo_engine.weights import load_weights, trained_weights, write_weights
+from grpo_engine.config.job import Lora, ModelSource, SupervisedHyperparameters
+from grpo_engine.contract.errors import ModelError
+from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.weights import load_weights, trained_weights, write_weights
+from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.injection import trained_batch
 
 SIZES = {

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_engine import adapters
-from grpo_engine.policy import Policy
-from grpo_engine.sampler import cache, decoding
-from grpo_engine.sampler.cache import Prefill, RowCache
-from grpo_engine.sampler.decoding import Kernels, OwnLayers, SharedDecoder
+from grpo_engine.models import lora
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.sampler import cache, decoding
+from grpo_engine.rollout.sampler.cache import Prefill, RowCache
+from grpo_engine.rollout.sampler.decoding import Kernels, OwnLayers, SharedDecoder
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 VOCABULARY = 60
@@ -252,7 +252,7 @@ def test_weights_that_are_merged_when_a_decoding_begins_are_the_ones_it_uses(
     assert policy.peft_model is not None
     prompts, tokens = [[7, 8, 9], [10]], torch.tensor([11, 12, 13, 14])
     found = []
-    for inside in (adapters.merged(policy.peft_model), policy.peft_model.disable_adapter()):
+    for inside in (lora.merged(policy.peft_model), policy.peft_model.disable_adapter()):
         with inside:
             decoder = decoder_of(policy)
             decoder.start(prompts, 2)

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from grpo_engine import checkpoint, manifest
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import DiskFullError
-from grpo_engine.events import Started, Warned
-from grpo_engine.policy import Policy
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract import manifest
+from grpo_engine.contract.errors import DiskFullError
+from grpo_engine.contract.events import Started, Warned
+from grpo_engine.models.policy import Policy
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training import checkpoint
 from tests.engine.conftest import trained
 
 

@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.collector import Collected, Collector
-from grpo_engine.config import ReinforcementHyperparameters, RunConfig
-from grpo_engine.errors import GraderError, MachineError
-from grpo_engine.events import RolloutsRecorded, StepFinished
-from grpo_engine.metrics import PhaseTimer
-from grpo_engine.prompt_source import PromptSource, RestingSource
-from grpo_engine.records import OVERLONG, FinishReason, GradeError, Score
-from grpo_engine.sampler.base import OnGroup, Sampling
-from grpo_engine.scoring import compare, overlong_punishment, punished, refuse_broken_grader, step_ends
-from grpo_engine.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
+from grpo_engine.contract.errors import GraderError, MachineError
+from grpo_engine.contract.events import RolloutsRecorded, StepFinished
+from grpo_engine.contract.records import OVERLONG, FinishReason, GradeError, Score
+from grpo_engine.objective.metrics import PhaseTimer
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.rollout.collector import Collected, Collector
+from grpo_engine.rollout.prompt_source import PromptSource, RestingSource
+from grpo_engine.rollout.sampler.base import OnGroup, Sampling
+from grpo_engine.rollout.scoring import (
+    compare,
+    overlong_punishment,
+    punished,
+    refuse_broken_grader,
+    step_ends,
+)
 from tests.engine.injection import InjectedGrading, injected_trainer, random_steps
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo_engine.config import ReinforcementHyperparameters, RunConfig, SupervisedHyperparameters
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig, SupervisedHyperparameters
 
 
 def parse(**fields: Any) -> ReinforcementHyperparameters:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.data import RowReader, read_rows
-from grpo_engine.errors import DatasetError
-from grpo_engine.policy import Policy
+from grpo_engine.contract.errors import DatasetError
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.dataset import RowReader, read_rows
 from tests.engine.conftest import sum_rows
 
 

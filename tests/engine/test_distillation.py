@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo_engine import distillation
-from grpo_engine.distillation import kl_to_teacher
+from grpo_engine.models import distillation
+from grpo_engine.models.distillation import kl_to_teacher
 
 V, H = 40, 16
 

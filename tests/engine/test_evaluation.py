@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from grpo_engine import checkpoint
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import ConfigError
-from grpo_engine.evaluation import rewards_by_row, verdict_on
-from grpo_engine.events import (
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import ConfigError
+from grpo_engine.contract.events import (
     BaseEvent,
     CheckpointSaved,
     Evaluated,
@@ -25,9 +22,12 @@ from grpo_engine.events import (
     Warned,
     quality,
 )
-from grpo_engine.records import FinishReason, Score
-from grpo_engine.scoring import without_signal
-from grpo_engine.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
+from grpo_engine.rollout.evaluation import rewards_by_row, verdict_on
+from grpo_engine.rollout.scoring import without_signal
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training import checkpoint
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.test_resume import events as events_of
 from tests.engine.test_resume import metric_lines, run_to_end, run_undisturbed

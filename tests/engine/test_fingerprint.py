@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import BaseChangedError
-from grpo_engine.events import Started
-from grpo_engine.fingerprint import PIECE_BYTES, fingerprint
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import BaseChangedError
+from grpo_engine.contract.events import Started
+from grpo_engine.files.fingerprint import PIECE_BYTES, fingerprint
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import trained
 
 NUM_VALUES = PIECE_BYTES

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_engine.config import RunConfig
-from grpo_engine.events import RolloutsRecorded
-from grpo_engine.gradients import kl_penalties
-from grpo_engine.loss import kl_estimate, sequence_sums
-from grpo_engine.policy import Policy
-from grpo_engine.records import Score
-from grpo_engine.types import Completion, GradedGroup, Group, PackedBatch, Prompt
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import RolloutsRecorded
+from grpo_engine.contract.records import Score
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.loss import kl_estimate, sequence_sums
+from grpo_engine.objective.types import Completion, GradedGroup, Group, PackedBatch, Prompt
+from grpo_engine.training.gradients import kl_penalties
 from tests.engine.injection import InjectedSampler, injected_trainer, random_steps
 from tests.engine.one_group import (
     FIRST,

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.config import RunConfig
-from grpo_engine.events import StepFinished, StepSkipped
-from grpo_engine.loss import LossSettings, policy_losses
-from grpo_engine.packing import training_groups
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason
-from grpo_engine.types import ScoredGroup
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import StepFinished, StepSkipped
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.loss import LossSettings, policy_losses
+from grpo_engine.objective.packing import training_groups
+from grpo_engine.objective.types import ScoredGroup
 from tests.engine.conftest import largest_difference, parameters_of
 from tests.engine.injection import Given, injected_trainer, random_steps
 from tests.engine.one_group import (

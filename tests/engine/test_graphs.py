@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from grpo_engine.fast import model, native
-from grpo_engine.policy import Policy
-from grpo_engine.sampler import cache, decoding
-from grpo_engine.sampler.decoding import Kernels, SharedDecoder
-from grpo_engine.sampler.graphs import RecordedStep
+from grpo_engine.models.fast import model, native
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.sampler import cache, decoding
+from grpo_engine.rollout.sampler.decoding import Kernels, SharedDecoder
+from grpo_engine.rollout.sampler.graphs import RecordedStep
 
 
 class Recording(TorchDispatchMode):

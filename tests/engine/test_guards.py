@@ -8,10 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.events import BaseEvent, CheckpointSaved, Evaluated, Finished, StepFinished, Stopped, Warned
-from grpo_engine.guards import (
+from grpo_engine.config.guards import (
     DEFAULT_THRESHOLDS,
     PLATEAU_STEPS,
     START_STEPS,
@@ -22,10 +19,21 @@ from grpo_engine.guards import (
     restarted,
     watch,
 )
-from grpo_engine.metrics import length_correlation
-from grpo_engine.records import FinishReason, Score
-from grpo_engine.scoring import without_signal
-from grpo_engine.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import (
+    BaseEvent,
+    CheckpointSaved,
+    Evaluated,
+    Finished,
+    StepFinished,
+    Stopped,
+    Warned,
+)
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.objective.metrics import length_correlation
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.rollout.scoring import without_signal
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import parameters_of, sum_rows, write_rows
 
 

@@ -10,14 +10,14 @@ import pytest
 PROGRAM = """
 import sys
 import torch
-from grpo_engine.heap import keep_freed
+from grpo_engine.process.heap import keep_freed
 
 def resident_megabytes():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
 
 if sys.argv[1] == "kept":
-    keep_freed(torch.device("cpu"))
+    keep_freed("cpu")
 before = resident_megabytes()
 blocks = [torch.ones(2**21) for _ in range(25)]
 del blocks

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine import policy as policy_module
-from grpo_engine.config import RunConfig
-from grpo_engine.gradients import PolicyGradient
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
-from grpo_engine.ranks import Ranks
+from grpo_engine.config.job import RunConfig
+from grpo_engine.models import policy as policy_module
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.training.gradients import PolicyGradient
 from tests.engine.conftest import cut, largest_difference, parameters_of
 from tests.engine.injection import CPU, Groups, after_steps, injected_trainer, random_steps, steps_of
 

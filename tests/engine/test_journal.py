@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo_engine.events import Evaluated, PhaseChanged, RolloutsRecorded, StepFinished, parse_event
-from grpo_engine.journal import Journal
+from grpo_engine.contract.events import Evaluated, PhaseChanged, RolloutsRecorded, StepFinished, parse_event
+from grpo_engine.files.event_log import Journal
 
 
 def lines(path: Path) -> list[tuple[int, str]]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine import logprobs as module
-from grpo_engine.logprobs import LogitsOf, token_logprobs
+from grpo_engine.models import logprobs as module
+from grpo_engine.models.logprobs import LogitsOf, token_logprobs
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import DeviceMemoryError
-from grpo_engine.events import Evaluated, PhaseChanged, RolloutsRecorded, Started, Stopped, Warned
-from grpo_engine.policy import Policy
-from grpo_engine.types import PackedBatch
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import DeviceMemoryError
+from grpo_engine.contract.events import Evaluated, PhaseChanged, RolloutsRecorded, Started, Stopped, Warned
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import PackedBatch
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import cut, largest_difference, parameters_of, sum_rows, trained, write_rows
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.loss import (
+from grpo_engine.objective.loss import (
     LOSSES,
     LossSettings,
     adapted_beta,

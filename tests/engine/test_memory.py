@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import DeviceMemoryError
-from grpo_engine.gradients import PolicyGradient
-from grpo_engine.loop import TrainingLoop
-from grpo_engine.memory import CPU_TOKENS, Pieces, longest_group
-from grpo_engine.packing import pack
-from grpo_engine.policy import Policy
-from grpo_engine.types import Prompt
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import DeviceMemoryError
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.packing import pack
+from grpo_engine.objective.types import Prompt
+from grpo_engine.training.gradients import PolicyGradient
+from grpo_engine.training.loop import TrainingLoop
+from grpo_engine.training.micro_batch_budget import CPU_TOKENS, Pieces, longest_group
 from tests.engine.conftest import largest_difference, parameters_of
 from tests.engine.injection import CPU, injected_trainer, random_steps
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.config import SupervisedHyperparameters
-from grpo_engine.errors import NonFiniteError
-from grpo_engine.optim import Optimizer, learning_rate_at
+from grpo_engine.config.job import SupervisedHyperparameters
+from grpo_engine.contract.errors import NonFiniteError
+from grpo_engine.training.optimizer import Optimizer, learning_rate_at
 
 
 def settings(**fields: Any) -> SupervisedHyperparameters:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from grpo_engine.config import ReinforcementHyperparameters
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack, training_groups
-from grpo_engine.records import FinishReason, Score
-from grpo_engine.types import Completion, Group, PackedBatch, Prompt, ScoredGroup
+from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack, training_groups
+from grpo_engine.objective.types import Completion, Group, PackedBatch, Prompt, ScoredGroup
 
 CPU = torch.device("cpu")
 

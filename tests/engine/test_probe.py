@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import ProbeSize, RunConfig
-from grpo_engine.events import BaseEvent, Probed, RolloutsRecorded, StepFinished, Stopped
-from grpo_engine.probe import batches, counted
-from grpo_engine.prompt_source import PromptSource
-from grpo_engine.records import FinishReason, GradeError, Score
-from grpo_engine.types import Completion, Group, Prompt, ScoredGroup
+from grpo_engine.config.job import ProbeSize, RunConfig
+from grpo_engine.contract.events import BaseEvent, Probed, RolloutsRecorded, StepFinished, Stopped
+from grpo_engine.contract.records import FinishReason, GradeError, Score
+from grpo_engine.objective.types import Completion, Group, Prompt, ScoredGroup
+from grpo_engine.rollout.prompt_source import PromptSource
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.probe import batches, counted
 
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731
 

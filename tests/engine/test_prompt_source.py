@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from grpo_engine.prompt_source import LONGEST_REST, Outcome, PromptSource, RestingSource
-from grpo_engine.types import Prompt
+from grpo_engine.objective.types import Prompt
+from grpo_engine.rollout.prompt_source import LONGEST_REST, Outcome, PromptSource, RestingSource
 
 
 def prompts(count: int) -> list[Prompt]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.events import StepFinished
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import StepFinished
+from grpo_engine.run.build import build_trainer
 from service.jobs.schemas import JobCreate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reading-curves.md").read_text()

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from grpo_engine import manifest
 from grpo_engine.__main__ import run
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract import manifest
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import largest_difference, parameters_of, trained
 
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_engine.errors import DeviceMemoryError
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler import rows as module
-from grpo_engine.sampler.base import Continuation, Sampling
-from grpo_engine.sampler.decoding import CacheDecoder, Kernels, PlainDecoder, SharedDecoder
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.types import Group, Prompt
+from grpo_engine.contract.errors import DeviceMemoryError
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.rollout.sampler import rows as module
+from grpo_engine.rollout.sampler.base import Continuation, Sampling
+from grpo_engine.rollout.sampler.decoding import CacheDecoder, Kernels, PlainDecoder, SharedDecoder
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 STOPS = tuple(range(6, 14))

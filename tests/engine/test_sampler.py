@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Sampling, uniforms
-from grpo_engine.sampler.decoding import (
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.rollout.sampler.base import Sampling, uniforms
+from grpo_engine.rollout.sampler.decoding import (
     CacheDecoder,
     Decoder,
     Kernels,
@@ -20,9 +21,8 @@ from grpo_engine.sampler.decoding import (
     PlainDecoder,
     SharedDecoder,
 )
-from grpo_engine.sampler.rows import BLOCK, choose
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.types import Group, Prompt
+from grpo_engine.rollout.sampler.rows import BLOCK, choose
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.conftest import FAMILIES
 from tests.engine.injection import trained_batch
 

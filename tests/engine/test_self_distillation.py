@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import ReinforcementHyperparameters, RunConfig
-from grpo_engine.data import RowReader
-from grpo_engine.events import StepFinished, StepSkipped
-from grpo_engine.optim import Optimizer
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason, Score
-from grpo_engine.self_distillation import DistillationTerm, Lesson, failed_attempts, prepare
-from grpo_engine.types import Completion, Group, ScoredGroup
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
+from grpo_engine.contract.events import StepFinished, StepSkipped
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Group, ScoredGroup
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.optimizer import Optimizer
+from grpo_engine.training.self_distillation import DistillationTerm, Lesson, failed_attempts, prepare
 from tests.engine.conftest import sum_rows
 from tests.engine.scripted_sampler import encoded
 

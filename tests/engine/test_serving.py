@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.answering import Answering, Refused
-from grpo_engine.config import ModelSource
-from grpo_engine.data import RowReader
-from grpo_engine.generation import Answer, Ask, News, ServedModel
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Sampling
-from grpo_engine.sampler.streaming import StreamingSampler
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.types import Prompt
+from grpo_engine.config.job import ModelSource
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Prompt
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.serve.answering import Answering, Refused
+from grpo_engine.serve.protocol import Answer, Ask, News, ServedModel
+from grpo_engine.serve.streaming import StreamingSampler
 from tests.engine.conftest import FAMILIES
 from tests.service.embedded import ROOT
 
@@ -133,12 +133,12 @@ def test_a_conversation_that_the_template_refuses_is_refused(answering: Answerin
 
 
 class Served:
-    """`python -m grpo_engine.serving` with its two pipes."""
+    """`python -m grpo_engine.serve.serving` with its two pipes."""
 
     def __init__(self, folder: Path) -> None:
         reading, writing = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_engine.serving", "--answers-to", str(writing)],
+            [sys.executable, "-m", "grpo_engine.serve.serving", "--answers-to", str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
-from grpo_engine.policy import Policy
-from grpo_engine.types import PackedBatch
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.types import PackedBatch
 from tests.engine.conftest import FAMILIES
 
 

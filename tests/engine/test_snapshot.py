@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.collector import Collected
-from grpo_engine.pending import packed, unpacked
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason, GradeError, Score, StepScore
-from grpo_engine.snapshot import still_policy
-from grpo_engine.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.contract.records import FinishReason, GradeError, Score, StepScore
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.rollout.collector import Collected
+from grpo_engine.rollout.overlap.policy_snapshot import still_policy
+from grpo_engine.rollout.overlap.rollout_state import packed, unpacked
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.data import RowReader
-from grpo_engine.errors import ConfigError, DatasetError
-from grpo_engine.events import Evaluated, StepFinished
-from grpo_engine.policy import Policy
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import ConfigError, DatasetError
+from grpo_engine.contract.events import Evaluated, StepFinished
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import parameters_of, sum_rows, trained, write_rows
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from grpo_engine.text_stream import BROKEN, TextStream
+from grpo_engine.serve.text_stream import BROKEN, TextStream
 
 BYTES = Tokenizer(models.BPE({f"<0x{n:02X}>": n for n in range(256)}, [], byte_fallback=True))
 """One token a byte, as models write what is in no vocabulary."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.data import RowReader
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Sampling
-from grpo_engine.scoring import sample_of
-from grpo_engine.tools.sampler import ToolSampler
-from grpo_engine.tools.specs import HttpTool
-from grpo_engine.types import Completion, Prompt
+from grpo_engine.config.tools import HttpTool
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.scoring import sample_of
+from grpo_engine.rollout.tools.sampler import ToolSampler
 from tests.chat_server import ScriptedServer
 from tests.engine.conftest import sum_rows
 from tests.engine.scripted_sampler import ScriptedSampler, Stream, encoded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_engine.tools.calls import ToolCall, find_calls
+from grpo_engine.rollout.tools.calls import ToolCall, find_calls
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from grpo_engine.policy import Policy
-from grpo_engine.tools.rendering import AnswerRenderer
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.tools.rendering import AnswerRenderer
 from tests.engine.scripted_sampler import encoded
 
 MERGED = (

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo_engine.config import ReinforcementMethod
-from grpo_engine.tools.calls import ToolCall
-from grpo_engine.tools.specs import HttpTool, PythonTool, function_schemas
-from grpo_engine.tools.toolbox import Answer, Toolbox, http_request, shortened, within
+from grpo_engine.config.job import ReinforcementMethod
+from grpo_engine.config.tools import HttpTool, PythonTool, function_schemas
+from grpo_engine.rollout.tools.calls import ToolCall
+from grpo_engine.rollout.tools.toolbox import Answer, Toolbox, http_request, shortened, within
 from tests.chat_server import Reply, ScriptedServer
 
 PYTHON = PythonTool(type="python", timeout_seconds=5)

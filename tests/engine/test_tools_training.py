@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import ReinforcementHyperparameters, RunConfig
-from grpo_engine.data import RowReader
-from grpo_engine.events import RolloutsRecorded, StepFinished
-from grpo_engine.gradients import PolicyGradient
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
-from grpo_engine.policy import Policy
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Continuation, Sampling, uniforms
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.tools.metrics import tool_metrics
-from grpo_engine.tools.sampler import ToolSampler
-from grpo_engine.tools.specs import HttpTool, PythonTool, function_schemas
-from grpo_engine.types import Completion, Group, Prompt
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
+from grpo_engine.config.tools import HttpTool, PythonTool, function_schemas
+from grpo_engine.contract.events import RolloutsRecorded, StepFinished
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.types import Completion, Group, Prompt
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.sampler.base import Continuation, Sampling, uniforms
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.rollout.tools.metrics import tool_metrics
+from grpo_engine.rollout.tools.sampler import ToolSampler
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.gradients import PolicyGradient
 from tests.chat_server import ScriptedServer
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.scripted_sampler import ScriptedSampler, encoded

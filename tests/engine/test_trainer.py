@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine import scoring
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import GraderError, NonFiniteError, NoSignalError
-from grpo_engine.events import (
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import GraderError, NonFiniteError, NoSignalError
+from grpo_engine.contract.events import (
     BaseEvent,
     CheckpointSaved,
     Finished,
@@ -21,7 +19,9 @@ from grpo_engine.events import (
     StepFinished,
     StepSkipped,
 )
-from grpo_engine.policy import Policy
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout import scoring
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import (
     FAMILIES,
     cut,

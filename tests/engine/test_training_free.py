@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.events import (
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import (
     CheckpointSaved,
     Evaluated,
     RolloutsRecorded,
@@ -20,6 +19,7 @@ from grpo_engine.events import (
     StepSkipped,
     Warned,
 )
+from grpo_engine.run.build import build_trainer
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
 from tests.capable_model import KEY, LESSON, CapableModel, zorb_rows
 from tests.engine.conftest import write_rows

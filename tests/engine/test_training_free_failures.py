@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import ConfigError, EndpointDownError, GraderError, OverspentError
-from grpo_engine.events import (
-    RolloutsRecorded,
-    StepFinished,
-)
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.errors import ConfigError, EndpointDownError, GraderError, OverspentError
+from grpo_engine.contract.events import RolloutsRecorded, StepFinished
 from tests.capable_model import KEY, CapableModel
 from tests.chat_server import Reply
 from tests.engine.training_free_runs import of, run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from grpo_engine.training_free.config import TrainingFreeHyperparameters
+from grpo_engine.config.training_free import TrainingFreeHyperparameters
 from grpo_engine.training_free.library import Changes, Library, Operation, one_line
 from grpo_engine.training_free.prompts import (
     AttemptView,

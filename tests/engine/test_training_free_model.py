@@ -13,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from grpo_engine import manifest
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.errors import DatasetError
-from grpo_engine.events import Evaluated, RolloutsRecorded, Started, StepFinished, Warned, parse_event
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract import manifest
+from grpo_engine.contract.errors import DatasetError
+from grpo_engine.contract.events import (
+    Evaluated,
+    RolloutsRecorded,
+    Started,
+    StepFinished,
+    Warned,
+    parse_event,
+)
+from grpo_engine.run.build import build_trainer
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
 from tests.capable_model import (
     GRADER,

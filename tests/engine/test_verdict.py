@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from grpo_engine.verdict import bootstrap_interval, compare, compare_retained
+from grpo_engine.objective.significance import bootstrap_interval, compare, compare_retained
 
 
 def rewards(values: list[float]) -> dict[str, float]:

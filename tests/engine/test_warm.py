@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
 from tests.engine.test_resume import events, metric_lines
 
 LOADS_AHEAD = """
 import os, random, sys
 before = random.getstate()
-from grpo_engine.warm import load_ahead
+from grpo_engine.run.prestart import load_ahead
 load_ahead()
 import torch
 print(torch.cuda.is_initialized(), len(os.listdir("/proc/self/task")), random.getstate() == before)
 loaded = set(sys.modules)
 from pathlib import Path
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
+from grpo_engine.run.build import build_trainer
+from grpo_engine.config.job import RunConfig
 config = RunConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
 list(build_trainer(config, Path(sys.argv[2])).run(lambda: False))
 print([name for name in sys.modules if name.startswith(("grpo_engine", "peft")) and name not in loaded])

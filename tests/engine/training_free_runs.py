@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.events import BaseEvent, Finished
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import BaseEvent, Finished
+from grpo_engine.run.build import build_trainer
 
 
 def run(config: RunConfig, run_dir: Path) -> list[BaseEvent]:

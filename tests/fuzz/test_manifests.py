@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from grpo_engine import manifest
+from grpo_engine.contract import manifest
 
 JOB = "ftjob-1"
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)

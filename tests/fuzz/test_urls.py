@@ -11,7 +11,7 @@ import httpcore
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo_engine.graders.addresses import (
+from grpo_engine.outbound.addresses import (
     INNER_NAMES,
     PORTS,
     Outside,

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import func, select
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from grpo_engine.config import Method
+from grpo_engine.config.job import Method
 from service.clock import db_now
 from service.db import Database
 from service.ids import new_id

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from sqlalchemy import delete, text
 from sqlalchemy.orm import Session
 
-from grpo_engine import events as engine
+from grpo_engine.contract import events as engine
 from service.db import Database, Executor
 from service.jobs import publishing, queue, recording, sweeping
 from service.jobs.states import JobState

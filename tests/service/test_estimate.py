@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from examples.tiny_model import make_model
-from grpo_engine.config import Runtime
-from grpo_engine.events import Started
+from grpo_engine.config.job import Runtime
+from grpo_engine.contract.events import Started
 from service.jobs.costs import Past, past_of, with_start, with_step
 from service.jobs.estimate import RowTokens, Subject, estimate
 from service.jobs.schemas import Estimate

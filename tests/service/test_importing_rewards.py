@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from trl.rewards import get_soft_overlong_punishment, think_format_reward
 
-from grpo_engine.config import Reinforcement
+from grpo_engine.config.job import Reinforcement
+from grpo_engine.contract.records import Sample
 from grpo_engine.graders import Grader
-from grpo_engine.graders.python_code import as_openai
-from grpo_engine.records import Sample
+from grpo_engine.graders.rules.python_code import as_openai
 from service.importing.convert import Imported, imported
 from service.importing.rewards import wrapped, wrapped_verl
 from service.importing.rules import Options, Refusal

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.config import Hyperparameters
+from grpo_engine.config.job import Hyperparameters
 from service.jobs import checked_files, file_checks
 from service.settings import Settings
 from service.storage import open_storage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.config import Lora, Supervised, hyperparameters_of
+from grpo_engine.config.job import Lora, Supervised, hyperparameters_of
 from service.jobs.dataset import Problems
 from service.jobs.lineage import with_adapter_shape
 

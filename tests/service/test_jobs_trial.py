@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.graders.pool import open_grading
+from grpo_engine.graders.pool.pool import open_grading
 from service.jobs import grader_trial
 from service.settings import Settings
 from tests.chat_server import EndpointServer

@@ -13,7 +13,7 @@ import torch
 from fastapi.testclient import TestClient
 from safetensors.torch import load_file, save_file
 
-from grpo_engine.fingerprint import fingerprint
+from grpo_engine.files.fingerprint import fingerprint
 from service.db import Database
 from service.jobs import names
 from service.jobs.states import JobState

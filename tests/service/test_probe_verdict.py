@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.config import ReinforcementHyperparameters
-from grpo_engine.events import Probed
+from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.contract.events import Probed
 from service.probing.verdict import judge
 
 SETTINGS = ReinforcementHyperparameters.model_validate({"max_completion_tokens": 256, "group_size": 4})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.runtime import Runtime
+from grpo_engine.config.runtime import Runtime
 from service import errors
 from service.chat.waiting import GONE, INVALID
 from service.settings import Settings
@@ -22,8 +22,8 @@ WHERE = [
     "service",
     "worker/desk.py",
     "worker/samplers.py",
-    "grpo_engine/serving.py",
-    "grpo_engine/answering.py",
+    "grpo_engine/serve/serving.py",
+    "grpo_engine/serve/answering.py",
 ]
 ELSEWHERE = {"cli", "doctor"}
 RAISES = {"_refused", "_refusal", "Refused", "BadParquet"}

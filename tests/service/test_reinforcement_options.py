@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.expand import RECIPES
-from grpo_engine.guards import Alarm, Guard
+from grpo_engine.config.guards import Alarm, Guard
+from grpo_engine.config.recipes import RECIPES
 from service.db import Database
 from service.jobs.states import JobState
 from service.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.config import Runtime
+from grpo_engine.config.job import Runtime
 from service.app import create_app
 from service.db import Database
 from service.jobs import queue

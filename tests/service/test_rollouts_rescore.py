@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from grpo_engine.advantages import GroupRewards, advantages
+from grpo_engine.objective.advantages import GroupRewards, advantages
 from service.db import Database
 from service.rollouts import rescore
 from service.rollouts.rescoring import rank_agreement

@@ -15,7 +15,7 @@ from openai.types.webhooks import WebhookEndpointTestResult
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from grpo_engine.graders.addresses import Outside
+from grpo_engine.outbound.addresses import Outside
 from service.auth import create_key
 from service.db import Database
 from service.models import AuditEntry

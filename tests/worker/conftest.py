@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.config import Runtime
+from grpo_engine.config.job import Runtime
 from service.cli.supervisor import dies_with_this_process
 from service.db import Database
 from service.jobs.evidence import audit_job
@@ -90,7 +90,7 @@ class Processes:
 
     @property
     def marks(self) -> Path:
-        """Where fault points leave their names (`grpo_engine.faults`)."""
+        """Where fault points leave their names (`grpo_engine.process.fault_points`)."""
         folder = self.settings.home / "marks"
         folder.mkdir(exist_ok=True)
         return folder

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from grpo_engine.config import Reinforcement, hyperparameters_of
+from grpo_engine.config.job import Reinforcement, hyperparameters_of
 from service.db import Database
 from service.jobs import names, queue
 from service.jobs.claimed import ClaimedJob

@@ -8,8 +8,8 @@ from time import monotonic
 import pytest
 from sqlalchemy import select
 
-from grpo_engine.events import Evaluated, RolloutsRecorded, Stopped, Verdict, Warned
-from grpo_engine.records import GroupRecord
+from grpo_engine.contract.events import Evaluated, RolloutsRecorded, Stopped, Verdict, Warned
+from grpo_engine.contract.records import GroupRecord
 from service.db import Database
 from service.jobs import adapters, queue
 from service.jobs.reading import read_jobs

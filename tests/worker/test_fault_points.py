@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from grpo_engine.faults import POINTS, Fault, parse_faults
+from grpo_engine.process.fault_points import POINTS, Fault, parse_faults
 from service.db import Database
 from service.jobs import queue
 from service.models import Job
@@ -205,7 +205,8 @@ def test_every_point_is_documented() -> None:
 
 def test_without_faults_a_point_does_nothing() -> None:
     program = (
-        "from grpo_engine.faults import fault_point; fault_point('job.claimed'); print(fault_point.__name__)"
+        "from grpo_engine.process.fault_points import fault_point; "
+        "fault_point('job.claimed'); print(fault_point.__name__)"
     )
     done = subprocess.run(
         ["python3", "-c", program], capture_output=True, text=True, cwd=Path(ROOT), check=True

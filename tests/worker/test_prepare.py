@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import select
 
-from grpo_engine.config import RunConfig, Runtime
+from grpo_engine.config.job import RunConfig, Runtime
 from service.db import Database
 from service.jobs import queue
 from service.jobs.capabilities import of_this_machine

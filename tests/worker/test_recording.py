@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from grpo_engine.events import (
+from grpo_engine.contract.events import (
     MAX_LINE_BYTES,
     Evaluated,
     Event,
@@ -20,7 +20,7 @@ from grpo_engine.events import (
     StepSkipped,
     Warned,
 )
-from grpo_engine.records import CompletionRecord, FinishReason, GroupRecord
+from grpo_engine.contract.records import CompletionRecord, FinishReason, GroupRecord
 from service.db import Database
 from service.jobs import history, publishing, queue
 from service.jobs.recording import record_events, rollout_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from grpo_engine.events import Evaluated, Event
+from grpo_engine.contract.events import Evaluated, Event
 from service.db import Database
 from service.jobs import queue
 from service.models import Metric

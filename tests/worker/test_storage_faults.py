@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
 from service.db import Database
 from service.models import Artifact, Checkpoint, File
 from service.storage import Storage

@@ -1,6 +1,6 @@
 """Failed jobs: what each code means for this job, and what would make it run.
 
-Boundary: pure. The codes are the engine's (`grpo_engine/errors.py`) and the worker's `poisoned`.
+Boundary: pure. The codes are the engine's (`grpo_engine/contract/errors.py`) and the worker's `poisoned`.
 """
 
 from __future__ import annotations

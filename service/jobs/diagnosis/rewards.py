@@ -5,7 +5,7 @@ Boundary: pure rules over a run. Thresholds that a guard has too are the guard's
 
 from __future__ import annotations
 
-from grpo_engine.guards import DEFAULT_THRESHOLDS
+from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import Finding, number
 from service.jobs.diagnosis.run import MIN_STEPS, Run, Span

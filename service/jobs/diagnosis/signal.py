@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_engine.guards import DEFAULT_THRESHOLDS
+from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.findings import Finding, number, rounded
 from service.jobs.diagnosis.run import MIN_STEPS, Run
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from statistics import fmean, median
 
-from grpo_engine.guards import DEFAULT_THRESHOLDS, START_STEPS
+from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
 from service.jobs.diagnosis.findings import Finding, number
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import calmer, closer

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from torch.distributed.fsdp import FSDPModule
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
-from grpo_engine.distributed import agreed, joined
-from grpo_engine.ranks import Ranks
+from grpo_engine.config.job import RunConfig
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.run.build import build_trainer
+from grpo_engine.run.rank_setup import agreed, joined
 
 
 def main(folder: Path) -> None:

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from grpo_engine import gang
 from grpo_engine.__main__ import StopRequest
-from grpo_engine.config import RunConfig
-from grpo_engine.events import Failed
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import Failed
+from grpo_engine.run import gang
 
 MODULE = "tests.engine.distributed.fake_ranks"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.devices import visible_gpus
+from grpo_engine.process.devices import visible_gpus
 
 
 def test_without_the_variable_the_device_files_count(tmp_path: Path) -> None:

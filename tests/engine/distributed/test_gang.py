@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.config import RunConfig, Runtime
-from grpo_engine.gang import rank_environments
+from grpo_engine.config.job import RunConfig, Runtime
+from grpo_engine.run.gang import rank_environments
 from tests.engine.conftest import cut
 from tests.engine.distributed.fake_ranks import MODULE
 from tests.engine.test_resume import events, wait_for_step

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo_engine.packing import TrainingGroup, TrainingSequence, pack
-from grpo_engine.ranks import Ranks, idle_group
-from grpo_engine.shards import fill, gathered, share_of
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.parallel.ranks import Ranks, idle_group
+from grpo_engine.parallel.shards import fill, gathered, share_of
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from examples.tiny_model import make_model
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import DIGITS, sum_rows, write_rows
 
 ROOT = Path(__file__).parents[3]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_engine.attention import WASTE, PackedLayout, blocks_of
-from grpo_engine.fast.attention import DENSE_KEYS, DenseLayout, KernelLayout, attention_for
-from grpo_engine.fast.model import Attention
-from grpo_engine.types import GroupSpan
+from grpo_engine.models.fast.attention import DENSE_KEYS, DenseLayout, KernelLayout, attention_for
+from grpo_engine.models.fast.model import Attention
+from grpo_engine.models.shared_prompt_attention import WASTE, PackedLayout, blocks_of
+from grpo_engine.objective.types import GroupSpan
 from tests.engine.injection import CPU
 
 DIM, SCALE = 4, 0.4

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.nn.functional import linear, silu
 
-from grpo_engine.fast.kernels import lora_linears, rms_norm, rotated, swiglu
+from grpo_engine.models.fast.kernels import lora_linears, rms_norm, rotated, swiglu
 
 TOKENS, INPUTS = 5, 6
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from examples.tiny_model import make_tokenizer
-from grpo_engine import adapters
-from grpo_engine.config import Lora, ModelSource, SupervisedHyperparameters
-from grpo_engine.fast.model import KNOWN_POSITIONS, FastModel
-from grpo_engine.policy import PROOF_TOLERANCE, Policy, load_policy
-from grpo_engine.types import PackedBatch
+from grpo_engine.config.job import Lora, ModelSource, SupervisedHyperparameters
+from grpo_engine.models import lora
+from grpo_engine.models.fast.model import KNOWN_POSITIONS, FastModel
+from grpo_engine.models.policy import PROOF_TOLERANCE, Policy, load_policy
+from grpo_engine.objective.types import PackedBatch
 from tests.engine.injection import CPU
 from tests.engine.test_shared_prompts import MIXED, batch_of
 
@@ -207,7 +207,7 @@ def test_the_parents_adapter_is_the_reference_of_its_child(tmp_path: Path) -> No
     parent = load(tmp_path / "base", model, Lora(rank=4))
     expected = parent.logprobs(batch)[0].detach()
     assert parent.peft_model is not None
-    adapters.save_adapter(parent.peft_model, tmp_path / "adapter", "tiny", None)
+    lora.save_adapter(parent.peft_model, tmp_path / "adapter", "tiny", None)
     child = load(tmp_path / "base", model, None, adapter=str(tmp_path / "adapter"))
     assert child.fast is not None
     waken(child, seed=8)
@@ -252,7 +252,7 @@ def test_weights_that_are_merged_meanwhile_are_seen(tmp_path: Path) -> None:
     assert policy.fast is not None
     with torch.no_grad():
         apart, _ = policy.logprobs(batch)
-        with adapters.merged(policy.peft_model):
+        with lora.merged(policy.peft_model):
             assert all(each.attention_in.down is None for each in policy.fast.tensors())
             merged, _ = policy.logprobs(batch)
     assert torch.allclose(apart, merged, atol=1e-5)

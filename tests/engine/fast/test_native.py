@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from grpo_engine.fast import native
-from grpo_engine.fast.kernels import rms_norm, rotated, swiglu
-from grpo_engine.sampler.rows import choose
+from grpo_engine.models.fast import native
+from grpo_engine.models.fast.kernels import rms_norm, rotated, swiglu
+from grpo_engine.rollout.sampler.rows import choose
 from tests.engine.fast.near import DTYPES, assert_near, normal
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.fast import native
-from grpo_engine.sampler.cache import Prefill, RowCache
-from grpo_engine.sampler.rows import choose
+from grpo_engine.models.fast import native
+from grpo_engine.rollout.sampler.cache import Prefill, RowCache
+from grpo_engine.rollout.sampler.rows import choose
 from tests.engine.fast.near import DTYPES, assert_near, normal
 
 LAYER = 0

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.fast.packed import Packed, packs
-from grpo_engine.fast.products import has_onednn
+from grpo_engine.models.fast.packed import Packed, packs
+from grpo_engine.models.fast.products import has_onednn
 
 INPUTS, OUTPUTS, RANK = 40, 24, 6
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.fast.products import SMALLEST, add_product, product
+from grpo_engine.models.fast.products import SMALLEST, add_product, product
 
 SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
 """Rows, outputs, inputs: below and above what is given to oneDNN."""

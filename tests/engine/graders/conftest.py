@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.graders import score_model
 from grpo_engine.graders.judging import Ledger, SharedCalls
+from grpo_engine.graders.rules import score_model
 from tests.chat_server import Answer, ChatServer
 from tests.engine.graders.judges import KEY, Judge
 

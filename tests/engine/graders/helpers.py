@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.graders import Grader, grade, make_sample
-from grpo_engine.records import FinishReason, Score
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Grader)
 

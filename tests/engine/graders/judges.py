@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.score_model import ScoreModel
-from grpo_engine.records import Score
+from grpo_engine.graders.rules.score_model import ScoreModel
 from tests.chat_server import ChatServer
 
 KEY = "sk-canary-4711-do-not-tell"

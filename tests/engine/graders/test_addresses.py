@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_engine.graders.addresses import Outside, RefusedUrl, as_address, is_public
-from grpo_engine.graders.web import check_headers, check_url, post
+from grpo_engine.outbound.addresses import Outside, RefusedUrl, as_address, is_public
+from grpo_engine.outbound.web import check_headers, check_url, post
 from tests.hostile_urls import ACCEPTED, REFUSED
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from grpo_engine import chat
-from grpo_engine.graders.addresses import Outside
+from grpo_engine.outbound import chat_client
+from grpo_engine.outbound.addresses import Outside
 from tests.chat_server import ChatServer, Reply
 from tests.engine.graders.judges import KEY, NOW, Judge, error, score
 
@@ -36,10 +36,10 @@ def test_the_key_is_in_no_error_log_repr_or_dump(
         )
         found = score(str(status))
         told += [repr(found), found.model_dump_json()]
-    endpoint = chat.find_endpoint("default")
-    client = chat.ChatClient.named("default", "judge")
+    endpoint = chat_client.find_endpoint("default")
+    client = chat_client.ChatClient.named("default", "judge")
     told += [repr(endpoint), str(endpoint), endpoint.model_dump_json(), repr(client), repr(vars(client))]
-    told += [repr(chat.load_endpoints()), caplog.text, *capfd.readouterr()]
+    told += [repr(chat_client.load_endpoints()), caplog.text, *capfd.readouterr()]
     assert caplog.text != ""
     assert not [text for text in told if KEY in text or KEY[:12] in text]
 
@@ -73,24 +73,24 @@ def test_a_missing_file_is_told_and_a_changed_one_is_read_again(
 ) -> None:
     file = tmp_path / "endpoints.json"
     monkeypatch.setenv("GRPO_ENDPOINTS", str(file))
-    with pytest.raises(chat.EndpointError, match="cannot be read: No such file or directory"):
-        chat.load_endpoints()
+    with pytest.raises(chat_client.EndpointError, match="cannot be read: No such file or directory"):
+        chat_client.load_endpoints()
     file.write_text('{"a": {"url": "http://127.0.0.1:1/v1"}}')
-    assert list(chat.load_endpoints()) == ["a"]
+    assert list(chat_client.load_endpoints()) == ["a"]
     file.write_text('{"other": {"url": "http://127.0.0.1:1/v1"}}')
-    assert list(chat.load_endpoints()) == ["other"]
+    assert list(chat_client.load_endpoints()) == ["other"]
 
 
 def test_a_client_of_its_own_url_keeps_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     with ChatServer(lambda request: "hello") as server:
-        client = chat.ChatClient(server.url, "m", KEY)
-        with pytest.raises(chat.ChatServerError, match="not https"):
+        client = chat_client.ChatClient(server.url, "m", KEY)
+        with pytest.raises(chat_client.ChatServerError, match="not https"):
             client.complete([{"role": "user", "content": "x"}])
         monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
         answer = client.complete([{"role": "user", "content": "x"}], temperature=None, seed=3)
-    assert answer == chat.ChatAnswer(
+    assert answer == chat_client.ChatAnswer(
         text="hello",
-        usage=chat.ChatUsage(input_tokens=1, output_tokens=1),
+        usage=chat_client.ChatUsage(input_tokens=1, output_tokens=1),
         refusal=None,
         finish_reason="stop",
     )
@@ -103,7 +103,7 @@ def test_a_client_of_its_own_url_keeps_to_the_policy(monkeypatch: pytest.MonkeyP
 
 def test_a_server_error_has_its_status() -> None:
     with ChatServer(lambda request: Reply(status=404)) as server:
-        client = chat.ChatClient(server.url, "m", outside=Outside(frozenset({server.host})))
-        with pytest.raises(chat.ChatServerError) as caught:
+        client = chat_client.ChatClient(server.url, "m", outside=Outside(frozenset({server.host})))
+        with pytest.raises(chat_client.ChatServerError) as caught:
             client.complete([{"role": "user", "content": "x"}])
     assert caught.value.status == 404

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.code_tests import CodeTests
-from grpo_engine.graders.code_verdict import code_of, read_tests, same, same_text
-from grpo_engine.records import Score
+from grpo_engine.graders.rules.code_tests import CodeTests
+from grpo_engine.graders.rules.code_verdict import code_of, read_tests, same, same_text
 from tests.engine.sandbox.hostile import SUBMISSIONS
 
 ADD = [{"call": "add", "args": [1, 2], "expected": 3}]

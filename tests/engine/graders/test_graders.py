@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import grade, make_sample, part_names
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.records import FinishReason
 from tests.engine.graders.helpers import ADAPTER, EXAMPLES, read, refusal
 
 GRADERS = {name: ADAPTER.validate_python(data) for name, data in EXAMPLES.items()}

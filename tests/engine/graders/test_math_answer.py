@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import math_verify
 import pytest
 
-from grpo_engine.graders import make_sample, math_answer
-from grpo_engine.graders.pool import Grading, open_grading
+from grpo_engine.graders import make_sample
+from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.graders.rules import math_answer
 from tests.engine.graders.helpers import read, refusal, score
 
 GRADER = {"type": "math", "reference": "{{item.answer}}"}
@@ -229,7 +230,7 @@ def test_who_only_reads_and_checks_a_math_grader_does_not_load_sympy() -> None:
         "import sys\n"
         "from pydantic import TypeAdapter\n"
         "from grpo_engine.graders import Grader\n"
-        "import grpo_engine.graders.pool\n"
+        "import grpo_engine.graders.pool.pool\n"
         f"TypeAdapter(Grader).validate_python({GRADER!r}).problems({{'answer': '4'}})\n"
         "heavy = {'sympy', 'math_verify', 'nltk', 'sacrebleu', 'numpy', 'rapidfuzz'}\n"
         "print(sorted(heavy & set(sys.modules)))"

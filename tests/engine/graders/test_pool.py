@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from grpo_engine.contract.records import Score
 from grpo_engine.graders import grade, make_sample
-from grpo_engine.graders.pool import Grading, open_grading
-from grpo_engine.graders.server import MAX_MEMORY_BYTES
-from grpo_engine.records import Score
+from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.graders.pool.server import MAX_MEMORY_BYTES
 from tests.engine.graders.helpers import has_ended, read
 
 MATH = {"type": "math", "reference": "{{item.answer}}"}
@@ -225,7 +225,7 @@ def test_grading_processes_die_with_a_parent_that_is_killed() -> None:
         "import sys\n"
         "from tests.engine.graders.helpers import read\n"
         "from grpo_engine.graders import make_sample\n"
-        "from grpo_engine.graders.pool import open_grading\n"
+        "from grpo_engine.graders.pool.pool import open_grading\n"
         f"grading = open_grading(read(**{MATH!r}), processes=1, deadline_seconds=3600)\n"
         "grading.submit(make_sample('$1$'), {'answer': '$1$'}).result()\n"
         f"waiting = grading.submit(make_sample({ENDLESS!r}), {{'answer': '$1$'}})\n"

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_engine.graders import grade, make_sample
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.pool import open_grading
+from grpo_engine.graders.pool.pool import open_grading
 from tests.engine.graders.helpers import read
 from tests.engine.graders.test_pool import ENDLESS, MATH, SOON
 

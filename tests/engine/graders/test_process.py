@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_engine.graders import grade, make_sample, part_names
-from grpo_engine.graders.pool import open_grading
+from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.steps import split
 from tests.engine.graders.helpers import read, refusal, score
 

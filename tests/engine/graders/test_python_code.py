@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.python_code import PythonGrader
-from grpo_engine.records import FinishReason
+from grpo_engine.graders.rules.python_code import PythonGrader
 from tests.engine.sandbox.hostile_graders import GRADERS
 
 

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from examples.tiny_model import CHAT_TEMPLATE, make_config, make_tokenizer
-from grpo_engine import reward_models
+from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.pool import open_grading
-from grpo_engine.graders.reward_model import RewardModel, sigmoid
-from grpo_engine.records import Score
+from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.rules.reward_model import RewardModel, sigmoid
+from grpo_engine.models import reward_models
 
 PROMPT, COMPLETION = "3+4=", "The answer is 7."
 QUESTION = {"question": PROMPT}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo_engine.graders.score_model import ScoreModel
-from grpo_engine.records import Score
+from grpo_engine.contract.records import Score
+from grpo_engine.graders.rules.score_model import ScoreModel
 from tests.chat_server import Answer, Reply, chat_completion
 from tests.engine.graders.judges import GRADER, KEY, NOW, Judge, error, score
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from grpo_engine.contract.records import Sample
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.template import TemplateError, parse, render, unresolved
-from grpo_engine.records import Sample
 from tests.engine.graders.helpers import EXAMPLES, read, refusal, score
 
 JSON = st.recursive(

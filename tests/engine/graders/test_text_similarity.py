@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_engine.graders.rules.text_similarity import MAX_CHARACTERS
 from grpo_engine.graders.similarity import METRICS
-from grpo_engine.graders.text_similarity import MAX_CHARACTERS
 from tests.engine.graders.helpers import read, refusal, reward, score
 
 CAT = ("the cat sat on the mat", "the cat is on the mat")

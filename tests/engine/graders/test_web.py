@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.graders.addresses import Outside
-from grpo_engine.graders.web import AnswerTooLong, NoAnswer, post
+from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, post
 from tests.chat_server import Recorded, Reply, ScriptedServer
 
 

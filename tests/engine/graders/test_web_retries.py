@@ -7,8 +7,8 @@ from email.utils import formatdate
 
 import pytest
 
-from grpo_engine.graders.addresses import Outside
-from grpo_engine.graders.web import post_patiently
+from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.web import post_patiently
 from tests.chat_server import Reply, ScriptedServer
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from grpo_engine.config.tools import PythonTool
+from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
-from grpo_engine.graders.pool import Grading, open_grading
-from grpo_engine.records import Score
+from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.rollout.tools.calls import ToolCall
+from grpo_engine.rollout.tools.interpreter import Interpreters
+from grpo_engine.rollout.tools.toolbox import Toolbox
 from grpo_engine.sandbox import PythonServer
-from grpo_engine.tools.calls import ToolCall
-from grpo_engine.tools.interpreter import Interpreters
-from grpo_engine.tools.specs import PythonTool
-from grpo_engine.tools.toolbox import Toolbox
 from tests.engine.graders.helpers import has_ended, read, refusal
 from tests.engine.sandbox.more_hostile import CALLS, FORGE, FORGED, PROGRAMS
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.config import Runtime
-from grpo_engine.policy import Policy
-from grpo_engine.types import Prompt
+from grpo_engine.config.job import Runtime
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Prompt
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_vllm_*.py"]
 
@@ -27,7 +27,7 @@ KEPT: list[Any] = []
 @pytest.fixture
 def make_sampler(make_policy: Callable[..., Policy], tmp_path: Path) -> Callable[..., Any]:
     """A sampler that serves version 0 of a policy whose adapter already does something."""
-    from grpo_engine.sampler.vllm_sampler import VllmSampler
+    from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
 
     runtime = Runtime(sample_budget=64)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo_engine.errors import PolicyMismatchError
-from grpo_engine.sampler.vllm_canary import Reading, prove
+from grpo_engine.contract.errors import PolicyMismatchError
+from grpo_engine.rollout.sampler.vllm_canary import Reading, prove
 
 BASE = tuple(-1.0 - 0.1 * token for token in range(10))
 

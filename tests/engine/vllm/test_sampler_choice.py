@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.config import Runtime
-from grpo_engine.errors import ConfigError
-from grpo_engine.policy import Policy
-from grpo_engine.sampler import choice
-from grpo_engine.sampler.choice import open_sampler
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.sampler.vllm_engine import VllmEngine
-from grpo_engine.sampler.vllm_options import cache_bytes, engine_arguments
+from grpo_engine.config.job import Runtime
+from grpo_engine.contract.errors import ConfigError
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.sampler import choice
+from grpo_engine.rollout.sampler.choice import open_sampler
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
+from grpo_engine.rollout.sampler.vllm_options import cache_bytes, engine_arguments
 from tests.engine.one_group import settings
 
 CUDA = torch.device("cuda", 0)

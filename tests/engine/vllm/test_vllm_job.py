@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from examples.arithmetic import make_rows, supervised_rows
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig
+from grpo_engine.config.job import RunConfig
+from grpo_engine.run.build import build_trainer
 from tests.engine.conftest import write_rows
 from tests.engine.test_resume import events, wait_for_step
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.records import FinishReason
-from grpo_engine.sampler.base import Continuation, Sampling
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.sampler.vllm_sampler import VllmSampler, request_seed
-from grpo_engine.tools.sampler import ToolSampler
-from grpo_engine.tools.specs import HttpTool
-from grpo_engine.types import Group, Prompt
+from grpo_engine.config.tools import HttpTool
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.rollout.sampler.base import Continuation, Sampling
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, request_seed
+from grpo_engine.rollout.tools.sampler import ToolSampler
 from tests.chat_server import ScriptedServer
 from tests.engine.injection import trained_batch
 from tests.engine.test_tools_training import _CallsAfterwards

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.adapters import save_adapter
-from grpo_engine.config import Runtime
-from grpo_engine.errors import ConfigError, PolicyMismatchError
-from grpo_engine.policy import Policy
-from grpo_engine.sampler.base import Sampling
-from grpo_engine.sampler.torch_sampler import TorchSampler
-from grpo_engine.sampler.vllm_canary import trained_logprobs
-from grpo_engine.sampler.vllm_engine import VllmEngine
-from grpo_engine.sampler.vllm_options import why_unsupported
-from grpo_engine.sampler.vllm_sampler import VllmSampler, memory_folder
-from grpo_engine.weights import load_weights, trained_weights, write_weights
+from grpo_engine.config.job import Runtime
+from grpo_engine.contract.errors import ConfigError, PolicyMismatchError
+from grpo_engine.models.lora import save_adapter
+from grpo_engine.models.policy import Policy
+from grpo_engine.models.weights import load_weights, trained_weights, write_weights
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.rollout.sampler.vllm_canary import trained_logprobs
+from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
+from grpo_engine.rollout.sampler.vllm_options import why_unsupported
+from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, memory_folder
 from tests.engine.one_group import settings
 from tests.engine.vllm.conftest import KEPT, PROMPTS
 
@@ -153,7 +153,7 @@ def test_an_adapter_that_arrived_broken_is_noticed_at_once(
 ) -> None:
     sampler = make_sampler()
     move(sampler.policy, 0.01)
-    monkeypatch.setattr("grpo_engine.sampler.vllm_sampler.save_adapter", save_halved)
+    monkeypatch.setattr("grpo_engine.rollout.sampler.vllm_sampler.save_adapter", save_halved)
     with pytest.raises(PolicyMismatchError, match="serves as policy version 1 is not the trainer's"):
         sampler.load_policy(1)
 

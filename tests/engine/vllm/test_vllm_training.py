@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.build import build_trainer
-from grpo_engine.config import RunConfig, Runtime
-from grpo_engine.errors import ConfigError
-from grpo_engine.events import StepFinished
-from grpo_engine.policy import Policy
-from grpo_engine.sampler.vllm_engine import Answer
-from grpo_engine.sampler.vllm_environment import vllm_environment
-from grpo_engine.sampler.vllm_sampler import VllmSampler
-from grpo_engine.trainer import Trainer
+from grpo_engine.config.job import RunConfig, Runtime
+from grpo_engine.contract.errors import ConfigError
+from grpo_engine.contract.events import StepFinished
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.sampler.vllm_engine import Answer
+from grpo_engine.rollout.sampler.vllm_environment import vllm_environment
+from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.trainer import Trainer
 from tests.engine.conftest import cut, largest_difference, parameters_of
 from tests.engine.vllm.conftest import KEPT
 

@@ -1,0 +1,231 @@
+"""What a run is watched for: a rule, a threshold, an action.
+
+Boundary: plain data and pure functions of metrics; the loop carries the actions out. A rule whose metric a
+step does not have (no KL at beta 0, nothing trained) neither trips nor recovers in that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal, Self, get_args
+
+from pydantic import model_validator
+
+from grpo_engine.config.hyperparameters import PositiveInt
+from grpo_engine.config.recipes import problem_at
+from grpo_engine.contract.records import Input
+
+Watch = Literal[
+    "kl", "no_signal", "entropy", "truncation", "grader_errors", "reward_plateau", "reward_length"
+]
+
+
+class Guard(Input):
+    """One rule. It trips when it has held for `patience` steps in a row, and acts once until it recovers."""
+
+    watch: Watch
+    threshold: float | None = None
+    """None: the rule's own default (`DEFAULT_THRESHOLDS`), which the expanded configuration shows."""
+    patience: PositiveInt = 5
+    action: Literal["warn", "pause", "stop", "raise_beta"] = "warn"
+    """`pause`: with a checkpoint, until the job is resumed. `stop`: the job ends early and succeeds.
+    `raise_beta`: beta is doubled."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _visible(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("threshold") is None and data.get("watch") in get_args(Watch):
+            return {**data, "threshold": DEFAULT_THRESHOLDS[data["watch"]]}
+        return data
+
+    @model_validator(mode="after")
+    def _within_reach(self) -> Self:
+        highest = HIGHEST.get(self.watch)
+        if highest is not None and self.limit > highest:
+            raise problem_at(f"{self.watch} is never above {highest:g}: it would never trip", "threshold")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """The threshold that counts."""
+        return DEFAULT_THRESHOLDS[self.watch] if self.threshold is None else self.threshold
+
+
+def default_guards() -> tuple[Guard, ...]:
+    """Every rule, as a warning."""
+    return tuple(Guard(watch=watch) for watch in get_args(Watch))
+
+
+DEFAULT_THRESHOLDS: dict[Watch, float] = {
+    "kl": 10.0,
+    "no_signal": 0.8,
+    "entropy": 0.1,
+    "truncation": 0.5,
+    "grader_errors": 0.1,
+    "reward_plateau": 0.0,
+    "reward_length": 0.8,
+}
+"""kl: nats per completion (mean KL of a token × mean length). no_signal: share of groups. entropy: share of
+the mean of the first START_STEPS trained steps. truncation: share of completions. grader_errors: share of a
+grader's completions. reward_plateau: rise of the mean reward from one half of the last PLATEAU_STEPS steps
+to the other. reward_length: correlation of reward and length."""
+
+HIGHEST: dict[Watch, float] = {"no_signal": 1, "truncation": 1, "grader_errors": 1, "reward_length": 1}
+"""What a measure can be at most: shares, and a correlation."""
+SHARES: frozenset[Watch] = frozenset({"no_signal", "truncation", "grader_errors", "entropy"})
+"""Measures that are told in percent."""
+
+START_STEPS = 5
+PLATEAU_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A guard that has tripped."""
+
+    guard: Guard
+    step: int
+    value: float
+
+    @property
+    def code(self) -> str:
+        return f"guard_{self.guard.watch}"
+
+    @property
+    def message(self) -> str:
+        """What was seen, why it matters, which field to change."""
+        seen, why, change = _TEXTS[self.guard.watch]
+        is_share = self.guard.watch in SHARES
+        number = f"{100 * self.value:.3g}%" if is_share else f"{self.value:.3g}"
+        count = self.guard.patience
+        since = f"for {count} steps in a row, up to step {self.step}" if count > 1 else f"in step {self.step}"
+        return f"{seen.format(value=number)} (limit {self.guard.limit:.3g}) {since}. {why} {change}"
+
+
+def watch(
+    guards: Sequence[Guard], step: int, metrics: Mapping[str, float], state: Mapping[str, Any]
+) -> tuple[list[Alarm], dict[str, Any]]:
+    """The guards that trip in this step, and what they must remember (JSON) for the next one.
+
+    `state`: what the step before answered; empty at the start.
+    """
+    seen = _remembered(guards, metrics, state)
+    alarms: list[Alarm] = []
+    counts = list(state.get("counts") or [0] * len(guards))
+    for index, guard in enumerate(guards):
+        value = _MEASURES[guard.watch](metrics, seen)
+        if value is None:
+            continue
+        counts[index] = counts[index] + 1 if _holds(guard, value) else 0
+        if counts[index] == guard.patience:
+            alarms.append(Alarm(guard, step, value))
+    return alarms, {**seen, "counts": counts}
+
+
+def restarted(state: Mapping[str, Any]) -> dict[str, Any]:
+    """All counters at 0, what was measured kept: after a pause every guard is patient again."""
+    return {**state, "counts": [0] * len(state.get("counts", ()))}
+
+
+def _remembered(
+    guards: Sequence[Guard], metrics: Mapping[str, float], state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The entropies at the start and the newest rewards, where a guard needs them."""
+    watched = {guard.watch for guard in guards}
+    seen: dict[str, Any] = {}
+    if "entropy" in watched:
+        seen["entropies"] = _with(metrics.get("entropy"), state.get("entropies", []))[:START_STEPS]
+    if "reward_plateau" in watched:
+        seen["rewards"] = _with(metrics.get("reward"), state.get("rewards", []))[-PLATEAU_STEPS:]
+    return seen
+
+
+def _with(value: float | None, values: Sequence[float]) -> list[float]:
+    return [*values] if value is None else [*values, value]
+
+
+def _holds(guard: Guard, value: float) -> bool:
+    if guard.watch in ("entropy", "reward_plateau"):
+        return value <= guard.limit
+    return value >= guard.limit
+
+
+def _kl(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | None:
+    length = metrics.get("completions/mean_length")
+    return metrics["kl"] * length if "kl" in metrics and length is not None else None
+
+
+def _entropy(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | None:
+    start = seen["entropies"]
+    if "entropy" not in metrics or len(start) < START_STEPS or fmean(start) <= 0:
+        return None
+    return metrics["entropy"] / fmean(start)
+
+
+def _grader_errors(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | None:
+    rates = [value for name, value in metrics.items() if name.endswith("/error_rate")]
+    return max(rates, default=None)
+
+
+def _plateau(metrics: Mapping[str, float], seen: Mapping[str, Any]) -> float | None:
+    rewards, half = seen["rewards"], PLATEAU_STEPS // 2
+    if "reward" not in metrics or len(rewards) < PLATEAU_STEPS:
+        return None
+    return fmean(rewards[half:]) - fmean(rewards[:half])
+
+
+def _metric(name: str) -> Callable[[Mapping[str, float], Mapping[str, Any]], float | None]:
+    return lambda metrics, seen: metrics.get(name)
+
+
+_MEASURES: dict[Watch, Callable[[Mapping[str, float], Mapping[str, Any]], float | None]] = {
+    "kl": _kl,
+    "no_signal": _metric("frac_reward_zero_std"),
+    "entropy": _entropy,
+    "truncation": _metric("completions/clipped_ratio"),
+    "grader_errors": _grader_errors,
+    "reward_plateau": _plateau,
+    "reward_length": _metric("completions/reward_length_correlation"),
+}
+
+_TEXTS: dict[Watch, tuple[str, str, str]] = {
+    "kl": (
+        "The policy is {value} nats a completion away from the reference",
+        "That far, rewards are often won by tricks and other abilities are lost.",
+        "Raise beta or lower learning_rate.",
+    ),
+    "no_signal": (
+        "In {value} of the groups all completions earned the same reward",
+        "Such groups teach nothing, and sampling them is wasted.",
+        "Choose prompts of medium difficulty, raise group_size or temperature, or set dynamic_sampling.",
+    ),
+    "entropy": (
+        "The entropy of the sampled tokens is down to {value} of what it was at the start",
+        "A policy that always says the same explores nothing and learns nothing more.",
+        "Raise epsilon_high, entropy_coef or beta, or lower learning_rate.",
+    ),
+    "truncation": (
+        "{value} of the completions were cut at max_completion_tokens",
+        "Where a cut answer scores as wrong, that teaches brevity and not the task.",
+        "Raise max_completion_tokens, or set mask_truncated_completions or overlong_buffer_tokens.",
+    ),
+    "grader_errors": (
+        "A grader could not score {value} of the completions",
+        "They are left out, so training sees a selection of its attempts.",
+        "Look at the errors in the rollouts (filter=grader_error) and repair grader; "
+        "raise grader_timeout_seconds where it is slow.",
+    ),
+    "reward_plateau": (
+        f"The mean reward changed by {{value}} between the halves of the last {PLATEAU_STEPS} steps",
+        "More steps like these cost time and move the policy for nothing.",
+        "Stop here with a lower n_steps; if the reward is still low, raise learning_rate or choose "
+        "prompts of medium difficulty.",
+    ),
+    "reward_length": (
+        "Reward and length correlate by {value}",
+        "A policy that is paid for length writes longer and not better.",
+        "Look whether grader favours long completions; add a length grader, or lower max_completion_tokens.",
+    ),
+}

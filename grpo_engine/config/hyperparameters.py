@@ -1,0 +1,103 @@
+"""What every training method can be told, with ranges and consequences; and the supervised method's own.
+
+Boundary: plain data of the engine's door. Validating an expanded configuration again changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from grpo_engine.config.recipes import ALIASES, expand_learning_rate, problem_at, rename_aliases
+from grpo_engine.contract.records import Input, Listed, filled_in
+
+Auto = Literal["auto"]
+PositiveInt = Annotated[int, Field(ge=1)]
+StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Lora(Input):
+    """Low-rank adapter; the base model stays as it is and serves as the reference."""
+
+    rank: int = Field(16, ge=1, le=512)
+    alpha: float = Field(32, gt=0, le=4096)
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    target_modules: Literal["all-linear"] | Listed[str] = "all-linear"
+
+
+class Hyperparameters(Input):
+    """What every training method has."""
+
+    model_config = ConfigDict(json_schema_extra=filled_in("learning_rate"))
+
+    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
+    n_steps: StepCount | None = None
+    """Optimiser steps; takes the place of n_epochs."""
+    batch_size: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    learning_rate: float = Field(gt=0, le=1)
+    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = "auto"
+    """Times our default; an alternative to learning_rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0, le=100_000)
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0, le=1e-2)
+    max_grad_norm: float = Field(1.0, gt=0)
+    lora: Lora | Literal["full"] | None = None
+    """Adapter shape, or "full" for all weights. None: the parent job's adapter shape, else rank 16."""
+    checkpoint_interval: PositiveInt = 20
+    """Steps between checkpoints: at most so many are repeated after a crash."""
+    max_checkpoints: int = Field(3, ge=1, le=100)
+    eval_interval: Auto | PositiveInt = "auto"
+    """Steps between evaluations of the validation file; auto: ten over the job."""
+    eval_samples: Auto | PositiveInt = "auto"
+    """Validation rows per evaluation; auto: all, at most 256."""
+
+    @property
+    def rows_per_step(self) -> int:
+        """Dataset rows that one optimiser step consumes."""
+        raise TypeError(f"{type(self).__name__} does not say how many rows a step takes")
+
+    def total_steps(self, num_rows: int) -> int:
+        """Optimiser steps for a dataset of `num_rows` rows; at least 1."""
+        if self.n_steps is not None:
+            return self.n_steps
+        epochs = 1 if self.n_epochs == "auto" else self.n_epochs
+        return max(1, math.ceil(epochs * num_rows / self.rows_per_step))
+
+    def eval_every(self, total_steps: int) -> int:
+        """Steps between evaluations."""
+        return max(1, total_steps // 10) if self.eval_interval == "auto" else self.eval_interval
+
+    def eval_rows(self, num_rows: int) -> int:
+        """Validation rows used in an evaluation."""
+        return min(num_rows, 256 if self.eval_samples == "auto" else self.eval_samples)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.n_steps is not None and self.n_epochs != "auto":
+            raise problem_at("give n_steps or n_epochs, not both", "n_epochs")
+        return self
+
+
+class SupervisedHyperparameters(Hyperparameters):
+    """Cross-entropy on the last assistant turn."""
+
+    max_tokens: int = Field(2048, ge=8, le=1_000_000)
+    """Rows longer than this are refused at submit; nothing is cut silently."""
+
+    @property
+    def rows_per_step(self) -> int:
+        return 8 if self.batch_size == "auto" else self.batch_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = rename_aliases(data, ALIASES)
+        return expand_learning_rate(data, default=1e-5 if data.get("lora") == "full" else 1e-4)

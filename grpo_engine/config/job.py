@@ -1,0 +1,183 @@
+"""The one configuration tree: what a job may say, with ranges and consequences.
+
+The service validates a POSTed job with these classes and the engine runs with them, so an accepted job
+cannot fail on a typo. Unknown keys are refused; recipes and other systems' names are expanded into a
+visible full configuration, and validating an expanded configuration again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, overload
+
+from pydantic import Field, model_validator
+
+from grpo_engine.config.hyperparameters import Hyperparameters, Lora, SupervisedHyperparameters
+from grpo_engine.config.recipes import problem_at
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters
+from grpo_engine.config.runtime import Runtime
+from grpo_engine.config.tools import Tool
+from grpo_engine.config.training_free import TrainingFree, TrainingFreeHyperparameters, TrainingFreeMethod
+from grpo_engine.contract.events import VALIDATION
+from grpo_engine.contract.records import Input, Listed, Record
+from grpo_engine.graders import Grader
+
+__all__ = [
+    "Hyperparameters",
+    "Lora",
+    "ModelSource",
+    "ProbeSize",
+    "Reinforcement",
+    "ReinforcementHyperparameters",
+    "ReinforcementMethod",
+    "RetentionSet",
+    "RunConfig",
+    "Runtime",
+    "Supervised",
+    "SupervisedHyperparameters",
+    "SupervisedMethod",
+    "TrainingFree",
+    "TrainingFreeHyperparameters",
+    "TrainingFreeMethod",
+    "hyperparameters_of",
+]
+
+
+class RetentionSet(Input):
+    """Held-out rows of another domain: what training must not unlearn."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    file: str
+    """A file id of the service; the engine reads `RunConfig.retention_files`."""
+    grader: Grader | None = None
+    """None: the job's own."""
+
+
+class ReinforcementMethod(Input):
+    grader: Grader
+    response_format: dict[str, Any] | None = None
+    """JSON schema the completions should follow; a completion that is not JSON cannot resolve
+    `sample.output_json`, and its grader says so."""
+    eval_grader: Grader | None = None
+    """Scores the held-out rows; None: the grader that trains. Another one shows a hacked reward."""
+    retention: Listed[RetentionSet] = Field((), max_length=8)
+    tools: Listed[Tool] = Field((), max_length=32)
+    """What the model may call while it answers."""
+    hyperparameters: ReinforcementHyperparameters = Field(default_factory=ReinforcementHyperparameters)  # type: ignore[arg-type]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gdpo(cls, data: Any) -> Any:
+        """A `multi` grader with `aggregation: gdpo` asks for the advantage of that name."""
+        grader = data.get("grader") if isinstance(data, dict) else None
+        if isinstance(grader, dict) and grader.get("aggregation") == "gdpo":
+            hyperparameters = data.get("hyperparameters") or {}
+            if isinstance(hyperparameters, dict):
+                data = {**data, "hyperparameters": {"advantage": "gdpo", **hyperparameters}}
+        return data
+
+    @model_validator(mode="after")
+    def _advantage_fits(self) -> Self:
+        advantage, kind = self.hyperparameters.advantage, self.grader.type
+        place = ("hyperparameters", "advantage")
+        if advantage == "gdpo" and kind != "multi":
+            message = "advantage gdpo standardises each part of a multi grader: give a multi grader"
+            raise problem_at(message, *place)
+        if getattr(self.grader, "aggregation", "formula") == "gdpo" and advantage != "gdpo":
+            raise problem_at("the grader's aggregation gdpo needs advantage gdpo", *place)
+        if advantage == "process" and kind != "process":
+            message = "advantage process needs rewards per step: give a process grader"
+            raise problem_at(message, *place)
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if (index := _repeated([tool.name for tool in self.tools])) is not None:
+            raise problem_at("tools need different names", "tools", index, "name")
+        names = [kept.name for kept in self.retention]
+        if VALIDATION in names:
+            message = "a retention set cannot be named validation: so is the job's own evaluation"
+            raise problem_at(message, "retention", names.index(VALIDATION), "name")
+        if (index := _repeated(names)) is not None:
+            raise problem_at("retention sets need different names", "retention", index, "name")
+        return self
+
+
+def _repeated(names: Sequence[str]) -> int | None:
+    """Place of the first name that was there before."""
+    return next((index for index, name in enumerate(names) if name in names[:index]), None)
+
+
+class SupervisedMethod(Input):
+    hyperparameters: SupervisedHyperparameters = Field(default_factory=SupervisedHyperparameters)  # type: ignore[arg-type]
+
+
+class Reinforcement(Input):
+    type: Literal["reinforcement"]
+    reinforcement: ReinforcementMethod
+
+
+class Supervised(Input):
+    type: Literal["supervised"]
+    supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
+
+
+Method = Annotated[Reinforcement | Supervised | TrainingFree, Field(discriminator="type")]
+
+
+@overload
+def hyperparameters_of(method: Reinforcement | Supervised) -> Hyperparameters: ...
+@overload
+def hyperparameters_of(method: TrainingFree) -> TrainingFreeHyperparameters: ...
+@overload
+def hyperparameters_of(method: Method) -> Hyperparameters | TrainingFreeHyperparameters: ...
+def hyperparameters_of(method: Method) -> Hyperparameters | TrainingFreeHyperparameters:
+    """The method's hyperparameters, whatever its type."""
+    if isinstance(method, Reinforcement):
+        return method.reinforcement.hyperparameters
+    if isinstance(method, TrainingFree):
+        return method.training_free.hyperparameters
+    return method.supervised.hyperparameters
+
+
+class ModelSource(Record):
+    """Where the weights come from: always the catalogue's word, never a user's path."""
+
+    name: str
+    """Of the base: what a trained adapter says it belongs to."""
+    path: str
+    """A folder with safetensors, or a hub id."""
+    revision: str | None = None
+    adapter: str | None = None
+    """Folder of a PEFT adapter (an earlier job's) to go on from; it is also the reference."""
+
+
+class ProbeSize(Input):
+    """A run that samples and scores as the job's training would, and trains nothing."""
+
+    prompts: int = Field(16, ge=1, le=256)
+    """Prompts of the training file, each answered `group_size` times; a smaller file is taken whole."""
+
+
+class RunConfig(Record):
+    """`config.json`: all that an engine run depends on."""
+
+    format: Literal[1] = 1
+    job_id: str
+    seed: int = Field(0, ge=0, lt=2**63)
+    model: ModelSource
+    training_file: str
+    """JSONL on the engine's disk."""
+    validation_file: str | None = None
+    retention_files: dict[str, str] = {}
+    """Retention set → JSONL on the engine's disk."""
+    method: Method
+    probe: ProbeSize | None = None
+    """None: train."""
+    runtime: Runtime = Field(default_factory=Runtime)
+    created_at: float = 0.0
+    """Unix seconds of the job's creation: the date that chat templates print, also after midnight."""
+    first_sequence: int = Field(1, ge=1)
+    """Number of the first event this run writes, where the run directory holds none yet."""
+    published_step: int = Field(0, ge=0)
+    """Steps up to this one are already published; a resumed run repeats them silently."""

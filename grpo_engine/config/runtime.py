@@ -1,0 +1,35 @@
+"""How engines use their machine: what a deployment sets, and no job.
+
+Apart from the job's configuration (`config.py`), so that a command that only reads its deployment's settings
+loads no grader.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from grpo_engine.contract.records import Record
+
+
+class Runtime(Record):
+    """How the engine uses its machine; changes speed and memory, never the mathematics."""
+
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    sampler: Literal["auto", "torch", "vllm"] = "auto"
+    """ "auto": vLLM on a GPU where it is installed, else torch."""
+    sampler_memory: float = Field(0.45, gt=0, lt=1)
+    """Share of a GPU's memory (on a CPU: of the machine's) that vLLM's weights and cache may take."""
+    ranks: int = Field(1, ge=1, le=64)
+    """Processes that train as one gang, each on its own device."""
+    sharding: Literal["replicated", "fsdp"] = "replicated"
+    """Of several ranks: each holds the whole model, or a share of every layer."""
+    num_threads: int | None = Field(None, ge=1)
+    token_budget: int | None = Field(None, ge=16)
+    """Tokens of one training micro-batch; None: what suits the device. Halved where memory is too small."""
+    sample_budget: int = Field(512, ge=1)
+    """Completions that are sampled side by side."""
+    grader_processes: int = Field(2, ge=1, le=256)
+    """Processes for graders that may hang or die."""

@@ -1,0 +1,63 @@
+"""What a job says of its tools. Boundary: plain data of the engine's door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from grpo_engine.contract.records import Input
+from grpo_engine.outbound.web import check_url
+
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
+
+
+def _checked(url: str) -> str:
+    check_url(url)
+    return url
+
+
+class PythonTool(Input):
+    """A Python interpreter in the sandbox; each call is a fresh one."""
+
+    type: Literal["python"]
+    name: ToolName = "python"
+    description: str = Field("Run Python code and read what it prints.", max_length=4096)
+    timeout_seconds: float = Field(5.0, gt=0, le=120)
+    max_output_chars: int = Field(2000, ge=1, le=100_000)
+
+
+class HttpTool(Input):
+    """`POST {"name", "arguments", "item", "trace_id"}` to a URL; the answer is shown to the model."""
+
+    type: Literal["http"]
+    name: ToolName
+    description: str = Field("", max_length=4096)
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    """JSON schema of the arguments."""
+    url: Annotated[str, Field(max_length=2048), AfterValidator(_checked)]
+    """https, a public name, port 443 or 8443; or a host that the operator allows."""
+    timeout_seconds: float = Field(10.0, gt=0, le=120)
+    max_output_chars: int = Field(2000, ge=1, le=100_000)
+
+
+Tool = Annotated[PythonTool | HttpTool, Field(discriminator="type")]
+
+PYTHON_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"code": {"type": "string", "description": "Python code to run."}},
+    "required": ["code"],
+}
+
+
+def function_schemas(tools: Sequence[PythonTool | HttpTool]) -> list[dict[str, Any]]:
+    """The tools as chat templates and OpenAI's API know them."""
+    return [function_schema(tool) for tool in tools]
+
+
+def function_schema(tool: PythonTool | HttpTool) -> dict[str, Any]:
+    """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
+    parameters = tool.parameters if isinstance(tool, HttpTool) else PYTHON_PARAMETERS
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}

@@ -1,0 +1,155 @@
+"""What a training-free job may say: who answers, who compares, how much is remembered and spent.
+
+Boundary: plain data of the engine's door; no model and no network. There is nothing here about weights,
+because none move.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from grpo_engine.config.recipes import ALIASES, rename_aliases
+from grpo_engine.contract.records import Input
+from grpo_engine.graders import Grader
+
+Auto = Literal["auto"]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+PLACEHOLDER = "{experiences}"
+DEFAULT_TEMPLATE = (
+    "Lessons from earlier attempts at tasks like this one. Use those that fit, pass over the others.\n"
+    + PLACEHOLDER
+)
+
+
+class EndpointModel(Input):
+    """A model on one of the operator's OpenAI-compatible servers."""
+
+    endpoint: str = Field(min_length=1, max_length=128)
+    """Its name in the operator's list; addresses and keys are never a job's business."""
+    model: str = Field(min_length=1, max_length=256)
+    """As the server names it; the operator may restrict which."""
+    length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How this server calls the limit of an answer; OpenAI's reasoning models know only the second."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.endpoint}/{self.model}"
+
+
+Speaker = Literal["model"] | EndpointModel
+""" "model": the job's own, on the worker."""
+
+
+class TrainingFreeHyperparameters(Input):
+    """Training-Free GRPO (arXiv 2510.08191); group size and epochs are the paper's."""
+
+    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
+    """Times each row is attempted; auto: 3."""
+    n_steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Batches; takes the place of n_epochs."""
+    prompts_per_step: int = Field(32, ge=1, le=4096)
+    """Rows of a batch. The library changes once per batch, so fewer rows are more and smaller changes."""
+    group_size: int = Field(5, ge=2, le=256)
+    """Attempts per row (G); winners are compared with losers, so one alone teaches nothing."""
+    temperature: float = Field(0.7, gt=0, le=2)
+    """Of the attempts. At 0 all attempts of a group would be the same."""
+    max_completion_tokens: int = Field(1024, ge=1, le=131_072)
+
+    rollouts: Speaker = "model"
+    """Who attempts the tasks: whose prompt is being improved."""
+    reflection: Speaker = "model"
+    """Who looks at the attempts and writes the lessons; a stronger model writes better ones."""
+    reflection_temperature: float = Field(0.0, ge=0, le=2)
+    reflection_max_tokens: int = Field(1024, ge=16, le=131_072)
+    """Of one answer of the reflecting model; its thoughts count."""
+    max_experiences: int = Field(32, ge=1, le=256)
+    """Lessons in the library. Where one more comes, the one that was longest of no use goes."""
+    max_experience_chars: int = Field(400, ge=20, le=4000)
+    """Of one lesson; a longer one is cut at a word."""
+    max_attempt_chars: int = Field(6000, ge=100, le=1_000_000)
+    """Of a task or an attempt that the reflecting model is shown; of a longer one beginning and end."""
+    template: str = Field(DEFAULT_TEMPLATE, max_length=20_000)
+    """What stands before the system message (or, without one, the first user turn): `{experiences}` is the
+    list of lessons. An empty library leaves the prompt as it is."""
+
+    concurrent_calls: int = Field(8, ge=1, le=256)
+    """Calls to an endpoint at a time."""
+    request_timeout_seconds: float = Field(120.0, gt=0, le=3600)
+    """For one call, retries included."""
+    max_calls: PositiveInt | None = None
+    """Calls to endpoints that the whole job may make; beyond, it fails with `spend_limit`."""
+    max_cost_usd: float | None = Field(None, gt=0)
+    """The same in US dollars, by the operator's prices, without which it is refused."""
+
+    checkpoint_interval: PositiveInt = 1
+    """Batches between checkpoints. They are small, and a batch that is not in one is paid for again."""
+    max_checkpoints: int = Field(3, ge=1, le=100)
+    eval_interval: Auto | PositiveInt = "auto"
+    """Batches between evaluations of the validation file; auto: before the first and after the last."""
+    eval_samples: Auto | PositiveInt = "auto"
+    """Validation rows per evaluation; auto: all, at most 256."""
+    eval_temperature: float = Field(0.0, ge=0, le=2)
+    """0: greedy."""
+    max_grader_error_rate: float = Field(0.5, gt=0, le=1)
+    """Share of a batch's attempts that may be unscorable before the job fails."""
+    grader_timeout_seconds: float = Field(30.0, gt=0, le=3600)
+    """Deadline of one attempt's grading."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the job's own model is loaded at all."""
+        return "model" in (self.rollouts, self.reflection)
+
+    def rows_per_step(self, num_rows: int) -> int:
+        """Dataset rows of a batch: at most the whole file."""
+        return min(self.prompts_per_step, num_rows)
+
+    def total_steps(self, num_rows: int) -> int:
+        """Batches for a dataset of `num_rows` rows; at least one per epoch."""
+        if self.n_steps is not None:
+            return self.n_steps
+        epochs = 3 if self.n_epochs == "auto" else self.n_epochs
+        return max(1, math.ceil(epochs * num_rows / max(1, self.rows_per_step(num_rows))))
+
+    def evaluates_after(self, step: int, total_steps: int) -> bool:
+        """Whether the held-out rows are due: before the first step (0), after the last, and in between."""
+        if step in (0, total_steps):
+            return True
+        return self.eval_interval != "auto" and step % self.eval_interval == 0
+
+    def eval_rows(self, num_rows: int) -> int:
+        """Validation rows used in an evaluation."""
+        return min(num_rows, 256 if self.eval_samples == "auto" else self.eval_samples)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("batch_size") == "auto":
+            data = {name: value for name, value in data.items() if name != "batch_size"}
+        return rename_aliases(data, {**ALIASES, "batch_size": "prompts_per_step"})
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.n_steps is not None and self.n_epochs != "auto":
+            raise ValueError("give n_steps or n_epochs, not both")
+        if PLACEHOLDER not in self.template:
+            raise ValueError(f"template needs {PLACEHOLDER}")
+        return self
+
+
+class TrainingFreeMethod(Input):
+    grader: Grader
+    eval_grader: Grader | None = None
+    """Scores the held-out rows; None: the grader that compares."""
+    hyperparameters: TrainingFreeHyperparameters = Field(default_factory=TrainingFreeHyperparameters)
+
+
+class TrainingFree(Input):
+    type: Literal["training_free"]
+    training_free: TrainingFreeMethod

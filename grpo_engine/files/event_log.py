@@ -1,0 +1,92 @@
+"""`events.jsonl`: append-only, one event a line, numbered without gaps across attempts.
+
+A line that a killed engine left unfinished is cut off. A resumed run repeats the steps after its checkpoint;
+what the file (or the worker) already holds of them is not written twice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import ValidationError
+
+from grpo_engine.contract.events import (
+    BaseEvent,
+    Evaluated,
+    Failed,
+    RolloutsRecorded,
+    StepFinished,
+    StepSkipped,
+    Warned,
+    parse_event,
+)
+
+
+class Journal:
+    def __init__(self, path: Path, *, first_sequence: int = 1, published_step: int = 0) -> None:
+        self.path = path
+        self.next_sequence = first_sequence
+        self.published_step = published_step
+        self.ends_with_failure = False
+        """Whether the last event found was `failed`."""
+        self._seen: set[tuple[str, ...]] = set()
+        self._recover()
+        self._file: BinaryIO = path.open("ab")
+
+    def write(self, event: BaseEvent) -> BaseEvent | None:
+        """The event as numbered and written, None where it is already published."""
+        key = _key(event)
+        if key is not None and (key in self._seen or self._published(event)):
+            return None
+        numbered = event.model_copy(update={"sequence": self.next_sequence, "at": time.time()})
+        self._file.write(numbered.model_dump_json().encode() + b"\n")
+        self._file.flush()
+        self.next_sequence += 1
+        if key is not None:
+            self._seen.add(key)
+        return numbered
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _published(self, event: BaseEvent) -> bool:
+        training = isinstance(event, StepFinished | StepSkipped) or (
+            isinstance(event, RolloutsRecorded) and event.split == "train"
+        )
+        return training and getattr(event, "step", 0) <= self.published_step
+
+    def _recover(self) -> None:
+        """Read what is there; drop everything from the first line that is no event."""
+        if not self.path.exists():
+            return
+        good = 0
+        with self.path.open("rb") as lines:
+            for line in lines:
+                try:
+                    event = parse_event(line)
+                except ValidationError:
+                    break
+                if not line.endswith(b"\n"):
+                    break
+                good += len(line)
+                self.next_sequence = event.sequence + 1
+                self.ends_with_failure = isinstance(event, Failed)
+                if (key := _key(event)) is not None:
+                    self._seen.add(key)
+        os.truncate(self.path, good)
+
+
+def _key(event: BaseEvent) -> tuple[str, ...] | None:
+    """Identity of an event that must appear once, None for those that may repeat."""
+    if isinstance(event, StepFinished | StepSkipped):
+        return ("step", str(event.step))
+    if isinstance(event, RolloutsRecorded):
+        return ("rollouts", event.split, event.name, str(event.step), str(event.first))
+    if isinstance(event, Evaluated):
+        return ("evaluated", event.name, str(event.step))
+    if isinstance(event, Warned) and event.step is not None:
+        return ("warning", event.code, str(event.step))
+    return None

@@ -1,0 +1,92 @@
+"""A grading process: reads requests from its parent, grades one at a time, answers each with a line.
+
+What the lines hold is said in `pool_wire.py`.
+Boundary: it enforces no deadline. The parent does, and kills this process and all it started.
+Run as `python -m grpo_engine.graders.pool.server` by `pool_child.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import TypeAdapter
+
+from grpo_engine.graders import Grader
+from grpo_engine.graders.base import GraderBase
+from grpo_engine.graders.pool.outcome import graded
+from grpo_engine.graders.pool.wire import read_sample
+from grpo_engine.process.parent_death import end_with_parent
+
+MAX_MEMORY_BYTES = 4 * 2**30
+"""Address space: a number such as 9^9^9^9 ends as an error of the rule, not of the machine."""
+
+
+def main() -> None:
+    """Serve the parent until it closes the connection."""
+    with _connection() as (requests, answers):
+        hello = json.loads(requests.readline())
+        end_with_parent(hello["parent"])
+        try:
+            graders = load(hello["graders"])
+            _limit()
+        except Exception as error:  # noqa: BLE001 - the parent reports it
+            _write(answers, {"error": f"{type(error).__name__}: {error}"[:1000]})
+            return
+        _write(answers, {"ready": True})
+        for line in requests:
+            _write(answers, answer(graders, json.loads(line)))
+
+
+def load(graders: Mapping[str, Any]) -> dict[str, GraderBase]:
+    """Rules by key, ready to grade. Raises what their libraries raise."""
+    adapter: TypeAdapter[GraderBase] = TypeAdapter(Grader)
+    loaded = {key: adapter.validate_python(data) for key, data in graders.items()}
+    for grader in loaded.values():
+        grader.prepare()
+    return loaded
+
+
+def answer(graders: Mapping[str, GraderBase], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer to one request."""
+    score = graded(graders[asked["grader"]], read_sample(asked["sample"]), asked["item"])
+    return {"id": asked["id"], "score": score.model_dump()}
+
+
+@contextlib.contextmanager
+def _connection() -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Files to read from and to write to. Standard input and output become /dev/null: prints go nowhere."""
+    incoming, outgoing = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    with os.fdopen(incoming, "rb") as requests, os.fdopen(outgoing, "wb") as answers:
+        yield requests, answers
+
+
+def _write(answers: BinaryIO, data: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(data).encode() + b"\n")
+    answers.flush()
+
+
+def _limit() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # With a model on board the address space says nothing of the memory: CUDA alone reserves more.
+    if "torch" not in sys.modules:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # Where memory ends, this process goes before the training does; some containers do not let it say so.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""`code_tests`: the completion's code against the row's tests, in a sandbox; the verdict comes from outside.
+
+Boundary: the sandbox gets the code and one input at a time, never what is expected. Values come out as
+bounded JSON and are compared here. An exit code, a printed PASS or an early end never mean passed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from grpo_engine.contract.records import GradeError, Sample, Score
+from grpo_engine.graders.base import Execution, GraderBase, Template, row_value
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.excerpt import told
+from grpo_engine.graders.rules.code_verdict import Test, code_of, read_tests, tagged
+from grpo_engine.graders.rules.numeric import Tag
+from grpo_engine.graders.template import render
+from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailable, self_test
+
+MAX_CODE_CHARACTERS = 256_000
+_LIMITS = Limits(memory_bytes=2**30, processes=32)
+
+
+class _Result(NamedTuple):
+    passed: int
+    total: int
+    feedback: str
+    """On the first test that failed; empty where all passed."""
+
+
+class CodeTests(GraderBase):
+    """Reward = fraction of the tests that pass, or with `scoring` all 1.0 where every one does, else 0.0.
+
+    A test is `{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}` or
+    `{"stdin": "1 2\\n", "expected_stdout": "3\\n"}`. Each test runs the code anew in a process of its own.
+    Code that does not compile, raises, exits or takes too long fails its tests.
+    """
+
+    type: Literal["code_tests"]
+    code: Template = "{{sample.output_text}}"
+    """Its last fenced python block counts where it has one."""
+    tag: Tag | None = None
+    """Only the inside of the last `<tag>…</tag>` counts."""
+    tests: Template
+    """A JSON list of tests, such as `{{item.tests}}`."""
+    timeout_seconds: float = Field(5.0, gt=0, le=60)
+    """For each test."""
+    total_timeout_seconds: float = Field(20.0, gt=0, le=600)
+    """For all tests of a completion; those that it leaves no time for have failed. Above the deadline of
+    grading itself, a completion that hangs is unscorable instead of wrong."""
+    tolerance: float = Field(1e-9, ge=0, le=1)
+    """Absolute and relative, where a float stands on either side."""
+    max_tests: int = Field(100, ge=1, le=1000)
+    """The first ones of a row that has more."""
+    scoring: Literal["fraction", "all"] = "fraction"
+
+    @property
+    def execution(self) -> Execution:
+        return "process"
+
+    def templates(self) -> dict[str, str]:
+        return {"code": self.code, "tests": self.tests}
+
+    def prepare(self) -> None:
+        """Attack the sandbox before the first completion's time begins."""
+        self_test()
+
+    def problems(self, item: Mapping[str, Any]) -> list[str]:
+        found = super().problems(item)
+        text = row_value(self.tests, item)
+        if text is not None:
+            try:
+                read_tests(text)
+            except ValueError as error:
+                found.append(f"its tests do not parse: {error}")
+        return found
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        return self._score(self._run(sample, item))
+
+    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
+        """One run gives both the reward and the feedback."""
+        try:
+            result = self._run(sample, item)
+        except UnscorableError as error:
+            refusal = GradeError(code=error.code, message=error.message)
+            return Score(reward=None, parts={self.label: None}, errors={self.label: refusal})
+        reward = self._score(result)
+        return Score(reward=reward, parts={self.label: reward}, feedback=result.feedback)
+
+    def _score(self, result: _Result) -> float:
+        if self.scoring == "all":
+            return float(result.passed == result.total)
+        return result.passed / result.total
+
+    def _run(self, sample: Sample, item: Mapping[str, Any]) -> _Result:
+        """Every test in a fresh sandbox for this completion. Raises UnscorableError."""
+        text = render(self.code, sample, item)
+        code = code_of(text if self.tag is None else tagged(text, self.tag))
+        tests = self._tests(sample, item)
+        if len(code) > MAX_CODE_CHARACTERS:
+            return _Result(0, len(tests), f"the code is longer than {MAX_CODE_CHARACTERS:,} characters")
+        try:
+            with PythonServer(code, _LIMITS, filename="<code>") as server:
+                failures = list(self._failures(server, tests))
+        except SandboxUnavailable as error:
+            raise UnscorableError("python_grader_server_error", str(error)) from None
+        failed = [failure for failure in failures if failure]
+        return _Result(len(tests) - len(failed), len(tests), failed[0] if failed else "")
+
+    def _tests(self, sample: Sample, item: Mapping[str, Any]) -> list[Test]:
+        try:
+            return read_tests(render(self.tests, sample, item))[: self.max_tests]
+        except ValueError as error:
+            raise UnscorableError("invalid_variable_error", f"the tests do not parse: {error}") from None
+
+    def _failures(self, server: PythonServer, tests: list[Test]) -> Iterator[str]:
+        """For each test why it failed, empty where it passed."""
+        deadline = time.monotonic() + self.total_timeout_seconds
+        for number, test in enumerate(tests, 1):
+            seconds = min(self.timeout_seconds, deadline - time.monotonic())
+            outcome = server.request(seconds, **test.request) if seconds > 0 else Outcome(timed_out=True)
+            why = _failure(test, outcome, self.tolerance)
+            yield told(f"test {number} of {len(tests)}: {why}") if why else ""
+
+
+def _failure(test: Test, outcome: Outcome, tolerance: float) -> str:
+    """Empty where the answer came and is right."""
+    if outcome.value is None:
+        kind = "took too long" if outcome.timed_out else _last_line(outcome.error)
+        return f"{_short(test.shown)} should give {_short(test.wanted)}: {kind}"
+    got = test.judge(outcome.value, outcome.output, tolerance)
+    return f"{_short(test.shown)} should give {_short(test.wanted)}, got {_short(got)}" if got else ""
+
+
+def _last_line(error: str) -> str:
+    """`ZeroDivisionError: division by zero` of a traceback."""
+    return _short((error.strip().splitlines() or ["no answer"])[-1])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:50]}...{text[-27:]}"

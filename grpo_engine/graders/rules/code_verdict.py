@@ -1,0 +1,162 @@
+"""The outside half of `code_tests`: finds the code, reads the tests, compares answers on plain types.
+
+Boundary: nothing is executed here. What a submission answered is data: JSON types without methods of its
+own, so an `__eq__` that is always true has nothing to say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from grpo_engine.contract.records import Input
+from grpo_engine.graders.excerpt import excerpt
+from grpo_engine.graders.samples import parse_json
+
+# possessive, so that a long line costs linear time
+_FENCE = re.compile(r" {0,3}(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+-]*+)[^`\n]*+")
+_PYTHON = ("python", "python3", "py")
+_DECIMAL = re.compile(r"[+-]?([0-9]++\.?[0-9]*+|\.[0-9]++)([eE][+-]?[0-9]++)?")
+
+
+class CallTest(Input):
+    """`call(*args, **kwargs)` returns `expected`."""
+
+    call: str = Field(max_length=256, pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
+    """A function, or `Class.method`: a method of an instance made without arguments."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    expected: Any
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What the sandbox gets to know."""
+        return {"mode": "call", "call": self.call, "args": self.args, "kwargs": self.kwargs}
+
+    @property
+    def shown(self) -> str:
+        named = [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"{self.call}({', '.join([*map(repr, self.args), *named])})"
+
+    def judge(self, value: str, output: str, tolerance: float) -> str:
+        """Empty where the answer is right, else what was got. `value` is JSON of an untrusted hand."""
+        try:
+            got = parse_json(value)
+            return "" if same(got, self.expected, tolerance) else repr(got)
+        except (ValueError, RecursionError) as error:
+            return f"a value that cannot be read ({error})"
+
+    @property
+    def wanted(self) -> str:
+        return repr(self.expected)
+
+
+class StdinTest(Input):
+    """The program, given `stdin`, prints `expected_stdout`; white space that ends a line does not count."""
+
+    stdin: str
+    expected_stdout: str
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What the sandbox gets to know."""
+        return {"mode": "script", "stdin": self.stdin}
+
+    @property
+    def shown(self) -> str:
+        return f"the program with input {excerpt(self.stdin)}"
+
+    def judge(self, value: str, output: str, tolerance: float) -> str:
+        """Empty where the output is right, else what was printed."""
+        return "" if same_text(output, self.expected_stdout, tolerance) else excerpt(output)
+
+    @property
+    def wanted(self) -> str:
+        return excerpt(self.expected_stdout)
+
+
+Test = CallTest | StdinTest
+_TESTS: TypeAdapter[list[Test]] = TypeAdapter(Annotated[list[Test], Field(min_length=1)])
+
+
+def read_tests(text: str) -> list[Test]:
+    """Tests of a row, from JSON. Raises ValueError that says what is wrong."""
+    data = parse_json(text)
+    if isinstance(data, str):  # a row may hold its tests as JSON text in JSON
+        data = parse_json(data)
+    try:
+        return _TESTS.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'tests'}: {first['msg']}") from None
+
+
+def code_of(text: str) -> str:
+    """Code of the last fenced python block, else of the last fenced block, else the text itself."""
+    blocks: list[tuple[str, str]] = []
+    lines: list[str] | None = None
+    mark = language = ""
+    for line in text.replace("\r\n", "\n").split("\n"):
+        fence = _FENCE.fullmatch(line.rstrip())
+        if lines is None and fence is not None:
+            mark, language, lines = fence[1], fence[2].lower(), []
+        elif lines is not None and line.strip().startswith(mark) and not line.strip().strip(mark[0]):
+            blocks.append((language, "\n".join(lines)))
+            lines = None
+        elif lines is not None:
+            lines.append(line)
+    if lines is not None:  # cut off before its end
+        blocks.append((language, "\n".join(lines)))
+    python = [code for language, code in blocks if language in _PYTHON]
+    plain = [code for language, code in blocks if not language]
+    return (python or plain or [text])[-1]
+
+
+def tagged(text: str, tag: str) -> str:
+    """Inside of the last `<tag>…</tag>`, empty where there is none."""
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    return text[start + len(tag) + 2 : end] if start >= 0 else ""
+
+
+def same(got: Any, expected: Any, tolerance: float) -> bool:
+    """Equal JSON values; numbers where one is a float within the tolerance; true is not 1."""
+    if isinstance(got, bool) or isinstance(expected, bool):
+        return got is expected
+    if isinstance(got, int | float) and isinstance(expected, int | float):
+        return got == expected or (float in (type(got), type(expected)) and _close(got, expected, tolerance))
+    if isinstance(got, list) and isinstance(expected, list):
+        pairs = zip(got, expected, strict=False)
+        return len(got) == len(expected) and all(same(a, b, tolerance) for a, b in pairs)
+    if isinstance(got, dict) and isinstance(expected, dict):
+        return got.keys() == expected.keys() and all(same(got[k], expected[k], tolerance) for k in got)
+    return type(got) is type(expected) and bool(got == expected)
+
+
+def same_text(got: str, expected: str, tolerance: float) -> bool:
+    """Equal outputs; a decimal number where another one stands counts within the tolerance."""
+    ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (got, expected))
+    if ours == theirs:
+        return True
+    words, wanted = [line.split() for line in ours], [line.split() for line in theirs]
+    if tolerance == 0 or [len(line) for line in words] != [len(line) for line in wanted]:
+        return False
+    pairs = [pair for line in zip(words, wanted, strict=True) for pair in zip(*line, strict=True)]
+    return all(a == b or _same_decimal(a, b, tolerance) for a, b in pairs)
+
+
+def _same_decimal(got: str, expected: str, tolerance: float) -> bool:
+    if not (_DECIMAL.fullmatch(got) and _DECIMAL.fullmatch(expected)):
+        return False
+    fractional = any(mark in expected for mark in ".eE")
+    return fractional and _close(float(got), float(expected), tolerance)
+
+
+def _close(got: float, expected: float, tolerance: float) -> bool:
+    try:
+        return math.isfinite(got) and math.isclose(got, expected, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:  # an integer beyond float
+        return False

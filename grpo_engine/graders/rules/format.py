@@ -1,0 +1,108 @@
+"""`format`: the completion has the asked-for shape: tags in order, a pattern, or a JSON schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from grpo_engine.contract.records import Listed, Sample
+from grpo_engine.graders import pattern as patterns
+from grpo_engine.graders.base import GraderBase, Template
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.samples import parse_json
+from grpo_engine.graders.template import render
+
+TagName = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
+
+
+def _check_pattern(pattern: str) -> str:
+    patterns.compiled(pattern)
+    return pattern
+
+
+def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    # Here, as below: jsonschema is a tenth of the time that every engine's and worker's start takes.
+    from grpo_engine.graders.rules.json_schema import check_schema
+
+    return check_schema(schema)
+
+
+class Format(GraderBase):
+    """1.0 where the input has the shape, else 0.0. Exactly one of tags, pattern and json_schema."""
+
+    type: Literal["format"]
+    input: Template = "{{sample.output_text}}"
+    tags: Annotated[Listed[TagName], Field(min_length=1, max_length=16)] | None = None
+    """Names such as ["think", "answer"]: each opens and closes exactly once, one after the other."""
+    strict: bool = False
+    """tags: nothing but white space outside of them."""
+    pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
+    """RE2 syntax; `.` matches no newline unless the pattern says (?s)."""
+    match: Literal["full", "search"] = "full"
+    """pattern: it matches the whole input, or some part of it."""
+    json_schema: Annotated[dict[str, Any], AfterValidator(_check_schema)] | None = None
+    """The whole input is JSON and conforms."""
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Self:
+        given = [name for name in ("tags", "pattern", "json_schema") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"give one of tags, pattern and json_schema, not {' and '.join(given) or 'none'}"
+            )
+        if self.strict and self.tags is None:
+            raise ValueError("strict needs tags")
+        if self.match == "search" and self.pattern is None:
+            raise ValueError("match needs pattern")
+        if self.tags is not None and len(set(self.tags)) != len(self.tags):
+            raise ValueError("tags must differ from each other")
+        return self
+
+    def templates(self) -> dict[str, str]:
+        return {"input": self.input}
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        text = render(self.input, sample, item)
+        if self.tags is not None:
+            return float(has_tags(text, self.tags, strict=self.strict))
+        if len(text) > patterns.MAX_TEXT_CHARACTERS:
+            raise UnscorableError(
+                "other_error", f"longer than {patterns.MAX_TEXT_CHARACTERS} characters: not checked"
+            )
+        if self.pattern is not None:
+            return float(patterns.matches(self.pattern, text, full=self.match == "full"))
+        return self._conforms(text)
+
+    def _conforms(self, text: str) -> float:
+        try:
+            instance = parse_json(text)
+        except ValueError:
+            return 0.0
+        from grpo_engine.graders.rules.json_schema import TooMuchWorkError, conforms
+
+        try:
+            return float(conforms(instance, self.json_schema or {}))
+        except TooMuchWorkError as error:
+            raise UnscorableError("other_error", f"json_schema: {error}") from None
+
+
+def has_tags(text: str, tags: tuple[str, ...], *, strict: bool) -> bool:
+    """Whether each `<tag>…</tag>` is there exactly once, in this order and not inside one another.
+
+    `strict`: and nothing but white space outside of them.
+    """
+    position = 0
+    outside: list[str] = []
+    for tag in tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        if text.count(opening) != 1 or text.count(closing) != 1:
+            return False
+        start, end = text.find(opening, position), text.find(closing, position)
+        if not position <= start < end:
+            return False
+        outside.append(text[position:start])
+        position = end + len(closing)
+    outside.append(text[position:])
+    return not strict or not any(part.strip() for part in outside)

@@ -1,0 +1,100 @@
+"""`math`: symbolic equality of two answers, judged by math-verify.
+
+Boundary: no rule of our own. Text is parsed by math-verify's grammars only, never by `sympify` or `eval`.
+It may take for ever, so the kind runs in a grading process. There math-verify's own time-outs hold, 5 seconds
+for each text and each comparison; outside of a main thread, where they fail, they are off.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from grpo_engine.contract.records import Sample
+from grpo_engine.graders.base import Execution, GraderBase, Template, row_value
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.excerpt import excerpt, told
+from grpo_engine.graders.template import render
+
+MAX_INPUT_CHARACTERS = 4096
+"""Only the end of a longer input is read: answers stand there, and parsing costs more than linear time."""
+MAX_REFERENCE_CHARACTERS = 4096
+_SECONDS = 5
+"""math-verify's own choice, for parsing a text and for comparing two answers."""
+
+
+class MathAnswer(GraderBase):
+    """1.0 where math-verify finds the input's answer equal to the reference, else 0.0.
+
+    `verify(parse(reference), parse(input))` with math-verify's default extraction: LaTeX (`$…$`, `\\[…\\]`,
+    `\\boxed{…}`, `\\frac`) and plain numbers and expressions. A reference in which it finds nothing, such as
+    the bare LaTeX `x^2+1`, is read as `\\boxed{x^2+1}`. In other bare LaTeX it may find a part only (`2` in
+    `2\\sqrt{2}`): write `"${{item.answer}}$"` where the rows hold that.
+    An answer that cannot be parsed, or takes math-verify more than 5 seconds, is wrong (0.0); a reference
+    that cannot be parsed makes the row unscorable.
+    """
+
+    type: Literal["math"]
+    input: Template = "{{sample.output_text}}"
+    """Its last MAX_INPUT_CHARACTERS count."""
+    reference: Template
+
+    @property
+    def execution(self) -> Execution:
+        return "process"
+
+    def templates(self) -> dict[str, str]:
+        return {"input": self.input, "reference": self.reference}
+
+    def prepare(self) -> None:
+        """Load math-verify and sympy and build their parsers."""
+        equal("$1$", "$1$")
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        reference = render(self.reference, sample, item)
+        if problem := _problem(reference):
+            raise UnscorableError("invalid_variable_error", problem)
+        verdict = equal(reference, render(self.input, sample, item)[-MAX_INPUT_CHARACTERS:])
+        if verdict is None:
+            message = f"math-verify finds no answer in the reference {excerpt(reference)}"
+            raise UnscorableError("invalid_variable_error", message)
+        return float(verdict)
+
+    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
+        if reward == 1.0:
+            return ""
+        reference = excerpt(render(self.reference, sample, item))
+        return told(f"the answer is not equal to the expected {reference}")
+
+    def problems(self, item: Mapping[str, Any]) -> list[str]:
+        found = super().problems(item)
+        reference = row_value(self.reference, item)
+        if reference is not None and (problem := _problem(reference)):
+            found.append(problem)
+        return found
+
+
+def equal(reference: str, answer: str) -> bool | None:
+    """Whether math-verify finds them equal; None where it finds nothing in the reference. May never end."""
+    import math_verify  # here: sympy takes half a second, and only grading processes need it
+
+    # by alarm signals, which only a main thread gets, and which do not interrupt long multiplications
+    seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
+
+    def parsed(text: str) -> list[Any]:
+        return list(math_verify.parse(text, parsing_timeout=seconds))
+
+    gold = parsed(reference) or parsed(f"\\boxed{{{reference}}}")
+    if not gold:
+        return None
+    return bool(math_verify.verify(gold, parsed(answer), timeout_seconds=seconds))
+
+
+def _problem(reference: str) -> str:
+    """What is wrong with it, as far as can be said without math-verify; empty where nothing is."""
+    if not reference.strip():
+        return "reference is empty"
+    if len(reference) > MAX_REFERENCE_CHARACTERS:
+        return f"reference has {len(reference)} characters, at most {MAX_REFERENCE_CHARACTERS}"
+    return ""

@@ -1,0 +1,173 @@
+"""`multi`: several rules and a formula over their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from grpo_engine.contract.records import GradeError, Sample, Score
+from grpo_engine.graders import formula as formulas
+from grpo_engine.graders.base import Execution, GraderBase
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.registry import SingleGrader
+
+FORMULA = "calculate_output"
+"""Name under which an error of the formula itself is reported."""
+
+
+def _as_dict(value: Any) -> Any:
+    """Dict, list (by name) or single grader → dict: OpenAI's documents and clients disagree on the shape."""
+    if isinstance(value, Mapping) and isinstance(value.get("type"), str):
+        return {value.get("name") or value["type"]: value}
+    if not isinstance(value, list | tuple):
+        return value
+    names = [each.get("name") if isinstance(each, Mapping) else getattr(each, "name", None) for each in value]
+    if not all(names):
+        raise ValueError(f"the grader at index {[bool(name) for name in names].index(False)} needs a name")
+    if len(set(names)) != len(names):
+        raise ValueError("graders need different names")
+    return dict(zip(names, value, strict=True))
+
+
+def _not_a_function(key: str) -> str:
+    if key in formulas.FUNCTIONS:
+        raise ValueError(f"{key} is a function of the formula: choose another name")
+    return key
+
+
+Key = Annotated[
+    str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_not_a_function)
+]
+"""A variable of the formula."""
+
+
+class Multi(GraderBase):
+    """Reward = the formula over the parts' rewards. A part the formula does not use is only shown."""
+
+    type: Literal["multi"]
+    graders: Annotated[
+        dict[Key, Annotated[SingleGrader, Field(discriminator="type")]],
+        BeforeValidator(_as_dict),
+        Field(min_length=1, max_length=32),
+    ]
+    aggregation: Literal["formula", "gdpo"] = "formula"
+    """formula: advantages come from the formula's value. gdpo: from the weighted sum of the parts, each
+    normalised within its group first (arXiv 2601.05242)."""
+    weights: dict[Key, float] | None = Field(None, validate_default=True)
+    """gdpo: grader's name → weight of its part, 1.0 where not given."""
+    calculate_output: str = Field("", validate_default=True)
+    """`0.8*a + 0.2*b`: + - * / ^, parentheses, min max abs floor ceil exp sqrt log, graders' names.
+    gdpo: the weighted sum of the parts where not given."""
+    invalid_grade: float | None = None
+    """Reward where a part is unscorable or the formula has no finite value; None: unscorable then."""
+
+    @field_validator("weights")
+    @classmethod
+    def _weigh_every_part(
+        cls, weights: dict[str, float] | None, info: ValidationInfo
+    ) -> dict[str, float] | None:
+        if info.data.get("aggregation") != "gdpo":
+            if weights is not None:
+                raise ValueError("weights need aggregation gdpo")
+            return None
+        if (graders := info.data.get("graders")) is None:
+            return weights  # what is wrong there has been said
+        given = weights or {}
+        _refuse_unknown(given.keys(), graders)
+        return {key: given.get(key, 1.0) for key in graders}
+
+    @field_validator("calculate_output")
+    @classmethod
+    def _parses(cls, text: str, info: ValidationInfo) -> str:
+        if "graders" not in info.data or "weights" not in info.data:
+            return text  # what is wrong there has been said
+        text = text or _weighted_sum(info.data["weights"])
+        _refuse_unknown(formulas.parse(text).variables, info.data["graders"])
+        return text
+
+    @property
+    def execution(self) -> Execution:
+        """Where its most demanding part runs."""
+        needed = {part.execution for part in self.graders.values()}
+        return "process" if "process" in needed else "thread" if "thread" in needed else "inline"
+
+    @property
+    def holds_a_model(self) -> bool:
+        return any(part.holds_a_model for part in self.graders.values())
+
+    def prepare(self) -> None:
+        for part in self.graders.values():
+            part.prepare()
+
+    def unresolved(self, item: Mapping[str, Any]) -> list[str]:
+        found = [path for part in self.graders.values() for path in part.unresolved(item)]
+        return list(dict.fromkeys(found))
+
+    def problems(self, item: Mapping[str, Any]) -> list[str]:
+        return [f"{key}: {text}" for key, part in self.graders.items() for text in part.problems(item)]
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        score = self.grade(sample, item)
+        if score.reward is None:
+            raise UnscorableError("other_error", "; ".join(e.message for e in score.errors.values()))
+        return score.reward
+
+    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
+        """All parts, one after the other, in this thread."""
+        return self.combine_scores({key: part.grade(sample, item) for key, part in self.graders.items()})
+
+    def combine_scores(self, scores: Mapping[str, Score]) -> Score:
+        """Score of the whole from a score of each part, by key."""
+        feedback = {key: score.feedback for key, score in scores.items()}
+        return self.combine({key: _measured(score) for key, score in scores.items()}, feedback)
+
+    def combine(self, measured: Mapping[str, float | GradeError], feedback: Mapping[str, str]) -> Score:
+        """Score of the whole from what was measured of each part, by key.
+
+        Parts stand in the graders' order, each with its own error; an error of the formula stands under
+        FORMULA. Feedback is that of the parts, the part's key in front.
+        """
+        parts: dict[str, float | None] = {}
+        errors: dict[str, GradeError] = {}
+        for key in self.graders:
+            found = measured[key]
+            if isinstance(found, GradeError):
+                parts[key], errors[key] = None, found
+            else:
+                parts[key] = found
+        total = self._total(parts)
+        if isinstance(total, GradeError):
+            errors[FORMULA] = total
+            total = None
+        said = "\n".join(f"{key}: {feedback[key]}" for key in self.graders if feedback.get(key))
+        reward = self.invalid_grade if total is None else total
+        return Score(reward=reward, parts=parts, errors=errors, feedback=said)
+
+    def _total(self, parts: Mapping[str, float | None]) -> float | GradeError | None:
+        """The formula's value; None where a part that it needs is unscorable."""
+        formula = formulas.parse(self.calculate_output)
+        scored = {key: reward for key, reward in parts.items() if reward is not None}
+        if not formula.variables <= scored.keys():
+            return None
+        try:
+            return formulas.evaluate(formula, scored)
+        except formulas.EvaluationError as error:
+            return GradeError(code="other_error", message=str(error))
+
+
+def _measured(score: Score) -> float | GradeError:
+    return score.reward if score.reward is not None else next(iter(score.errors.values()))
+
+
+def _refuse_unknown(names: Set[str], graders: Mapping[str, Any]) -> None:
+    if unknown := sorted(names - graders.keys()):
+        raise ValueError(f"unknown grader {', '.join(unknown)}: there are {', '.join(graders)}")
+
+
+def _weighted_sum(weights: Mapping[str, float] | None) -> str:
+    if weights is None:
+        raise PydanticCustomError("missing", "Field required")
+    return " + ".join(f"{weight!r}*{key}" for key, weight in weights.items())

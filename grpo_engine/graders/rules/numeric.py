@@ -1,0 +1,94 @@
+"""`numeric`: the answer's number equals the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from grpo_engine.contract.records import Sample
+from grpo_engine.graders.base import GraderBase, Template, row_value
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.excerpt import told
+from grpo_engine.graders.numbers import Number, agree, last_number
+from grpo_engine.graders.template import render
+
+
+def _without_brackets(value: Any) -> Any:
+    return value.removeprefix("<").removesuffix(">") if isinstance(value, str) else value
+
+
+Tag = Annotated[
+    str, BeforeValidator(_without_brackets), Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")
+]
+"""`answer` or `<answer>`."""
+
+
+class Numeric(GraderBase):
+    """1.0 where |number - reference| <= max(absolute_tolerance, relative_tolerance * |reference|), else 0.0.
+
+    The number is the last one of the input, of its last `<tag>…</tag>` where a tag is given, and there of
+    the last `\\boxed{…}` where one is. An answer without a number is wrong (0.0); a reference without one
+    makes the row unscorable.
+    """
+
+    type: Literal["numeric"]
+    input: Template = "{{sample.output_text}}"
+    reference: Template
+    """Its last number counts, so that GSM8K's `… #### 72` works as it is."""
+    tag: Tag | None = None
+    absolute_tolerance: float = Field(0.0, ge=0)
+    relative_tolerance: float = Field(0.0, ge=0, le=1)
+
+    def templates(self) -> dict[str, str]:
+        return {"input": self.input, "reference": self.reference}
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        reference = _reference(render(self.reference, sample, item))
+        if reference is None:
+            raise UnscorableError("invalid_variable_error", "reference has no number")
+        number = last_number(render(self.input, sample, item), tag=self.tag)
+        if number is None:
+            return 0.0
+        absolute, relative = _exact(self.absolute_tolerance), _exact(self.relative_tolerance)
+        return float(agree(number, reference, absolute=absolute, relative=relative))
+
+    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
+        reference = _reference(render(self.reference, sample, item))
+        if reward == 1.0 or reference is None:
+            return ""
+        number = last_number(render(self.input, sample, item), tag=self.tag)
+        found = f"found {_shown(number)}" if number is not None else "found no number"
+        where = f" in <{self.tag}>" if self.tag is not None else ""
+        return told(f"expected {_shown(reference)}, {found}{where}")
+
+    def problems(self, item: Mapping[str, Any]) -> list[str]:
+        found = super().problems(item)
+        reference = row_value(self.reference, item)
+        if reference is not None and last_number(reference) is None:
+            found.append(f"reference has no number: {reference[:100]!r}")
+        return found
+
+
+def _reference(text: str) -> Number | None:
+    """All completions of a prompt share their reference; long ones are not worth keeping."""
+    return _short_reference(text) if len(text) <= 256 else last_number(text)
+
+
+@lru_cache(maxsize=1024)
+def _short_reference(text: str) -> Number | None:
+    return last_number(text)
+
+
+@lru_cache(maxsize=64)
+def _exact(tolerance: float) -> Fraction:
+    """The decimal that was written: 0.1 is one tenth, not the nearest binary number."""
+    return Fraction(repr(tolerance))
+
+
+def _shown(number: Number) -> str:
+    """`7`, `5/2`, `50%`."""
+    return f"{number.value}{'%' if number.percent else ''}"

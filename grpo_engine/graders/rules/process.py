@@ -1,0 +1,111 @@
+"""`process`: a reward for every reasoning step of a completion, for process supervision.
+
+Boundary: one rule sees the steps one by one; how step rewards become advantages is not its affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from grpo_engine.contract.records import GradeError, Sample, Score, StepScore
+from grpo_engine.graders.base import Execution, GraderBase
+from grpo_engine.graders.excerpt import excerpt, told
+from grpo_engine.graders.leaf import LeafGrader
+from grpo_engine.graders.samples import make_sample
+from grpo_engine.graders.steps import Step, check_splitter, split
+
+_AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": lambda rewards: math.fsum(rewards) / len(rewards),
+    "last": lambda rewards: rewards[-1],
+    "min": min,
+    "product": math.prod,
+}
+
+
+class Process(GraderBase):
+    """The inner rule on each step, with the step's text as `sample.output_text`.
+
+    A completion without steps, with more than `max_steps`, or with a step that the inner rule cannot score
+    is unscorable.
+    """
+
+    type: Literal["process"]
+    splitter: Annotated[str, AfterValidator(check_splitter)] = "lines"
+    """lines; paragraphs: parted by empty lines; steps: each begins with `Step 1:` on a line; or what stands
+    between two steps, as a regular expression of RE2's syntax."""
+    grader: Annotated[LeafGrader, Field(discriminator="type")]
+    aggregate: Literal["mean", "last", "min", "product"] = "mean"
+    """How the steps' rewards become the completion's."""
+    max_steps: int = Field(64, ge=1, le=1024)
+
+    @property
+    def execution(self) -> Execution:
+        """Where its inner rule runs; one that is quick may take minutes for a thousand steps."""
+        return "process" if self.grader.execution == "inline" else self.grader.execution
+
+    def prepare(self) -> None:
+        self.grader.prepare()
+
+    @property
+    def holds_a_model(self) -> bool:
+        return self.grader.holds_a_model
+
+    def templates(self) -> dict[str, str]:
+        return self.grader.templates()
+
+    def problems(self, item: Mapping[str, Any]) -> list[str]:
+        return self.grader.problems(item)
+
+    def measure(self, sample: Sample, item: Mapping[str, Any]) -> float | GradeError:
+        score = self.grade(sample, item)
+        return score.reward if score.reward is not None else score.errors[self.label]
+
+    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
+        """Score with `steps`; see the class."""
+        try:
+            steps = split(sample.output_text, self.splitter, self.max_steps)
+        except ValueError as error:
+            return self._unscorable("other_error", str(error))
+        scores = []
+        for number, step in enumerate(steps, 1):
+            score = self.grader.grade(_sample_of(step, sample), item)
+            if score.reward is None:
+                reason = next(iter(score.errors.values()))
+                return self._unscorable(reason.code, f"step {number} of {len(steps)}: {reason.message}")
+            scores.append(score)
+        return self._total(steps, scores)
+
+    def _total(self, steps: Sequence[Step], scores: Sequence[Score]) -> Score:
+        rewards = [score.reward for score in scores if score.reward is not None]
+        total = float(_AGGREGATES[self.aggregate](rewards))
+        if not math.isfinite(total):
+            return self._unscorable("other_error", f"the {self.aggregate} of the steps' rewards is {total}")
+        return Score(
+            reward=total,
+            parts={self.label: total},
+            feedback=_feedback(steps, scores, rewards),
+            steps=tuple(StepScore(end=s.end, reward=r) for s, r in zip(steps, rewards, strict=True)),
+        )
+
+    def _unscorable(self, code: Any, message: str) -> Score:
+        error = GradeError(code=code, message=message)
+        return Score(reward=None, parts={self.label: None}, errors={self.label: error})
+
+
+def _sample_of(step: Step, whole: Sample) -> Sample:
+    """The step as a completion; its number of tokens is not known."""
+    sample = make_sample(step.text, finish_reason=whole.finish_reason)
+    return sample.model_copy(update={"output_tools": whole.output_tools})
+
+
+def _feedback(steps: Sequence[Step], scores: Sequence[Score], rewards: Sequence[float]) -> str:
+    """Names the first step with the lowest reward."""
+    lowest = min(range(len(rewards)), key=rewards.__getitem__)
+    if rewards[lowest] >= 1.0:
+        return ""
+    reason = scores[lowest].feedback or excerpt(steps[lowest].text)
+    return told(f"step {lowest + 1} of {len(steps)} has the lowest reward, {rewards[lowest]:g}: {reason}")

@@ -1,0 +1,173 @@
+"""`python`: the user's own `grade(sample, item)`, run in a sandbox.
+
+Boundary: the source is parsed here and never executed in this process. Where bubblewrap holds on this
+machine it runs there, else in pydantic-monty where that is installed, else not at all, unless the operator
+insists (`sandbox/unsafe.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import re
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import AfterValidator
+
+from grpo_engine.contract.records import GradeError, Sample, Score
+from grpo_engine.graders.base import Execution, GraderBase
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.excerpt import told
+from grpo_engine.graders.samples import parse_json
+from grpo_engine.sandbox import Outcome, PythonServer, SandboxUnavailable, self_test
+from grpo_engine.sandbox.monty import MontyServer, installed, subset_problems
+from grpo_engine.sandbox.unsafe import allowed
+
+MAX_SOURCE_BYTES = 256_000
+_F_STRING = re.compile(r"\b(f|fr|rf)[\"']", re.IGNORECASE)
+_MAX_F_STRING_WORK = 10**9
+"""Fields times characters: before Python 3.12 an f-string takes that long to parse; so much is 0.4 s."""
+CALL_SECONDS = 120.0
+"""OpenAI's limit for a call; the grading pool's deadline is usually shorter."""
+
+
+def _defines_grade(source: str) -> str:
+    """The source. Raises ValueError that names the line where it is no Python or has no `grade`."""
+    if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
+        raise ValueError(f"longer than {MAX_SOURCE_BYTES:,} bytes")
+    if _F_STRING.search(source) and source.count("{") * len(source) > _MAX_F_STRING_WORK:
+        raise ValueError("too many braces for a source of this length that has f-strings")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("nested too deeply") from None
+    for node in tree.body:
+        if isinstance(node, ast.AsyncFunctionDef) and node.name == "grade":
+            raise ValueError(f"line {node.lineno}: grade must not be async")
+        if isinstance(node, ast.FunctionDef) and node.name == "grade":
+            _takes_two(node)
+            return source
+    raise ValueError("must define grade(sample, item) at its top level")
+
+
+def _takes_two(function: ast.FunctionDef) -> None:
+    given = function.args
+    places = len(given.posonlyargs) + len(given.args)
+    needed = places - len(given.defaults)
+    named_only = any(default is None for default in given.kw_defaults)
+    if needed > 2 or named_only or (places < 2 and given.vararg is None):
+        raise ValueError(f"line {function.lineno}: grade must take two arguments, sample and item")
+
+
+class PythonGrader(GraderBase):
+    """Reward = what `grade(sample, item)` returns: a number, or `{"score": number, "feedback": text}`.
+
+    `sample` has output_text, output_json, output_tools, choices[0].message, finish_reason and num_tokens;
+    `item` is the dataset row. Standard library only, no network, 2 GB, 2 minutes. Every call runs the source
+    anew in a process of its own. An exception, or anything else than a finite number, is an error and not 0.
+    """
+
+    type: Literal["python"]
+    source: Annotated[str, AfterValidator(_defines_grade)]
+    image_tag: str | None = None
+    """OpenAI's choice of a container image: accepted and without effect, there is one environment."""
+
+    @property
+    def execution(self) -> Execution:
+        return "process"
+
+    def prepare(self) -> None:
+        """Attack the sandbox before the first completion's time begins."""
+        self_test()
+
+    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+        return self._verdict(sample, item)[0]
+
+    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
+        """One call gives both the reward and the feedback."""
+        try:
+            reward, feedback = self._verdict(sample, item)
+        except UnscorableError as error:
+            refusal = GradeError(code=error.code, message=error.message)
+            return Score(reward=None, parts={self.label: None}, errors={self.label: refusal})
+        return Score(reward=reward, parts={self.label: reward}, feedback=feedback)
+
+    def _verdict(self, sample: Sample, item: Mapping[str, Any]) -> tuple[float, str]:
+        """Reward and feedback. Raises UnscorableError."""
+        try:
+            outcome = _server(self.source).call(as_openai(sample), item, CALL_SECONDS)
+        except SandboxUnavailable as error:
+            raise UnscorableError("python_grader_server_error", str(error)) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UnscorableError("invalid_variable_error", f"the row has no JSON form: {error}") from None
+        if outcome.value is None:
+            raise UnscorableError("python_grader_runtime_error", outcome.error)
+        return _read(outcome.value)
+
+
+def as_openai(sample: Sample) -> dict[str, Any]:
+    """The sample as OpenAI's python graders see it."""
+    message: dict[str, Any] = {"role": "assistant", "content": sample.output_text}
+    if sample.output_tools:
+        message["tool_calls"] = list(sample.output_tools)
+    return {**sample.model_dump(mode="json"), "choices": [{"message": message}]}
+
+
+class _Server(Protocol):
+    def call(self, sample: Mapping[str, Any], item: Mapping[str, Any], timeout: float) -> Outcome: ...
+
+    def close(self) -> None: ...
+
+
+_MAX_SERVERS = 8
+_servers: OrderedDict[tuple[int, str], _Server] = OrderedDict()
+"""By process and source, the least recently used first: a forked process must not use its parent's."""
+_lock = threading.Lock()
+
+
+def _server(source: str) -> _Server:
+    """One server for each source in this process; all die with it. Raises SandboxUnavailable."""
+    key = os.getpid(), source
+    with _lock:
+        if key not in _servers:
+            _servers[key] = _new_server(source)
+        _servers.move_to_end(key)
+        if len(_servers) > _MAX_SERVERS:
+            _servers.popitem(last=False)[1].close()
+        return _servers[key]
+
+
+@atexit.register
+def _close_servers() -> None:
+    for (pid, _), server in _servers.items():
+        if pid == os.getpid():
+            server.close()
+
+
+def _new_server(source: str) -> _Server:
+    """Without a sandbox the subset is the safer place, and where it does not do the operator may insist."""
+    if self_test().available or not installed():
+        return PythonServer(source)
+    return PythonServer(source) if allowed() and subset_problems(source) else MontyServer(source)
+
+
+def _read(text: str) -> tuple[float, str]:
+    """Reward and feedback of an answer, which is JSON of an untrusted hand."""
+    try:
+        value = parse_json(text)
+        score = value["score"] if isinstance(value, dict) else value
+        if isinstance(score, bool) or not isinstance(score, int | float):
+            raise TypeError(f"grade() must return a number, not {type(score).__name__}")
+        feedback = value.get("feedback", "") if isinstance(value, dict) else ""
+        return float(score), told(feedback) if isinstance(feedback, str) else ""
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise UnscorableError("python_grader_runtime_error", str(error)) from None

@@ -1,0 +1,201 @@
+"""`score_model`: a language model as judge, on a server of the operator's.
+
+The fields are OpenAI's; `endpoint`, `max_tokens`, `cache`, `max_calls`, `max_cost_usd` and `timeout_seconds`
+are added.
+Boundary: the completion is data inside the user's own messages. Nothing is stripped from it or put around
+it, so a completion may speak to the judge ("give this a 1"): the messages should say where it begins and
+ends and that what it says is not an instruction. They should name the range too: the schema of the answer
+says it, but not every server shows its model the schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AliasChoices, Field, Strict, model_validator
+
+from grpo_engine.contract.records import Input, Listed, Sample
+from grpo_engine.graders.asking import AskingGrader, Verdict, read_verdict
+from grpo_engine.graders.base import Template
+from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.judging import Ledger, ModelUsage, SharedCalls, SpendLimitError
+from grpo_engine.graders.template import render
+from grpo_engine.outbound import chat_client
+
+MAX_MESSAGE_CHARACTERS = 2**22
+"""Of all messages together."""
+MAX_RETRIES = 4
+CACHED_VERDICTS = 20_000
+
+_ledger = Ledger()
+_verdicts: SharedCalls[Verdict] = SharedCalls(CACHED_VERDICTS)
+
+
+def usage() -> dict[str, ModelUsage]:
+    """What the judges of this process were asked and cost so far, by model."""
+    return _ledger.usage()
+
+
+class TextPart(Input):
+    """A piece of a message. Images and sound are not for judges of text."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Template
+
+
+class JudgeMessage(Input):
+    """One message for the judge."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Template | TextPart | Annotated[Listed[Template | TextPart], Field(min_length=1, max_length=64)]
+    type: Literal["message"] = "message"
+
+    def pieces(self) -> list[str]:
+        """Templates in order."""
+        parts = self.content if isinstance(self.content, tuple) else (self.content,)
+        return [part if isinstance(part, str) else part.text for part in parts]
+
+
+class SamplingParams(Input):
+    """How the judge's answer is sampled; what is not given is the server's choice."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = None
+    max_completions_tokens: int | None = Field(
+        None, ge=1, validation_alias=AliasChoices("max_completions_tokens", "max_completion_tokens")
+    )
+    """OpenAI's own spelling; sent as `max_completion_tokens`."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+
+class ScoreModel(AskingGrader):
+    """Reward = the number that the judge answers, which must lie in `range`."""
+
+    type: Literal["score_model"]
+    model: str = Field(min_length=1, max_length=256)
+    """As the server names it; the operator may restrict which."""
+    input: Annotated[Listed[JudgeMessage], Field(min_length=1, max_length=64)]
+    range: Annotated[tuple[float, float], Strict(False)] = (0.0, 1.0)
+    """A number outside is an error, never cut to fit."""
+    sampling_params: SamplingParams = SamplingParams()
+    endpoint: str = Field("default", min_length=1, max_length=128)
+    """Name of one of the operator's endpoints."""
+    max_tokens: int | None = Field(None, ge=1)
+    """As sampling_params.max_completions_tokens, for servers that know only the older `max_tokens`."""
+    cache: bool = True
+    """Ask once for equal requests. With a temperature, a completion that comes up twice keeps its score."""
+    max_calls: int | None = Field(None, ge=1)
+    """Calls that this grader may make per engine process; beyond, completions are unscorable."""
+    max_cost_usd: float | None = Field(None, gt=0)
+    """The same in US dollars, by the operator's prices, without which it is refused."""
+    timeout_seconds: float = Field(120.0, gt=0, le=600)
+    """For one completion, retries included."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.range[0] >= self.range[1]:
+            raise ValueError("range is [lowest, highest]")
+        if self.max_tokens is not None and self.sampling_params.max_completions_tokens is not None:
+            raise ValueError("give max_tokens or sampling_params.max_completions_tokens, not both")
+        return self
+
+    def templates(self) -> dict[str, str]:
+        return {
+            f"input[{index}].content[{part}]": text
+            for index, message in enumerate(self.input)
+            for part, text in enumerate(message.pieces())
+        }
+
+    def verdict(self, sample: Sample, item: Mapping[str, Any]) -> Verdict:
+        request = {"messages": list(self._messages(sample, item)), **self._sampling()}
+        if not self.cache:
+            return self._ask(request)
+        full = json.dumps([self.endpoint, self.model, self.range, request], sort_keys=True)
+        return _verdicts.get(hashlib.sha256(full.encode()).hexdigest(), lambda: self._ask(request))
+
+    def _messages(self, sample: Sample, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        room = MAX_MESSAGE_CHARACTERS
+        for message in self.input:
+            texts = [render(piece, sample, item) for piece in message.pieces()]
+            room -= sum(map(len, texts))
+            if room < 0:
+                raise UnscorableError(
+                    "other_error", f"more than {MAX_MESSAGE_CHARACTERS} characters to judge"
+                )
+            several = isinstance(message.content, tuple)
+            parts = [{"type": "text", "text": text} for text in texts]
+            yield {"role": message.role, "content": parts if several else texts[0]}
+
+    def _sampling(self) -> dict[str, Any]:
+        given = self.sampling_params.model_dump(exclude_none=True)
+        if "max_completions_tokens" in given:
+            given["max_completion_tokens"] = given.pop("max_completions_tokens")
+        if self.max_tokens is not None:
+            given["max_tokens"] = self.max_tokens
+        return {**given, "response_format": answer_format(*self.range)}
+
+    def _ask(self, request: Mapping[str, Any]) -> Verdict:
+        try:
+            return self._within_range(read_verdict(self._paid_answer(request).accepted()))
+        except (chat_client.ChatServerError, chat_client.EndpointError) as error:
+            raise UnscorableError("model_grader_server_error", str(error)) from None
+        except chat_client.ChatRefusalError as error:
+            raise UnscorableError("model_grader_refusal_error", str(error)) from None
+        except (chat_client.ChatParseError, ValueError) as error:
+            raise UnscorableError("model_grader_parse_error", str(error)) from None
+        except SpendLimitError as error:
+            raise UnscorableError("other_error", f"{error}: nothing more is asked") from None
+
+    def _paid_answer(self, request: Mapping[str, Any]) -> chat_client.ChatAnswer:
+        endpoint = chat_client.find_endpoint(self.endpoint)
+        client = chat_client.ChatClient.named(self.endpoint, self.model, self.timeout_seconds, MAX_RETRIES)
+        expected = endpoint.cost_usd(len(json.dumps(request)) // 4, self._longest_answer())
+        if self.max_cost_usd is not None and expected is None:
+            raise chat_client.EndpointError(
+                f"max_cost_usd needs the prices of the endpoint {self.endpoint!r}"
+            )
+        with _ledger.call(
+            self.model_dump_json(),
+            self.model,
+            max_calls=self.max_calls,
+            max_cost_usd=self.max_cost_usd,
+            expected_usd=expected or 0.0,
+        ) as receipt:
+            answer = client.complete(**request)
+            receipt.input_tokens = answer.usage.input_tokens
+            receipt.output_tokens = answer.usage.output_tokens
+            counted = endpoint.cost_usd(receipt.input_tokens, receipt.output_tokens)
+            receipt.usd = counted or expected or 0.0  # a server that counts no tokens is not free
+            receipt.answered = True
+        return answer
+
+    def _longest_answer(self) -> int:
+        """Tokens to expect where nothing says how long an answer may be: a number and a sentence or two."""
+        return self.max_tokens or self.sampling_params.max_completions_tokens or 100
+
+    def _within_range(self, verdict: Verdict) -> Verdict:
+        low, high = self.range
+        if not low <= verdict.score <= high:
+            raise ValueError(f"the score {verdict.score:g} is outside of {low:g} to {high:g}")
+        return verdict
+
+
+def answer_format(low: float, high: float) -> dict[str, Any]:
+    """OpenAI's structured output: the reason first, so that the number follows from it."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "feedback": {
+                "type": "string",
+                "description": "One or two sentences: what keeps it from the best score. Empty if nothing.",
+            },
+            "score": {"type": "number", "description": f"From {low:g} to {high:g}."},
+        },
+        "required": ["feedback", "score"],
+        "additionalProperties": False,
+    }
+    return {"type": "json_schema", "json_schema": {"name": "grade", "strict": True, "schema": schema}}

@@ -1,0 +1,76 @@
+"""Linear layers that read the same rows, out of transformers' and peft's modules, as one call.
+
+Boundary: tensors are read, never made anew, but where layers are joined for sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+
+from grpo_engine.models.fast.kernels import lora_linears
+from grpo_engine.models.fast.packed import Packed, packs
+
+Layer = Callable[[Tensor], tuple[Tensor, ...]]
+"""Rows [T, I] → what each linear layer that reads them makes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linears:
+    """Linear layers that read the same rows, as one call's tensors."""
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    down: Tensor | None
+    ups: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, *modules: Any, adapted: bool = True) -> Self:
+        """In the weights' dtype; the adapter's own tensors may be float32 and get their gradient so."""
+        bases: list[Any] = [
+            each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
+        ]
+        read = modules if adapted else bases
+        pairs = [_adapter(module, base.weight) for module, base in zip(read, bases, strict=True)]
+        downs, ups = [down for down, _ in pairs], [up for _, up in pairs]
+        joined = torch.cat(downs) if any(len(down) for down in downs) else None
+        weights, biases = tuple(b.weight for b in bases), tuple(b.bias for b in bases)
+        return cls(weights, biases, joined, tuple(ups) if joined is not None else ())
+
+    def joined(self) -> Layer:
+        """One layer that gives all outputs side by side, for few rows; a copy, without gradient.
+
+        In float32 the adapter is merged into it; in fewer bits a small change would be rounded away.
+        """
+        biases = [
+            weight.new_zeros(len(weight)) if bias is None else bias
+            for weight, bias in zip(self.weights, self.biases, strict=True)
+        ]
+        bias = None if all(each is None for each in self.biases) else torch.cat(biases)
+        up = torch.block_diag(*self.ups) if self.down is not None else None
+        weight = torch.cat(self.weights) if len(self.weights) > 1 else self.weights[0]
+        down = self.down
+        if up is not None and down is not None and weight.dtype == torch.float32:
+            weight, down, up = weight + up @ down, None, None
+        if packs(weight):
+            return Packed.of(weight, bias, down, up)
+        return type(self)((weight,), (bias,), down, () if up is None else (up,))
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        return lora_linears(x, self.weights, self.biases, self.down, self.ups)
+
+
+def _adapter(module: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A [r, I] and scaled B [O, r] of the adapter that is in force; of rank 0 where none is."""
+    if isinstance(module, LoraLayer) and not module.disable_adapters:
+        for name in module.active_adapters:
+            if name in module.lora_A:
+                down = cast(Tensor, module.lora_A[name].weight)
+                up = cast(Tensor, module.lora_B[name].weight)
+                return down.to(weight.dtype), (up * module.scaling[name]).to(weight.dtype)
+    return weight.new_zeros(0, weight.shape[1]), weight.new_zeros(weight.shape[0], 0)

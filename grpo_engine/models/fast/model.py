@@ -1,0 +1,254 @@
+"""A Llama-like model (Llama, Mistral, Qwen2, Qwen3, …) read out of transformers and run by our own kernels.
+
+It holds no weights: every tensor is the transformers model's, or the adapter's that peft put into it. Which
+models it fits is seen from their parts; that it computes the same is proven at load (`policy.py`), and where
+it does not the model's own forward is used. One forward serves training (packed rows) and decoding (one token
+a row): only the attention differs.
+
+Left out: dropout, quantised weights, mixtures of experts, sliding windows, soft caps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+from grpo_engine.models.fast.kernels import at_least_single, rms_norm, rotated, swiglu
+from grpo_engine.models.fast.linears import Layer, Linears
+
+
+class Attention(Protocol):
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D] of this call's tokens → [T, Hq · D]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One decoder layer's linear layers."""
+
+    attention_in: Layer
+    attention_out: Layer
+    feed_in: Layer
+    feed_out: Layer
+    norms: tuple[Tensor, Tensor]
+    """[H] of the attention and of the feed-forward block; float32 where the layers are joined."""
+    head_norms: Tensor | None = None
+    """[Hq + Hkv, D] of queries and keys together, where the layers are joined."""
+
+
+def reads_at_once(tensor: Tensor) -> bool:
+    """Whether Python reads its numbers without waiting, and no step over it is recorded."""
+    return tensor.device.type == "cpu"
+
+
+KNOWN_POSITIONS = 512
+"""Positions whose angles are made together."""
+
+
+class FastModel:
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.base = cast(Any, model.base_model)
+        self.layers: tuple[Any, ...] = tuple(self.base.layers)
+        self.known_angles = torch.empty(0), torch.empty(0)
+        """Of the positions from 0 on, on a CPU: made once instead of in every pass."""
+        self.adapted = True
+        self.checkpointed = False
+        """Keep only each layer's input for the backward and compute the rest again: memory for time."""
+
+    @classmethod
+    def fitting(cls, model: PreTrainedModel) -> FastModel | None:
+        """None where the model is not built of these parts."""
+        return cls(model) if _has_the_parts(model.base_model) else None
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Inside, passes are the base model's; peft's own switch takes longer than a small model's layer."""
+        self.adapted = False
+        try:
+            yield
+        finally:
+            self.adapted = True
+
+    def tensors(self) -> list[LayerTensors]:
+        """Every layer's tensors as they are now: made once for a pass."""
+        return [LayerTensors(*_linears(layer, self.adapted), _norms(layer)) for layer in self.layers]
+
+    def joined_tensors(self) -> list[LayerTensors]:
+        """For many passes without gradient: layers that read the same rows as one, in half the calls."""
+        made = []
+        for layer in self.layers:
+            read, left, fed, out = (each.joined() for each in _linears(layer, self.adapted))
+            before, after = (at_least_single(weight.detach()) for weight in _norms(layer))
+            made.append(LayerTensors(read, left, fed, out, (before, after), _head_norms(layer.self_attn)))
+        return made
+
+    def hidden(
+        self, tokens_T: Tensor, positions_T: Tensor, attention: Attention, tensors: Sequence[LayerTensors]
+    ) -> Tensor:
+        """Token ids and positions [T] → final hidden states [T, H], ready for the output layer."""
+        x = self.base.embed_tokens(tokens_T)
+        angles = self.angles(x, positions_T)
+        for number, (layer, weights) in enumerate(zip(self.layers, tensors, strict=True)):
+            if self.checkpointed and torch.is_grad_enabled():
+                x = checkpoint(
+                    self._through, number, layer, weights, x, angles, attention, use_reentrant=False
+                )
+            else:
+                x = self._through(number, layer, weights, x, angles, attention)
+        return rms_norm(x, self.base.norm.weight, self.base.norm.variance_epsilon)
+
+    def angles(self, x: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, 1, D] of the rotary angles, as `rotated` takes them."""
+        if not reads_at_once(positions_T):
+            return self._new_angles(x, positions_T)
+        longest = int(positions_T.max()) + 1
+        if longest > len(self.known_angles[0]) or self.known_angles[0].dtype != x.dtype:
+            with torch.inference_mode(False):  # training reads them too
+                known = torch.arange(-(-longest // KNOWN_POSITIONS) * KNOWN_POSITIONS)
+                self.known_angles = self._new_angles(x, known)
+        cosine, sine = self.known_angles
+        return cosine.index_select(0, positions_T), sine.index_select(0, positions_T)
+
+    def _new_angles(self, x: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        cosine, sine = self.base.rotary_emb(x, positions_T[None])
+        signs = torch.ones_like(sine[0, 0])
+        signs[: len(signs) // 2] = -1
+        return cosine[0, :, None], (sine[0] * signs)[:, None]
+
+    def _through(
+        self,
+        number: int,
+        layer: Any,
+        weights: LayerTensors,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        attention: Attention,
+    ) -> Tensor:
+        x = x + self._attended(number, layer, weights, x, angles, attention)
+        return x + self._fed(layer, weights, x)
+
+    def _attended(
+        self,
+        number: int,
+        layer: Any,
+        weights: LayerTensors,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        attention: Attention,
+    ) -> Tensor:
+        block = layer.self_attn
+        norm = layer.input_layernorm
+        read = weights.attention_in(rms_norm(x, weights.norms[0], norm.variance_epsilon))
+        states = [each.view(len(x), -1, block.head_dim) for each in read]
+        query, key, value = _heads(block, weights, states, angles)
+        out = attention.attend(number, query, key, value, block.scaling)
+        return weights.attention_out(out)[0]
+
+    def _fed(self, layer: Any, weights: LayerTensors, x: Tensor) -> Tensor:
+        norm = layer.post_attention_layernorm
+        read = weights.feed_in(rms_norm(x, weights.norms[1], norm.variance_epsilon))
+        gate, up = read if len(read) == 2 else read[0].chunk(2, 1)
+        return weights.feed_out(swiglu(gate, up))[0]
+
+
+def _linears(layer: Any, adapted: bool) -> tuple[Linears, Linears, Linears, Linears]:
+    """What reads and what leaves the attention, and the feed-forward block."""
+    attention, feed = layer.self_attn, layer.mlp
+    return (
+        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj, adapted=adapted),
+        Linears.of(attention.o_proj, adapted=adapted),
+        Linears.of(feed.gate_proj, feed.up_proj, adapted=adapted),
+        Linears.of(feed.down_proj, adapted=adapted),
+    )
+
+
+def _norms(layer: Any) -> tuple[Tensor, Tensor]:
+    return layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+
+
+def _heads(
+    block: Any, weights: LayerTensors, states: Sequence[Tensor], angles: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [T, heads, D], normed and turned; out of one tensor where read as one."""
+    if len(states) == 3:
+        query, key = _headwise(block, "q_norm", states[0]), _headwise(block, "k_norm", states[1])
+        return rotated(query, *angles), rotated(key, *angles), states[2]
+    # of S key heads and as many value heads, S · num_key_value_groups query heads
+    num_keys = states[0].shape[1] // (block.num_key_value_groups + 2)
+    both, value = states[0][:, :-num_keys], states[0][:, -num_keys:]
+    if weights.head_norms is not None:
+        both = rms_norm(both, weights.head_norms, block.q_norm.variance_epsilon)
+    both = rotated(both, *angles)
+    return both[:, :-num_keys], both[:, -num_keys:], value
+
+
+def _head_norms(block: Any) -> Tensor | None:
+    if getattr(block, "q_norm", None) is None:
+        return None
+    keys = _features(block.k_proj) // block.head_dim
+    queries = keys * block.num_key_value_groups
+    each = block.q_norm.weight.expand(queries, -1), block.k_norm.weight.expand(keys, -1)
+    return at_least_single(torch.cat(each).detach())
+
+
+def _features(module: Any) -> int:
+    base: Any = module.get_base_layer() if isinstance(module, LoraLayer) else module
+    return int(base.out_features)
+
+
+def _headwise(block: Any, name: str, states: Tensor) -> Tensor:
+    """Qwen3 norms each head's queries and keys."""
+    norm = getattr(block, name, None)
+    return states if norm is None else rms_norm(states, norm.weight, norm.variance_epsilon)
+
+
+MODEL_PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
+LAYER_PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "scaling", "head_dim", "num_key_value_groups")
+FEED_PARTS = ("gate_proj", "up_proj", "down_proj")
+FIXED_ANGLES = ("default", "linear", "llama3", "yarn")
+"""Rotary positions whose angles do not change with the longest sequence at hand: that is not seen on short
+ones, and a recorded step could not follow it."""
+
+
+def _has_the_parts(base: Any) -> bool:
+    return (
+        all(hasattr(base, part) for part in MODEL_PARTS)
+        and hasattr(base.norm, "variance_epsilon")
+        and getattr(base.rotary_emb, "rope_type", None) in FIXED_ANGLES
+        and all(_fits(layer) for layer in base.layers)
+    )
+
+
+def _fits(layer: Any) -> bool:
+    return (
+        all(hasattr(layer, part) for part in LAYER_PARTS)
+        and all(hasattr(layer.self_attn, part) for part in ATTENTION_PARTS)
+        and all(hasattr(layer.mlp, part) for part in FEED_PARTS)
+        and isinstance(getattr(layer.mlp, "act_fn", None), torch.nn.SiLU | SiLUActivation)
+        and all(_is_plain(getattr(layer.self_attn, name)) for name in ATTENTION_PARTS[:4])
+        and all(_is_plain(getattr(layer.mlp, name)) for name in FEED_PARTS)
+    )
+
+
+def _is_plain(module: Any) -> bool:
+    """A linear layer, maybe under a LoRA adapter of the plain kind without dropout."""
+    if not isinstance(module, LoraLayer):
+        return type(module) is torch.nn.Linear
+    return (
+        type(module.get_base_layer()) is torch.nn.Linear
+        and not module.lora_variant
+        and not any(module.lora_bias.values())
+        and all(type(dropout) is torch.nn.Identity for dropout in module.lora_dropout.values())
+    )

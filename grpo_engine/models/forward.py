@@ -1,0 +1,82 @@
+"""Three ways to run a model over a packed micro-batch: our kernels, the model's own layers, whole rows.
+
+Boundary: hidden states or logits of the trained tokens; which way a policy uses is proven in `policy.py`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from grpo_engine.models.fast.attention import attention_for
+from grpo_engine.models.fast.model import FastModel
+from grpo_engine.models.shared_prompt_attention import PackedLayout, using
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.types import GroupSpan, PackedBatch
+
+ROUND = 64
+"""Rows of products on a CPU: oneDNN makes and keeps a program for every number of rows that it meets."""
+
+
+def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
+    """What predicts each trained token [N, H], by our kernels: the Llama family."""
+    tokens, positions, spans = batch.input_ids[0], batch.position_ids[0], batch.spans
+    if tokens.device.type == "cpu" and (extra := -len(tokens) % ROUND):
+        tokens, positions = pad(tokens, (0, extra)), pad(positions, (0, extra))
+        spans = (*spans, GroupSpan(len(batch.input_ids[0]), extra, ()))
+    attention = attention_for(spans, tokens.device, fast.model.dtype)
+    hidden = fast.hidden(tokens, positions, attention, fast.tensors())
+    return hidden.index_select(0, batch.sources_N)
+
+
+def packed_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """The same by the model's own layers, with our attention: models whose attention transformers swaps."""
+    with using(model, PackedLayout(batch.spans, batch.input_ids.device)):
+        out = model.base_model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+    return cast(Tensor, out.last_hidden_state[0].index_select(0, batch.sources_N))
+
+
+def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
+    """The trained tokens' logits [N, V] through the model's own padded forward: any model, no sharing."""
+    rows: list[Tensor] = []
+    columns: list[Tensor] = []
+    for span in batch.spans:
+        prompt = batch.input_ids[0, span.start : span.completions_start]
+        offset = span.completions_start
+        for length in span.completion_tokens:
+            rows.append(torch.cat([prompt, batch.input_ids[0, offset : offset + length]]))
+            columns.append(torch.arange(offset, offset + length, device=batch.input_ids.device))
+            offset += length
+    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.arange(input_ids.shape[1], device=input_ids.device)[None] < torch.tensor(
+        [len(row) for row in rows], device=input_ids.device
+    ).unsqueeze(1)
+    logits = model(input_ids=input_ids, attention_mask=mask.long(), use_cache=False).logits
+    chosen = [
+        logits[index, len(row) - len(own) - 1 : len(row) - 1]
+        for index, (row, own) in enumerate(zip(rows, columns, strict=True))
+    ]
+    place = torch.zeros(batch.input_ids.shape[1], dtype=torch.long, device=input_ids.device)
+    place[torch.cat(columns)] = torch.arange(sum(map(len, columns)), device=input_ids.device)
+    return torch.cat(chosen)[place[batch.columns_N]]
+
+
+def proof_batch(vocab_size: int, device: torch.device) -> PackedBatch:
+    """Two groups of random tokens with completions of unequal length."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, vocab_size, (count,), generator=generator).tolist())
+
+    groups = [
+        TrainingGroup(
+            tokens(prompt),
+            tuple(TrainingSequence(tokens(n), (0.0,) * n, (1.0,) * n, 1.0) for n in completions),
+        )
+        for prompt, completions in ((5, (4, 1, 7)), (3, (2, 6)))
+    ]
+    return next(pack(groups, 10_000, device))

@@ -1,0 +1,140 @@
+"""Log-probability and entropy of chosen tokens without a [T, V] tensor of logits.
+
+Hidden states go through the output layer in chunks that are computed again in the backward pass, so peak
+memory does not grow with the number of tokens times the vocabulary. Sums are in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from grpo_engine.models.fast import native
+from grpo_engine.models.fast.products import product
+
+CHUNK_ELEMENTS = 2**24
+"""Logits of one chunk: 64 MiB in float32."""
+CPU_CHUNK_ELEMENTS = 2**20
+"""On a CPU a chunk stays in its cache."""
+LEAST_LOGPROB = -1e4
+"""Instead of −∞ in an entropy, where 0 · −∞ would not be a number."""
+
+LogitsOf = Callable[[Tensor], Tensor]
+"""Hidden states [n, H] → logits [n, V]."""
+
+
+def token_logprobs(
+    hidden_N: Tensor,
+    targets_N: Tensor,
+    logits_of: LogitsOf,
+    *,
+    temperature: float,
+    vocab_size: int,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Hidden states [N, H] and token ids [N] → log-probabilities [N] and entropies [N], float32.
+
+    The entropy carries a gradient only where it is asked for. An output layer that is not trained is read
+    once: its gradient is known in the forward.
+    """
+    chunk = max(1, (CPU_CHUNK_ELEMENTS if hidden_N.device.type == "cpu" else CHUNK_ELEMENTS) // vocab_size)
+    if hidden_N.requires_grad and not entropy_gradient and _is_frozen(logits_of):
+        head = cast(torch.nn.Linear, logits_of)
+        made = _FrozenHead.apply(hidden_N, targets_N, head.weight, head.bias, temperature, chunk)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor, Tensor], made)
+    logprobs, entropies = [], []
+    for start in range(0, len(targets_N), chunk):
+        arguments = (
+            hidden_N[start : start + chunk],
+            targets_N[start : start + chunk],
+            logits_of,
+            temperature,
+            entropy_gradient,
+        )
+        if torch.is_grad_enabled() and len(targets_N) > chunk:
+            out = checkpoint(_chunk_logprobs, *arguments, use_reentrant=False)
+        else:
+            out = _chunk_logprobs(*arguments)
+        logprobs.append(out[0])
+        entropies.append(out[1])
+    if not logprobs:
+        return hidden_N.new_zeros(0, dtype=torch.float32), hidden_N.new_zeros(0, dtype=torch.float32)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunk_logprobs(
+    hidden: Tensor, targets: Tensor, logits_of: LogitsOf, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    log_all = every_logprob(hidden, logits_of, temperature)
+    chosen = log_all.gather(1, targets[:, None]).squeeze(1)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+        entropy = -(log_all.exp() * log_all).nan_to_num(0.0).sum(-1)
+    return chosen, entropy
+
+
+def _is_frozen(logits_of: LogitsOf) -> bool:
+    return type(logits_of) is torch.nn.Linear and not any(p.requires_grad for p in logits_of.parameters())
+
+
+class _FrozenHead(Function):
+    """Log-probabilities and entropies through an output layer that is not trained.
+
+    The gradient of a token's log-probability is its own scalar times −(Σ_v p_v w_v − w_target) / temperature,
+    so the forward computes that row [H] beside the value, and the logits are never needed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_N: Tensor,
+        targets_N: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        chosen = hidden_N.new_empty(len(targets_N), dtype=torch.float32)
+        entropy, slopes = torch.empty_like(chosen), torch.empty_like(hidden_N)
+        for start in range(0, len(targets_N), chunk):
+            here = slice(start, start + chunk)
+            logits = product(hidden_N[here], weight, bias)
+            chosen[here], entropy[here], rises = _with_slopes(logits, targets_N[here], temperature)
+            slopes[here] = product(rises, weight.t())
+        ctx.save_for_backward(slopes)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropy)
+        return chosen, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Any, ...]:
+        (slopes,) = ctx.saved_tensors
+        return (slopes * (grad_N / -ctx.temperature)[:, None]).to(slopes.dtype), None, None, None, None, None
+
+
+def _with_slopes(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropies, and p − 1 at each target, p elsewhere [n, V], in the place of the logits.
+
+    It is rounded once: of a sure token's row, p and 1 apart would leave nothing.
+    """
+    if native.takes(logits) and logits.is_contiguous():
+        return *native.logprobs(logits, targets, temperature), logits
+    wide = logits.float()
+    wide.div_(temperature).sub_(wide.amax(-1, keepdim=True))
+    shares = wide.exp()
+    total = shares.sum(-1)
+    shares.div_(total[:, None])
+    chosen = wide.gather(1, targets[:, None]).squeeze(1) - total.log()
+    # −Σ p log p = log Z − Σ p · logit
+    entropy = total.log() - torch.linalg.vecdot(shares, wide.clamp_(min=LEAST_LOGPROB))
+    shares.scatter_(1, targets[:, None], -1.0, reduce="add")
+    return chosen, entropy, shares.to(logits.dtype)
+
+
+def every_logprob(hidden: Tensor, logits_of: LogitsOf, temperature: float) -> Tensor:
+    """Log-probabilities [n, V] in float32. The temperature divides the logits here and nowhere else."""
+    return (logits_of(hidden).float() / temperature).log_softmax(-1)

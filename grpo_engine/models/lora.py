@@ -1,0 +1,164 @@
+"""LoRA through peft: attach, go on from an earlier adapter, merge while sampling, save.
+
+Left out: training of embeddings and of the output layer by LoRA.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from grpo_engine.config.job import Lora
+from grpo_engine.contract.errors import ConfigError
+from grpo_engine.parallel.shards import fill, gathered
+
+TRAINED = "default"
+REFERENCE = "reference"
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+
+
+def attach(model: PreTrainedModel, lora: Lora) -> PeftModel:
+    """A fresh adapter on all linear layers (or the named ones); its output starts at zero."""
+    targets = lora.target_modules if lora.target_modules == "all-linear" else list(lora.target_modules)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    try:
+        return cast(PeftModel, get_peft_model(model, config, adapter_name=TRAINED))
+    except ValueError as error:
+        raise ConfigError(f"lora.target_modules: {error}") from error
+
+
+def resume_adapter(model: PreTrainedModel, folder: str, lora: Lora | None) -> PeftModel:
+    """Go on from an earlier job's adapter; a frozen copy of it is the reference.
+
+    Raises ConfigError where `lora` asks for another rank than the adapter has.
+    """
+    peft_model = PeftModel.from_pretrained(model, folder, adapter_name=TRAINED, is_trainable=True)
+    rank = cast(LoraConfig, peft_model.peft_config[TRAINED]).r
+    if lora is not None and lora.rank != rank:
+        raise ConfigError(
+            f"lora.rank is {lora.rank}, but the adapter this job goes on from has rank {rank}",
+            hint="Leave lora out: the job keeps its parent's adapter shape.",
+        )
+    peft_model.load_adapter(folder, adapter_name=REFERENCE, is_trainable=False)
+    peft_model.set_adapter(TRAINED)
+    return peft_model
+
+
+def lora_layers(model: PeftModel) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def mergeable(model: PeftModel) -> bool:
+    """Whether merging is possible (plain layers, no weight shared with another) and exact (float32)."""
+    base = cast(PreTrainedModel, model.get_base_model())
+    shared = base.get_input_embeddings().weight
+    layers = [layer.get_base_layer() for layer in lora_layers(model)]
+    return all(
+        isinstance(layer, torch.nn.Linear | Conv1D)
+        and layer.weight.dtype == torch.float32
+        and layer.weight is not shared
+        for layer in layers
+    )
+
+
+@contextmanager
+def merged(model: PeftModel) -> Iterator[None]:
+    """Inside, the adapter is part of the weights: as fast as the base model.
+
+    The untouched base weights are put back afterwards, so nothing drifts.
+    """
+    layers = lora_layers(model)
+    kept = [layer.get_base_layer().weight.data for layer in layers]
+    with model.disable_adapter():
+        for layer, weight in zip(layers, kept, strict=True):
+            layer.get_base_layer().weight.data = weight + layer.get_delta_weight(TRAINED).to(weight.dtype)
+        try:
+            yield
+        finally:
+            for layer, weight in zip(layers, kept, strict=True):
+                layer.get_base_layer().weight.data = weight
+
+
+def has_reference(model: PeftModel) -> bool:
+    """Whether the reference is an earlier adapter; else it is the base model."""
+    return REFERENCE in model.peft_config
+
+
+@contextmanager
+def reference_adapter(model: PeftModel) -> Iterator[None]:
+    """Inside, the model is the frozen reference: the earlier adapter, or no adapter."""
+    if not has_reference(model):
+        with model.disable_adapter():
+            yield
+        return
+    model.set_adapter(REFERENCE, inference_mode=True)
+    try:
+        yield
+    finally:
+        model.set_adapter(TRAINED)
+
+
+def save_adapter(model: PeftModel, folder: Path, base_name: str, revision: str | None) -> None:
+    """PEFT's layout; equal weights give equal bytes. With sharded weights every rank must save its own."""
+    write_adapter(model, adapter_tensors(model), folder, base_name, revision)
+
+
+def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:
+    """The trained adapter under PEFT's names, whole, on the CPU; with sharded weights every rank must ask."""
+    return {name: gathered(each).detach().cpu().contiguous() for name, each in sorted(_state(model).items())}
+
+
+def _state(model: PeftModel) -> dict[str, Tensor]:
+    """The trained adapter's own tensors under PEFT's names."""
+    return get_peft_model_state_dict(model, adapter_name=TRAINED, save_embedding_layers=False)
+
+
+def write_adapter(
+    model: PeftModel, tensors: dict[str, Tensor], folder: Path, base_name: str, revision: str | None
+) -> None:
+    """What `adapter_tensors` gave, in PEFT's layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = model.peft_config[TRAINED].to_dict()
+    config |= {"base_model_name_or_path": base_name, "revision": revision, "inference_mode": True}
+    text = json.dumps(config, indent=2, sort_keys=True, default=_plain)
+    (folder / CONFIG_FILE).write_text(text + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
+
+
+def load_adapter_weights(model: PeftModel, folder: Path) -> None:
+    """Weights of a checkpoint's adapter into the trained one."""
+    saved = load_file(folder / WEIGHTS_FILE)
+    for name, target in _state(model).items():
+        fill(target, saved[name])
+
+
+def lora_dropouts(model: torch.nn.Module) -> list[torch.nn.Dropout]:
+    """The adapter's own, not the base model's."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Dropout) and ".lora_dropout." in name
+    ]

@@ -1,0 +1,285 @@
+"""The policy: model, tokenizer, adapter and frozen reference, with their log-probabilities.
+
+Weights come from a folder or the hub at a pinned revision: safetensors only, no remote code. What a model's
+shape allows (shared prompts, chunked output layer) is proven on random tokens at load, never assumed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file
+
+from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
+from grpo_engine.contract.errors import ModelError
+from grpo_engine.files.fingerprint import fingerprint, refuse_other_base, told_by_adapter
+from grpo_engine.models import lora
+from grpo_engine.models.fast.model import FastModel
+from grpo_engine.models.forward import fast_states, packed_states, plain_logits, proof_batch
+from grpo_engine.models.logprobs import LogitsOf, token_logprobs
+from grpo_engine.objective.types import PackedBatch
+
+PROOF_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
+"""Largest difference of a log-probability between the packed and the plain forward."""
+
+
+class Policy:
+    """The model being trained. `model` is the causal language model itself, adapter layers inside."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        source: ModelSource,
+        peft_model: PeftModel | None,
+        autocast: bool = False,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.source = source
+        self.peft_model = peft_model
+        self.reference_model: PreTrainedModel | None = None
+        self.autocast = autocast
+        self.device = model.device
+        self.stop_set = _stop_tokens(model, tokenizer)
+        self.stop_ids = torch.tensor(sorted(self.stop_set), device=self.device)
+        self.pad_token_id = tokenizer.pad_token_id or 0
+        self.shares_prompts = False
+        self.fast: FastModel | None = None
+        model.eval()  # dropout off: the trained policy is the sampled one
+        self.dropouts = lora.lora_dropouts(model)
+
+    @property
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """Name → parameter that the optimiser moves, in a fixed order."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    @cached_property
+    def base_fingerprint(self) -> str:
+        """Of the files that the base was loaded from; what is trained here belongs to them."""
+        source = self.source
+        try:
+            config = cached_file(source.path, "config.json", revision=source.revision, local_files_only=True)
+            return fingerprint(Path(str(config)).parent)
+        except (OSError, ValueError):
+            return ""  # nothing in training depends on it, and nothing is compared then
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of completion tokens, special tokens left out."""
+        return cast(str, self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the matrix products; the trained weights may be kept in float32 beside it."""
+        return torch.bfloat16 if self.autocast else cast(torch.dtype, self.model.dtype)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest sequence in tokens, None where the model states none."""
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    def logprobs(
+        self, batch: PackedBatch, temperature: float = 1.0, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [N] and entropies [N] of the batch's trained tokens."""
+        return self._logprobs(self.model, batch, temperature, entropy_gradient)
+
+    def reference_logprobs(self, batch: PackedBatch, temperature: float = 1.0) -> Tensor:
+        """Log-probabilities [N] under the frozen reference; no gradient."""
+        with torch.no_grad():
+            if self.peft_model is None:
+                if self.reference_model is None:
+                    raise RuntimeError("a full fine-tuning job with beta > 0 keeps a reference")
+                return self._logprobs(self.reference_model, batch, temperature)[0]
+            with self._as_reference(self.peft_model):
+                return self._logprobs(self.model, batch, temperature)[0]
+
+    def _as_reference(self, peft_model: PeftModel) -> AbstractContextManager[None]:
+        """The adapter that the job began with, or none."""
+        if self.shares_prompts and self.fast is not None and not lora.has_reference(peft_model):
+            return self.fast.without_adapter()
+        return lora.reference_adapter(peft_model)
+
+    def _logprobs(
+        self,
+        model: PreTrainedModel,
+        batch: PackedBatch,
+        temperature: float,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        hidden, head = self.output_states(model, batch)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            return token_logprobs(
+                hidden,
+                batch.targets_N,
+                head,
+                temperature=temperature,
+                vocab_size=head.weight.shape[0] if isinstance(head, torch.nn.Linear) else hidden.shape[-1],
+                entropy_gradient=entropy_gradient,
+            )
+
+    def output_states(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, LogitsOf]:
+        """What predicts each trained token [N, H], and the function that makes logits [n, V] of it."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            if not self.shares_prompts:
+                return plain_logits(model, batch), lambda logits: logits
+            if self.fast is not None and model is self.model:
+                hidden = fast_states(self.fast, batch)
+            else:
+                hidden = packed_states(model, batch)
+            return hidden, cast(LogitsOf, model.get_output_embeddings())
+
+    def keep_fewer_activations(self) -> bool:
+        """Compute each layer again in the backward pass; False where that is so already or cannot be."""
+        if self.fast is None or self.fast.checkpointed:
+            return False
+        self.fast.checkpointed = True
+        return True
+
+    @contextmanager
+    def dropout(self) -> Iterator[None]:
+        """Inside, the adapter's own dropout is active; the base model's never is."""
+        for module in self.dropouts:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in self.dropouts:
+                module.eval()
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Inside, sampling is as fast as it gets: adapter merged where merging does not round it away.
+
+        Our own kernels merge what they read themselves, on a CPU (`Linears.joined`).
+        """
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            if self.peft_model is None or self.fast is not None or not lora.mergeable(self.peft_model):
+                yield
+                return
+            with lora.merged(self.peft_model):
+                yield
+
+    def keep_reference(self) -> None:
+        """Freeze a copy of the whole model (full fine-tuning with β > 0)."""
+        self.reference_model = copy.deepcopy(self.model).requires_grad_(False)
+
+    def prove_shared_prompts(self) -> float:
+        """Compare the packed forwards with the plain one; use the fastest that agrees.
+
+        Returns the largest difference of a log-probability of the packed forward through the model's own
+        layers (infinite where it fails).
+        """
+        self.shares_prompts, self.fast = False, None
+        if _looks_through_windows(self.model.config):
+            return float("inf")
+        batch = proof_batch(self.model.config.vocab_size, self.device)
+        tolerance = PROOF_TOLERANCE[self.compute_dtype]
+        with torch.no_grad():
+            plain, _ = self.logprobs(batch)
+            self.shares_prompts = True
+            difference = self._difference(plain, batch)
+            self.shares_prompts = difference <= tolerance
+            if self.shares_prompts and not self.autocast:
+                self.fast = FastModel.fitting(self.model)
+                if self.fast is not None and self._difference(plain, batch) > tolerance:
+                    self.fast = None
+        return difference
+
+    def _difference(self, plain_N: Tensor, batch: PackedBatch) -> float:
+        """Of the log-probabilities now; infinite where the forward in force does not take this model."""
+        try:
+            return float((plain_N - self.logprobs(batch)[0]).abs().max())
+        except (RuntimeError, AttributeError, TypeError, KeyError):
+            return float("inf")
+
+
+def _looks_through_windows(config: PreTrainedConfig) -> bool:
+    """Whether some layers see only a stretch of the past: a proof on short sequences would not notice."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+
+
+def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    stops = model.generation_config.eos_token_id if model.generation_config else None
+    found = set(stops) if isinstance(stops, list) else {stops}
+    found.add(tokenizer.eos_token_id)
+    return frozenset(token for token in found if token is not None)
+
+
+def load_policy(
+    source: ModelSource, hyperparameters: Hyperparameters, device: torch.device, dtype: torch.dtype, seed: int
+) -> Policy:
+    """Base model, tokenizer and adapter on `device`. Raises ModelError."""
+    torch.manual_seed(seed)
+    full = hyperparameters.lora == "full"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            revision=source.revision,
+            dtype=torch.float32 if full else dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{source.name} cannot be loaded: {error}") from error
+    _refuse_endless(model, tokenizer, source)
+    model.to(device)  # type: ignore[arg-type]
+    peft_model = _with_adapter(model, source, hyperparameters)
+    policy = Policy(
+        model if peft_model is None else cast(PreTrainedModel, peft_model.get_base_model()),
+        tokenizer,
+        source,
+        peft_model,
+        autocast=full and dtype == torch.bfloat16,
+    )
+    if source.adapter is not None:
+        refuse_other_base(policy.base_fingerprint, told_by_adapter(Path(source.adapter)))
+    policy.prove_shared_prompts()
+    return policy
+
+
+def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
+    """A model must be able to end; one whose generation settings contradict each other could not be saved."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {source.name} has no end-of-sequence token")
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config = GenerationConfig(
+            eos_token_id=model.generation_config.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+
+
+def _with_adapter(
+    model: PreTrainedModel, source: ModelSource, hyperparameters: Hyperparameters
+) -> PeftModel | None:
+    settings = hyperparameters.lora
+    if settings == "full":
+        if source.adapter is not None:
+            merged = PeftModel.from_pretrained(model, source.adapter).merge_and_unload()
+            merged.requires_grad_(True)
+        return None
+    if source.adapter is not None:
+        return lora.resume_adapter(model, source.adapter, settings)
+    return lora.attach(model, settings or Lora())

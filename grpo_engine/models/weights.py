@@ -1,0 +1,53 @@
+"""A policy's trained weights as files in their public layout, and back.
+
+With sharded weights every rank helps to gather them and only the first one writes: so these are two steps.
+Boundary: folders and tensors; what makes a folder a checkpoint is `checkpoint.py`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from grpo_engine.models import lora
+from grpo_engine.models.policy import Policy
+from grpo_engine.parallel.shards import fill, gathered
+
+ADAPTER, MODEL = "adapter", "model"
+"""Folder of the weights: LoRA's, or all of the model's."""
+
+
+def trained_weights(policy: Policy) -> dict[str, Tensor]:
+    """The trained tensors by name, whole, on the CPU; every rank must ask."""
+    if policy.peft_model is not None:
+        return lora.adapter_tensors(policy.peft_model)
+    found: dict[int, Tensor] = {}  # weights that two layers share stay one tensor
+    for tensor in (state := policy.model.state_dict(keep_vars=True)).values():
+        if id(tensor) not in found:
+            found[id(tensor)] = gathered(tensor).detach().cpu()
+    return {name: found[id(tensor)] for name, tensor in state.items()}
+
+
+def write_weights(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> Path:
+    """What `trained_weights` gave, in its public layout below `folder`."""
+    if policy.peft_model is not None:
+        source, target = policy.source, folder / ADAPTER
+        lora.write_adapter(policy.peft_model, tensors, target, source.name, source.revision)
+        return target
+    target = folder / MODEL
+    policy.model.save_pretrained(target, state_dict=dict(tensors), safe_serialization=True)
+    policy.tokenizer.save_pretrained(target)
+    return target
+
+
+def load_weights(policy: Policy, folder: Path) -> None:
+    """What `write_weights` wrote; sharded, each rank takes its share."""
+    if policy.peft_model is not None:
+        lora.load_adapter_weights(policy.peft_model, folder / ADAPTER)
+        return
+    # Through from_pretrained, because the names on disk are not always those in memory.
+    saved = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=policy.model.dtype).state_dict()
+    for name, target in policy.model.state_dict().items():
+        fill(target, saved[name])

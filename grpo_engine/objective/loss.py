@@ -1,0 +1,193 @@
+"""The policy loss, token by token: pure functions of flat tensors [N].
+
+A micro-batch holds whole completions; `sequences_N` says which one each token belongs to. Its loss is
+`Σ weights · policy + Σ kl_weights · β · KL − entropy bonus`. All weights are made for the whole optimiser
+step before its first micro-batch, so that splitting, packing and ordering change nothing.
+
+ρ = exp(lp − lp_old). Sources: GRPO DeepSeekMath (arXiv 2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476),
+GSPO (2507.18071), CISPO MiniMax-M1 (2506.13585), SAPO (2511.20347); LUSPO and BNPO as TRL 1.16 defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """What the formulas need of a job's hyperparameters, under the same names."""
+
+    loss_type: str = "grpo"
+    beta: float = 0.0
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    """`cispo`: the bound of the ratio itself, not 1 + ε."""
+    delta: float | None = None
+    kl_estimator: str = "k3"
+    kl_ratio_weight: bool = False
+    sapo_temperature_positive: float = 1.0
+    sapo_temperature_negative: float = 1.05
+
+    @classmethod
+    def of(cls, hyperparameters: ReinforcementHyperparameters, beta: float) -> Self:
+        names = set(cls.__slots__) - {"beta"}
+        return cls(beta=beta, **{name: getattr(hyperparameters, name) for name in names})
+
+
+def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+    """−min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `delta` bounds ρ from above first."""
+    bounded = ratio_N.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high)
+    if settings.delta is not None:
+        ratio_N = ratio_N.clamp(max=settings.delta)
+    return -torch.min(ratio_N * advantages_N, bounded * advantages_N)
+
+
+def cispo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+    """−stop_grad(min(ρ, ε_high))·A·lp: a clipped ratio still lets its token learn."""
+    return -ratio_N.clamp(max=settings.epsilon_high).detach() * advantages_N * logprobs_N
+
+
+def sapo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+    """−(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A: a soft gate in the place of the clip."""
+    temperature = torch.where(
+        advantages_N > 0, settings.sapo_temperature_positive, settings.sapo_temperature_negative
+    )
+    return -torch.sigmoid(temperature * (ratio_N - 1)) * 4 / temperature * advantages_N
+
+
+def reinforce(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+    """−A·lp."""
+    return -advantages_N * logprobs_N
+
+
+PolicyLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], Tensor]
+
+LOSSES: Mapping[str, PolicyLoss] = {
+    "grpo": clipped,
+    "dapo": clipped,
+    "dr_grpo": clipped,
+    "bnpo": clipped,
+    "gspo": clipped,
+    "luspo": clipped,
+    "cispo": cispo,
+    "sapo": sapo,
+    "reinforce": reinforce,
+}
+SEQUENCE_RATIO = frozenset({"gspo", "luspo"})
+"""Losses whose ρ is the sequence's: exp(mean_t(lp − lp_old))."""
+
+
+def ratios(logprobs_N: Tensor, old_N: Tensor, sequences_N: Tensor, loss_type: str) -> Tensor:
+    """ρ of each token [N]; one value for a whole sequence where the loss asks for it."""
+    difference = logprobs_N - old_N
+    if loss_type in SEQUENCE_RATIO:
+        difference = sequence_means(difference, sequences_N)[sequences_N]
+    return torch.exp(difference)
+
+
+def sequence_sums(values_N: Tensor, sequences_N: Tensor) -> Tensor:
+    """Sum of each sequence's tokens [S]."""
+    count = int(sequences_N.max()) + 1 if len(sequences_N) else 0
+    return values_N.new_zeros(count).index_add(0, sequences_N, values_N)
+
+
+def sequence_means(values_N: Tensor, sequences_N: Tensor) -> Tensor:
+    """Mean over each sequence's tokens [S]."""
+    lengths = sequence_sums(torch.ones_like(values_N), sequences_N)
+    return sequence_sums(values_N, sequences_N) / lengths.clamp(min=1)
+
+
+def policy_losses(
+    logprobs_N: Tensor, old_N: Tensor, advantages_N: Tensor, sequences_N: Tensor, settings: LossSettings
+) -> Tensor:
+    """The policy term of each token [N], without its weight."""
+    ratio_N = ratios(logprobs_N, old_N, sequences_N, settings.loss_type)
+    return LOSSES[settings.loss_type](ratio_N, advantages_N, logprobs_N, settings)
+
+
+def kl_estimate(logprobs_N: Tensor, reference_N: Tensor, estimator: str = "k3") -> Tensor:
+    """KL(π ‖ reference) estimated at each sampled token [N], in nats.
+
+    k1 = lp − lp_ref: unbiased as a value, but without a useful gradient inside a loss. k2 = ½(lp − lp_ref)².
+    k3 = exp(lp_ref − lp) − (lp_ref − lp) − 1: unbiased and never negative (DeepSeekMath eq. 4).
+    """
+    difference = reference_N - logprobs_N
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return 0.5 * difference.square()
+    if estimator == "k3":
+        return torch.exp(difference) - difference - 1
+    raise ValueError(f"unknown kl_estimator {estimator!r}")
+
+
+def kl_losses(
+    logprobs_N: Tensor, old_N: Tensor, reference_N: Tensor, sequences_N: Tensor, settings: LossSettings
+) -> Tensor:
+    """β · KL of each token [N], without its weight.
+
+    `kl_ratio_weight` multiplies it by ρ, not detached: the unbiased gradient off-policy.
+    """
+    kl_N = kl_estimate(logprobs_N, reference_N, settings.kl_estimator)
+    if settings.kl_ratio_weight:
+        kl_N = kl_N * ratios(logprobs_N, old_N, sequences_N, settings.loss_type)
+    return settings.beta * kl_N
+
+
+def adapted_beta(beta: float, kl: float, target: float, horizon: int, completions: int) -> float:
+    """β · (1 + clip(kl/target − 1, ±0.2) · completions/horizon): more KL than wanted raises β."""
+    error = min(0.2, max(-0.2, kl / target - 1))
+    return beta * (1 + error * completions / horizon)
+
+
+def importance_weights(
+    logprobs_N: Tensor, sampled_N: Tensor, sequences_N: Tensor, correction: str, cap: float
+) -> Tensor:
+    """π_train/π_sampler of each token [N], for a sampler that computes otherwise than the trainer.
+
+    `token_…`: each token's own ratio; `sequence_…`: the product over the completion. `…_truncate` takes `cap`
+    for a larger ratio, `…_mask` takes 0. No gradient. Source: truncated importance sampling.
+    """
+    difference = (logprobs_N - sampled_N).detach()
+    if correction.startswith("sequence"):
+        difference = sequence_sums(difference, sequences_N)[sequences_N]
+    ratio = torch.exp(difference)
+    if correction.endswith("truncate"):
+        return ratio.clamp(max=cap)
+    return ratio.masked_fill(ratio > cap, 0.0)
+
+
+def token_weights(loss_type: str, lengths: Sequence[int], max_completion_tokens: int) -> list[float]:
+    """Weight of one token of each completion [completions of the whole optimiser step].
+
+    `grpo`, `gspo`, `sapo`: mean over a completion's tokens, then over completions. `dapo`, `bnpo`, `cispo`,
+    `reinforce`: over all trained tokens of the step. `dr_grpo`: over completions · max_completion_tokens.
+    `luspo`: sum over tokens, mean over completions. `lengths` counts trained tokens; 0 is allowed.
+    """
+    if loss_type in ("grpo", "gspo", "sapo"):
+        return [1.0 / (max(1, length) * len(lengths)) for length in lengths]
+    if loss_type in ("dapo", "bnpo", "cispo", "reinforce"):
+        return [1.0 / max(1, sum(lengths))] * len(lengths)
+    if loss_type == "dr_grpo":
+        return [1.0 / (len(lengths) * max_completion_tokens)] * len(lengths)
+    if loss_type == "luspo":
+        return [1.0 / len(lengths)] * len(lengths)
+    raise ValueError(f"unknown loss_type {loss_type!r}")
+
+
+def clip_counts(ratio_N: Tensor, advantages_N: Tensor, settings: LossSettings) -> tuple[float, float]:
+    """Tokens whose ratio is clipped from below (A < 0) and from above (A > 0)."""
+    if settings.loss_type in ("sapo", "reinforce"):
+        return 0.0, 0.0
+    if settings.loss_type == "cispo":
+        return 0.0, float(((ratio_N > settings.epsilon_high) & (advantages_N > 0)).sum())
+    low = (ratio_N < 1 - settings.epsilon_low) & (advantages_N < 0)
+    high = (ratio_N > 1 + settings.epsilon_high) & (advantages_N > 0)
+    return float(low.sum()), float(high.sum())

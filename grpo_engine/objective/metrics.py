@@ -1,0 +1,180 @@
+"""A step's metrics, under TRL's names: flat, finite, token-weighted, one place for each name."""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.objective.loss import LossSettings, clip_counts, kl_estimate, ratios
+from grpo_engine.objective.types import Completion, PackedBatch, ScoredGroup
+
+PASS_REWARD = 1.0
+"""A completion with at least this reward counts as passed in `pass_at_1` and `pass_at_group`."""
+
+
+class PhaseTimer:
+    """Seconds by phase of one step."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        timing = {f"timing/{phase}_seconds": seconds for phase, seconds in self.seconds.items()}
+        return {"step_time": time.perf_counter() - self.started, **timing}
+
+
+class TrainingStats:
+    """Sums over the trained tokens of an optimiser step, whatever its micro-batches."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.sums: dict[str, float] = {}
+        self.loss = 0.0
+        self.largest_difference = 0.0
+        self.ratio_range = (math.inf, -math.inf)
+
+    def add(
+        self,
+        batch: PackedBatch,
+        logprobs_N: Tensor,
+        old_N: Tensor,
+        reference_N: Tensor | None,
+        entropy_N: Tensor,
+        settings: LossSettings,
+    ) -> None:
+        """One micro-batch; all tensors [N] without gradient."""
+        self.tokens += len(logprobs_N)
+        ratio_N = ratios(logprobs_N, old_N, batch.sequences_N, settings.loss_type)
+        low, high = clip_counts(ratio_N, batch.advantages_N, settings)
+        difference = old_N - batch.sampled_logprobs_N
+        mismatch = difference.exp()
+        self._sum("clip_ratio/low_mean", low)
+        self._sum("clip_ratio/high_mean", high)
+        self._sum("clip_ratio/region_mean", low + high)
+        self._sum("entropy", float(entropy_N.sum()))
+        self._sum("sampling/sampling_logp_difference/mean", float(difference.abs().sum()))
+        self._sum("sampling/importance_sampling_ratio/mean", float(mismatch.sum()))
+        if reference_N is not None:
+            self._sum("kl", float(kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum()))
+        self.largest_difference = max(self.largest_difference, float(difference.abs().max()))
+        self.ratio_range = (
+            min(self.ratio_range[0], float(mismatch.min())),
+            max(self.ratio_range[1], float(mismatch.max())),
+        )
+
+    def _sum(self, name: str, value: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def metrics(self) -> dict[str, float]:
+        if not self.tokens:
+            return {}
+        return {
+            "loss": self.loss,
+            **{name: total / self.tokens for name, total in self.sums.items()},
+            "sampling/sampling_logp_difference/max": self.largest_difference,
+            "sampling/importance_sampling_ratio/min": self.ratio_range[0],
+            "sampling/importance_sampling_ratio/max": self.ratio_range[1],
+        }
+
+
+def reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Rewards, their parts, and the share of groups without signal (always by group)."""
+    scores = [score for group in scored for score in group.scores]
+    rewards = [score.reward for score in scores if score.reward is not None]
+    metrics = {
+        "reward": _mean(rewards),
+        "reward_std": _spread(rewards),
+        "frac_reward_zero_std": _mean([0.0 if group.has_signal else 1.0 for group in scored]),
+        "pass_at_1": _mean([1.0 if reward >= PASS_REWARD else 0.0 for reward in rewards]),
+        "pass_at_group": _mean(
+            [1.0 if any((s.reward or 0) >= PASS_REWARD for s in group.scores) else 0.0 for group in scored]
+        ),
+    }
+    for part in sorted({name for score in scores for name in score.parts}):
+        values = [value for score in scores if (value := score.parts.get(part)) is not None]
+        metrics[f"rewards/{part}/mean"] = _mean(values)
+        metrics[f"rewards/{part}/std"] = _spread(values)
+        metrics[f"rewards/{part}/error_rate"] = _mean([1.0 if part in s.errors else 0.0 for s in scores])
+    return metrics
+
+
+def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Lengths in tokens and the share that was cut."""
+    lengths = [float(len(completion.token_ids)) for completion in completions]
+    cut = [1.0 if completion.finish_reason is FinishReason.LENGTH else 0.0 for completion in completions]
+    return {
+        "completions/mean_length": _mean(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": _mean(cut),
+    }
+
+
+def length_correlation(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Pearson's correlation over the scored completions; nothing where all are alike in one of them."""
+    pairs = [
+        (score.reward, float(len(completion.token_ids)))
+        for each in scored
+        for completion, score in zip(each.group.completions, each.scores, strict=True)
+        if score.reward is not None
+    ]
+    if len({reward for reward, _ in pairs}) < 2 or len({length for _, length in pairs}) < 2:
+        return {}
+    return {"completions/reward_length_correlation": statistics.correlation(*zip(*pairs, strict=True))}
+
+
+def step_metrics(scored: Sequence[ScoredGroup], timer: PhaseTimer, device: torch.device) -> dict[str, float]:
+    """What every step has: rewards, completions, speed, memory, seconds by phase."""
+    completions = [completion for each in scored for completion in each.group.completions]
+    sampled, seconds = sum(one.num_sampled for one in completions), timer.seconds.get("sample")
+    speed = {"perf/sampled_tokens_per_second": sampled / max(1e-9, seconds)} if seconds is not None else {}
+    return {
+        **reward_metrics(scored),
+        **completion_metrics(completions),
+        **length_correlation(scored),
+        **speed,
+        "memory/peak_bytes": peak_memory_bytes(device),
+        **timer.metrics(),
+    }
+
+
+def mean_metrics(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Name → mean over the rows."""
+    return {name: _mean([row[name] for row in rows]) for name in rows[0]}
+
+
+def peak_memory_bytes(device: torch.device) -> float:
+    """Peak of the GPU's allocated memory, or of this process's resident memory on CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def finite(metrics: dict[str, float]) -> dict[str, float]:
+    """Without what is not a number: JSON has no NaN, and a chart no use for it."""
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,0 +1,191 @@
+"""A client of OpenAI-compatible chat servers: judges, and whoever else needs a model's word.
+
+    client = ChatClient.named("default", "judge-large")
+    answer = client.complete([{"role": "user", "content": "…"}], temperature=0.0)
+
+Safe to share between threads. Retries passing trouble inside one time limit for the whole call.
+Boundary: no streaming, no tools. The way out is `graders/web.py` and its rules; a key is in no message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field, SecretStr, ValidationError
+
+from grpo_engine.contract.records import Record
+from grpo_engine.outbound.operator_endpoints import (
+    EndpointError,
+    OperatorEndpoint,
+    find_endpoint,
+    load_endpoints,
+)
+from grpo_engine.outbound.web import NoAnswer, Outside, RefusedUrl, WebAnswer, post_patiently
+
+__all__ = [
+    "ChatAnswer",
+    "ChatClient",
+    "ChatError",
+    "ChatParseError",
+    "ChatRefusalError",
+    "ChatServerError",
+    "ChatUsage",
+    "EndpointError",
+    "OperatorEndpoint",
+    "find_endpoint",
+    "load_endpoints",
+]
+
+SHOWN_CHARACTERS = 300
+"""Of a server's own error text, in ours."""
+
+
+class ChatError(Exception):
+    """The model was asked and there is no usable answer."""
+
+
+class ChatServerError(ChatError):
+    """The server could not be reached or refused the request; `status` is None where it did not answer."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ChatParseError(ChatError):
+    """The answer is not a chat completion."""
+
+
+class ChatRefusalError(ChatError):
+    """The model declined."""
+
+
+class ChatUsage(Record):
+    """Tokens as the server counts them."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class ChatAnswer(Record):
+    """What the model said."""
+
+    text: str
+    """Empty where it said nothing (all tokens went into reasoning, or it refused)."""
+    usage: ChatUsage
+    refusal: str | None
+    """Why the model declined; None where it did not."""
+    finish_reason: str | None
+
+    def accepted(self) -> str:
+        """The text. Raises ChatRefusalError where the model declined."""
+        if self.refusal is not None:
+            raise ChatRefusalError(f"the model declined: {self.refusal[:SHOWN_CHARACTERS]}")
+        return self.text
+
+
+class ChatClient:
+    """One model on one server."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: SecretStr | str | None = None,
+        timeout: float = 120.0,
+        max_retries: int = 4,
+        outside: Outside | None = None,
+    ) -> None:
+        """`base_url` ends in `/v1`; `timeout` in seconds covers the whole call with retries and pauses."""
+        self.url = base_url.rstrip("/") + "/chat/completions"
+        self.model = model
+        self.api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        self.timeout = timeout
+        self.max_retries = max_retries
+        self.outside = outside
+
+    @classmethod
+    def named(cls, name: str, model: str, timeout: float = 120.0, max_retries: int = 4) -> ChatClient:
+        """Client of an endpoint of the operator's. Raises EndpointError where it has no such model."""
+        endpoint = find_endpoint(name)
+        if endpoint.models is not None and model not in endpoint.models:
+            raise EndpointError(f"the endpoint {name!r} does not offer {model!r}")
+        return cls(endpoint.url, model, endpoint.api_key, timeout, max_retries, endpoint.outside)
+
+    def complete(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> ChatAnswer:
+        """The model's answer. `sampling` goes into the request as it is; None values are left out.
+
+        Raises ChatServerError, ChatParseError; a refusal is an answer.
+        """
+        given = {name: value for name, value in sampling.items() if value is not None}
+        body = json.dumps({"model": self.model, "messages": list(messages), **given}, allow_nan=False)
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key.get_secret_value()}"
+        try:
+            answer = post_patiently(
+                self.url,
+                body.encode(),
+                headers,
+                timeout_seconds=self.timeout,
+                max_retries=self.max_retries,
+                outside=self.outside,
+            )
+        except (NoAnswer, RefusedUrl) as error:
+            raise ChatServerError(self._without_key(str(error))) from None
+        if not 200 <= answer.status < 300:
+            raise ChatServerError(self._complaint(answer), answer.status)
+        return _parse(answer.body)
+
+    def _complaint(self, answer: WebAnswer) -> str:
+        if answer.status in (401, 403):  # servers repeat parts of the key here
+            return f"status {answer.status}: the server does not accept the operator's key"
+        if 300 <= answer.status < 400:
+            return f"status {answer.status}: redirects are not followed"
+        text = " ".join(self._without_key(answer.body.decode("utf-8", "replace")).split())
+        return f"status {answer.status}: {text[:SHOWN_CHARACTERS]}"
+
+    def _without_key(self, text: str) -> str:
+        key = self.api_key.get_secret_value() if self.api_key is not None else ""
+        return text.replace(key, "***") if key else text
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(0, ge=0)
+    completion_tokens: int = Field(0, ge=0)
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+def _parse(body: bytes) -> ChatAnswer:
+    try:
+        completion = _Completion.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ChatParseError(f"not a chat completion: {place} {first['msg']}".replace("  ", " ")) from None
+    choice, usage = completion.choices[0], completion.usage or _Usage()
+    refusal = choice.message.refusal
+    if not refusal and choice.finish_reason == "content_filter":
+        refusal = "stopped by the server's content filter"
+    return ChatAnswer(
+        text=choice.message.content or "",
+        usage=ChatUsage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens),
+        refusal=refusal or None,
+        finish_reason=choice.finish_reason,
+    )

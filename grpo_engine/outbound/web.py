@@ -1,0 +1,222 @@
+"""The one way out: asks a URL that a user or the operator gave, and nothing that it was not allowed to.
+
+https on public addresses, or what `Outside` allows; the name is looked up once and the connection goes to
+the address that was checked, with the name in TLS and Host; no redirects, no proxy, no cookies, no
+decompression; one time limit over everything but the look-up (that is the system resolver's own limit);
+the answer is cut at a size.
+Boundary: an answer is a status, headers and bytes. What they mean is the callers' to say.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from grpo_engine.outbound.addresses import (
+    Outside,
+    RefusedUrl,
+    Resolver,
+    Target,
+    addresses_of,
+    check_url,
+    parse,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    import httpcore
+
+    from grpo_engine.outbound.pinned import Deadline
+
+__all__ = [
+    "AnswerTooLong",
+    "NoAnswer",
+    "Outside",
+    "RefusedUrl",
+    "WebAnswer",
+    "check_headers",
+    "check_url",
+    "post",
+    "post_patiently",
+]
+
+MAX_ANSWER_BYTES = 2**20
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,4094}[\x21-\x7e])?|")
+_OUR_HEADERS = re.compile(
+    "host|content-(length|type|encoding)|transfer-encoding|accept-encoding|connection|keep-alive|upgrade|te"
+    "|trailer|expect|proxy-.*|webhook-(id|timestamp|signature)"
+)
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuses headers that a user may not set, or that would be more than one. Raises ValueError."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError("a header's name has only letters, digits and !#$%&'*+.^_`|~-")
+        if _OUR_HEADERS.fullmatch(name.lower()):
+            raise ValueError(f"the header {name} is not yours to set")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"the header {name} has a line break, a character beyond ASCII or too many")
+    if len({name.lower() for name in headers}) != len(headers):
+        raise ValueError("a header is given twice")
+
+
+class NoAnswer(Exception):
+    """The server could not be asked or did not answer in time."""
+
+
+class AnswerTooLong(NoAnswer):
+    """The answer is longer than MAX_ANSWER_BYTES."""
+
+
+@dataclass(frozen=True)
+class WebAnswer:
+    """Status, headers (names in lower case) and body, at most MAX_ANSWER_BYTES."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def passing_trouble(self) -> bool:
+        """Whether the same request may fare better later."""
+        return self.status in (408, 409, 429) or self.status >= 500
+
+
+def post_patiently(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_seconds: float,
+    max_retries: int,
+    outside: Outside | None = None,
+) -> WebAnswer:
+    """`post`, again after passing trouble, with growing pauses; all within `timeout_seconds`.
+
+    A server's Retry-After is kept; one that leads beyond the time limit ends it at once. The last answer is
+    given back whatever its status. Raises RefusedUrl, NoAnswer.
+    """
+    end = time.monotonic() + timeout_seconds
+    for attempt in range(max_retries + 1):
+        outcome: WebAnswer | NoAnswer
+        try:
+            left = max(end - time.monotonic(), 0.001)
+            outcome = post(url, body, headers, timeout_seconds=left, outside=outside)
+        except AnswerTooLong:
+            raise
+        except NoAnswer as error:
+            outcome = error
+        if isinstance(outcome, WebAnswer) and not outcome.passing_trouble:
+            return outcome
+        pause = _pause_seconds(outcome, attempt)
+        if attempt == max_retries or time.monotonic() + pause >= end:
+            break
+        time.sleep(pause)
+    if isinstance(outcome, NoAnswer):
+        raise outcome
+    return outcome
+
+
+def _pause_seconds(outcome: WebAnswer | NoAnswer, attempt: int) -> float:
+    asked = _retry_after(outcome.headers.get("retry-after", "")) if isinstance(outcome, WebAnswer) else None
+    if asked is not None:
+        return asked
+    longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads callers out, hides nothing
+
+
+def _retry_after(text: str) -> float | None:
+    """Seconds of a Retry-After header: a number or a date; None where it is neither."""
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def post(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_seconds: float,
+    outside: Outside | None = None,
+    resolver: Resolver = resolve,
+    kept_bytes: int | None = None,
+) -> WebAnswer:
+    """POST a body and read the answer. Raises RefusedUrl before any connection, NoAnswer after.
+
+    With `kept_bytes` no more than that is read, and a longer answer is no error.
+    """
+    from grpo_engine.outbound.pinned import Deadline
+
+    deadline = Deadline(timeout_seconds)
+    target = parse(url, outside or Outside.from_environment())
+    try:
+        addresses = addresses_of(target, resolver)
+    except (OSError, UnicodeError):
+        raise NoAnswer(f"{target.host} has no address") from None
+    return _ask(target, addresses, body, headers, deadline, kept_bytes)
+
+
+def _ask(
+    target: Target,
+    addresses: list[str],
+    body: bytes,
+    headers: Mapping[str, str],
+    deadline: Deadline,
+    kept_bytes: int | None,
+) -> WebAnswer:
+    import httpcore
+
+    from grpo_engine.outbound.pinned import PinnedBackend, tls_context
+
+    backend = PinnedBackend(addresses, deadline)
+    context = tls_context(os.environ.get("SSL_CERT_FILE")) if target.scheme == "https" else None
+    url = httpcore.URL(
+        scheme=target.scheme, host=target.host, port=target.port, target=target.path.encode("ascii")
+    )
+    fields = {
+        "Host": target.authority,
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "User-Agent": "grpo",
+        **headers,
+    }
+    try:
+        with (
+            httpcore.ConnectionPool(ssl_context=context, network_backend=backend) as pool,
+            pool.stream("POST", url, headers=list(fields.items()), content=body) as response,
+        ):
+            return _read(response, kept_bytes)
+    except httpcore.LocalProtocolError:  # its text may repeat a header, and a header may be a key
+        raise NoAnswer(f"{target.host}: the request cannot be sent: wrong headers") from None
+    except httpcore.TimeoutException:
+        raise NoAnswer(f"{target.host} did not answer within {deadline.seconds:.3g} s") from None
+    except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+        raise NoAnswer(f"{target.host}: {str(error)[:200] or type(error).__name__}") from None
+
+
+def _read(response: httpcore.Response, kept_bytes: int | None) -> WebAnswer:
+    parts: list[bytes] = []
+    room = MAX_ANSWER_BYTES if kept_bytes is None else kept_bytes
+    for part in response.iter_stream():
+        if len(part) > room and kept_bytes is None:
+            raise AnswerTooLong(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        parts.append(part[:room])
+        room -= len(part)
+        if room < 0:
+            break
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+    return WebAnswer(response.status, headers, b"".join(parts))

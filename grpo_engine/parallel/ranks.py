@@ -1,0 +1,126 @@
+"""Data-parallel ranks: who samples and trains which part of a step, and how the parts become one.
+
+Every rank knows the whole step (its groups and each token's share of it), so it only has to train its own
+part and add up. Started without torch.distributed there is one rank, and nothing here does anything.
+Boundary: no start of processes and no sharding of weights (`distributed.py`); all ranks take the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from grpo_engine.objective.metrics import TrainingStats
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.types import PackedBatch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int = 0
+    world: int = 1
+
+    @classmethod
+    def current(cls) -> Self:
+        """As torch.distributed was initialised; a single rank where it was not."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    @property
+    def is_first(self) -> bool:
+        """The one that writes events and checkpoints."""
+        return self.rank == 0
+
+    def part(self, values: Sequence[T]) -> tuple[int, Sequence[T]]:
+        """Position of this rank's first value, and its values: a stretch that no other rank has."""
+        start, stop = (len(values) * rank // self.world for rank in (self.rank, self.rank + 1))
+        return start, values[start:stop]
+
+    def share(self, groups: Sequence[TrainingGroup]) -> list[TrainingGroup]:
+        """This rank's groups: longest first, each to the rank with the fewest tokens so far."""
+        if self.world == 1:
+            return list(groups)
+        tokens = [0] * self.world
+        own = []
+        for group in sorted(groups, key=lambda each: -each.num_tokens):
+            lightest = tokens.index(min(tokens))
+            tokens[lightest] += group.num_tokens
+            if lightest == self.rank:
+                own.append(group)
+        return own
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of the ranks."""
+        if self.world == 1:
+            return [value]
+        found: list[T | None] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return [each for each in found if each is not None]
+
+    def joined(self, parts: Sequence[T]) -> list[T]:
+        """All ranks' parts, one after another."""
+        return [each for part in self.gather(parts) for each in part]
+
+    def any(self, flag: bool) -> bool:
+        """Whether some rank says so; all of them must ask."""
+        return any(self.gather(flag))
+
+    def passes(
+        self, groups: Sequence[TrainingGroup], token_budget: int, model: torch.nn.Module, device: torch.device
+    ) -> tuple[list[PackedBatch], list[PackedBatch]]:
+        """This rank's micro-batches of the groups, and then some to compute without effect.
+
+        The latter keep pace with the busiest rank, and only with sharded weights: there no rank can compute
+        a layer while another one does not.
+        """
+        own = list(pack(self.share(groups), token_budget, device))
+        is_sharded = self.world > 1 and isinstance(model, FSDPModule)
+        missing = max(self.gather(len(own))) - len(own) if is_sharded else 0
+        return own, [next(pack([idle_group(number)], 1, device)) for number in range(missing)]
+
+    def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sum the gradients over all ranks; a parameter that no rank touched keeps none.
+
+        Those of sharded parameters are sums already.
+        """
+        every = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if self.world == 1 or not every:
+            return
+        touched = [
+            any(flags) for flags in zip(*self.gather([p.grad is not None for p in every]), strict=True)
+        ]
+        for parameter, needed in zip(every, touched, strict=True):
+            if needed:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+
+
+def idle_group(number: int) -> TrainingGroup:
+    """What a rank computes while others still need its share of the weights; nothing of it counts."""
+    return TrainingGroup((0,), (TrainingSequence((0,), (0.0,), (0.0,), weight=0.0, index=-1 - number),))
+
+
+def summed(stats_R: Sequence[TrainingStats]) -> TrainingStats:
+    """The ranks' statistics of one optimiser step as if one rank had trained it all."""
+    total = TrainingStats()
+    for stats in stats_R:
+        total.tokens += stats.tokens
+        total.loss += stats.loss
+        total.largest_difference = max(total.largest_difference, stats.largest_difference)
+        low, high = total.ratio_range
+        total.ratio_range = min(low, stats.ratio_range[0]), max(high, stats.ratio_range[1])
+        for name, value in stats.sums.items():
+            total.sums[name] = total.sums.get(name, 0.0) + value
+    return total

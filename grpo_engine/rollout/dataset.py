@@ -1,0 +1,143 @@
+"""Dataset rows as prompts, in an order that depends only on (seed, step).
+
+The service has checked every row at submit; what is refused here is what only the tokenizer can tell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from grpo_engine.contract.errors import DatasetError
+from grpo_engine.objective.types import Prompt
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """Rows of a JSONL file. Raises DatasetError naming the line."""
+    rows = []
+    with Path(path).open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise DatasetError(f"{Path(path).name} line {number} is not JSON: {error}") from error
+    if not rows:
+        raise DatasetError(f"{Path(path).name} has no rows")
+    return rows
+
+
+def item_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What graders see as `item`: the row without its conversation."""
+    return {key: value for key, value in row.items() if key not in ("messages", "tools")}
+
+
+class RowReader:
+    """Rows as token sequences of one model, on the job's own date."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        created_at: float = 0.0,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """`tools`: function schemas of the job's tools, shown to the model before the row's own; of two with
+        one name the job's is shown. Rows without a conversation say in their prompt what may be called."""
+        self.tokenizer = tokenizer
+        self.created = datetime.fromtimestamp(created_at, UTC)
+        self.tools = tuple(tools)
+
+    def prompts(self, rows: Sequence[dict[str, Any]]) -> list[Prompt]:
+        """Rows ready to sample from, in the file's order. Raises DatasetError."""
+        return [self._prompt(index, row) for index, row in enumerate(rows)]
+
+    def demonstrations(self, rows: Sequence[dict[str, Any]], max_tokens: int) -> list[Prompt]:
+        """Rows with the assistant's last turn as target tokens, end-of-sequence included.
+
+        Raises DatasetError where a row is longer than `max_tokens`.
+        """
+        made = [self._demonstration(index, row) for index, row in enumerate(rows)]
+        for prompt in made:
+            if (length := len(prompt.token_ids) + len(prompt.target_ids)) > max_tokens:
+                raise DatasetError(
+                    f"row {prompt.row + 1} has {length} tokens, max_tokens is {max_tokens}",
+                    hint="Shorten the row or raise max_tokens.",
+                )
+        return made
+
+    def _prompt(self, index: int, row: dict[str, Any]) -> Prompt:
+        if "messages" not in row:
+            ids = self.tokenizer(row["prompt"]).input_ids
+            return Prompt(index, row["prompt"], tuple(ids), item_of(row))
+        text = self._render(index, row, generate=True)
+        conversation = {"messages": row["messages"], "tools": row.get("tools")}
+        return Prompt(index, text, self._encode(text), item_of(row), conversation=conversation)
+
+    def retold(self, prompt: Prompt, tell: Callable[[str], str]) -> tuple[int, ...]:
+        """Token ids of the prompt with its last user turn (or its whole text) rewritten by `tell`."""
+        if not prompt.conversation:
+            return tuple(self.tokenizer(tell(prompt.text)).input_ids)
+        messages = list(prompt.conversation["messages"])
+        asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        place = asked[-1] if asked else len(messages) - 1
+        content = tell(str(joined(messages[place].get("content")) or ""))
+        messages[place] = {**messages[place], "content": content}
+        row = {**prompt.conversation, "messages": messages}
+        return self._encode(self._render(prompt.row, row, generate=True))
+
+    def _demonstration(self, index: int, row: dict[str, Any]) -> Prompt:
+        if "messages" not in row:
+            prompt, answer = self._prompt(index, row), row["completion"]
+        else:
+            *turns, last = row["messages"]
+            prompt = self._prompt(index, {**row, "messages": turns})
+            whole = self._render(index, row, generate=False)
+            shared = whole.startswith(prompt.text)
+            answer = whole[len(prompt.text) :] if shared else str(joined(last["content"]) or "")
+        target = self._ended(self._encode(answer))
+        return Prompt(index, prompt.text, prompt.token_ids, prompt.item, target)
+
+    def _ended(self, target: tuple[int, ...]) -> tuple[int, ...]:
+        """Exactly one end-of-sequence, at the end: some chat templates write on after it, others none."""
+        end = cast(int, self.tokenizer.eos_token_id)
+        return (*target[: target.index(end)], end) if end in target else (*target, end)
+
+    def _render(self, index: int, row: dict[str, Any], *, generate: bool) -> str:
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [{**message, "content": joined(message.get("content"))} for message in row["messages"]],
+                tools=self._shown_tools(row) or None,
+                tokenize=False,
+                add_generation_prompt=generate,
+                strftime_now=self.created.strftime,
+            )
+        except (TemplateError, ValueError, TypeError) as error:
+            raise DatasetError(f"row {index + 1}: the model's chat template refuses it: {error}") from error
+        return cast(str, text)
+
+    def _shown_tools(self, row: Mapping[str, Any]) -> list[dict[Any, Any] | Callable[..., Any]]:
+        names = {_function_name(tool) for tool in self.tools}
+        own = [tool for tool in row.get("tools") or () if _function_name(tool) not in names]
+        return [*self.tools, *own]
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _function_name(tool: Mapping[str, Any]) -> Any:
+    function = tool.get("function")
+    return function.get("name") if isinstance(function, Mapping) else tool.get("name")
+
+
+def joined(content: Any) -> Any:
+    """A message's content with its text parts joined: templates of text models know only strings."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content

@@ -1,0 +1,173 @@
+"""Sample the next step while this one is trained (`max_staleness` 1): one step off-policy, as in AReaL
+(arXiv 2505.24298) and most asynchronous systems, but with nothing left to chance.
+
+The next step is sampled from a snapshot taken before this one moves the weights, and a step ends when both
+its training and the next one's sampling have. So rollouts are exactly one step behind whatever the threads
+do, a checkpoint holds the rollouts that wait, and an interrupted run equals an uninterrupted one bit for bit.
+The loss compares with the log-probabilities that the sampler recorded (`gradients.py`), so ratio and clip are
+those of the policy that sampled.
+
+Costs: the snapshot's memory (`snapshot.py`), and a shared processor: it pays where sampling leaves cores or
+the device idle. Evaluations run between steps with the policy as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol
+
+from grpo_engine.config.job import ReinforcementMethod
+from grpo_engine.contract.errors import ConfigError
+from grpo_engine.graders.pool.pool import Grading
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.metrics import PhaseTimer
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.rollout.collector import Collected, Collector
+from grpo_engine.rollout.overlap.policy_snapshot import Snapshot
+from grpo_engine.rollout.overlap.rollout_state import packed, unpacked
+from grpo_engine.rollout.prompt_source import Outcome, PromptSource
+from grpo_engine.rollout.sampler.base import Sampler, Sampling
+
+
+class StepSource(Protocol):
+    """What a trainer tells its prompt source and asks of it."""
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+    def observe(self, outcomes: Mapping[int, Outcome]) -> None: ...
+
+    @property
+    def state(self) -> dict[str, Any]: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+class StepCollector(Protocol):
+    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected: ...
+
+
+def open_collector(
+    method: ReinforcementMethod,
+    policy: Policy,
+    sampler: Sampler,
+    grading: Grading,
+    make_source: Callable[[], PromptSource],
+    *,
+    total_steps: int,
+    version: Callable[[], int],
+) -> tuple[StepSource, StepCollector]:
+    """Where a step's groups come from: sampled when the step begins, or one step ahead.
+
+    `version`: the policy's own, now. Raises ConfigError where nothing can be sampled ahead.
+    """
+    source = make_source()
+    if not method.hyperparameters.max_staleness:
+        return source, Collector(sampler, grading, source, method.hyperparameters, policy.decode)
+    if (world := Ranks.current().world) > 1:
+        message = f"max_staleness is 1, but {world} ranks share the sampling and talk to each other meanwhile"
+        raise ConfigError(message, hint="Set max_staleness to 0, or train on one device.")
+    snapshot = Snapshot(policy, sampler, method)
+    drawing = make_source()
+    decode = snapshot.still.decode
+    collector = Collector(snapshot.sampler, grading, drawing, method.hyperparameters, decode)
+    ahead = Ahead(snapshot, collector, source, total_steps, version)
+    return ahead, ahead
+
+
+class Ahead:
+    """Both a trainer's prompt source and its collector, because a step's rows are drawn early.
+
+    `collector` samples from the snapshot the rows that its own source draws; `known` hears every outcome.
+    Rows of a step are drawn before the outcomes of the step before it are known.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        collector: Collector,
+        known: PromptSource,
+        total_steps: int,
+        version: Callable[[], int],
+    ) -> None:
+        self.snapshot = snapshot
+        self.collector = collector
+        self.drawing = collector.source
+        self.known = known
+        self.total_steps = total_steps
+        self.version = version
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._next: Future[tuple[Collected, dict[str, float]]] | None = None
+        self._drawn: dict[str, Any] = {}
+        """The drawing source's state when it drew the step that is trained now."""
+        self._told: Mapping[str, Any] | None = None
+        self._staleness = 0
+
+    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected:
+        """The step's groups, sampled ahead; from here on the next step's are sampled.
+
+        Raises GraderError where too many completions could not be scored.
+        """
+        if self._next is None:
+            self._start(step, sampling)
+        assert self._next is not None
+        collected, seconds = self._next.result()
+        timer.seconds |= seconds
+        versions = {each.policy_version for graded in collected.groups for each in graded.group.completions}
+        self._staleness = max((self.version() - version for version in versions), default=0)
+        self._drawn, self._next = self.drawing.state, None
+        if step < self.total_steps:
+            self._draw_next()
+            self._start(step + 1, replace(sampling, step=step + 1))
+        return collected
+
+    def observe(self, outcomes: Mapping[int, Outcome]) -> None:
+        """What the step's prompts did; the rows of the next one are drawn already."""
+        self.known.load(_at_place_of(self._drawn, self.known.state))
+        self.known.observe(outcomes)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """JSON that `load` takes back; waits until the next step is sampled.
+
+        What went wrong there is that step's to tell.
+        """
+        content = {"known": self.known.state, "drawn": self.drawing.state, "next": None}
+        if self._next is not None and self._next.exception() is None:
+            content["next"] = packed(self._next.result()[0])
+        self._told = content
+        return content
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from another run's `state`; with this run's own there is nothing to do."""
+        if state is self._told:
+            return
+        self.known.load(state.get("known", {}))
+        self.drawing.load(state.get("drawn", {}))
+        self._next = None
+        if waiting := state.get("next"):
+            self._next = Future()
+            self._next.set_result((unpacked(waiting, self.known.prompts), {}))
+
+    def metrics(self) -> dict[str, float]:
+        return {"sampling/staleness": float(self._staleness), **self.known.metrics()}
+
+    def _draw_next(self) -> None:
+        """Past the rows of the step that was drawn last, with every outcome that is known by now."""
+        self.drawing.observe({})
+        self.drawing.load(_at_place_of(self.drawing.state, self.known.state))
+
+    def _start(self, step: int, sampling: Sampling) -> None:
+        """Sample and grade a step in the background, from the policy as it is now."""
+        self.snapshot.take(self.version())
+        self._next = self._background.submit(self._collect, step, sampling)
+
+    def _collect(self, step: int, sampling: Sampling) -> tuple[Collected, dict[str, float]]:
+        timer = PhaseTimer()
+        return self.collector.collect(step, sampling, timer), timer.seconds
+
+
+def _at_place_of(place: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of the rows, at another state's place in their order."""
+    return {**known, **{name: value for name, value in place.items() if name == "cursor"}}

@@ -1,0 +1,76 @@
+"""A second policy that stands still while the first one is trained, and a sampler that samples from it.
+
+It shares the first one's frozen weights and has its own copy of the trained ones: with LoRA that is the
+adapter (and, where the adapter is merged for sampling, the merged layers for as long as sampling lasts); with
+full fine-tuning a second model. Modules are its own, so that merging, switching adapters and attention
+layouts of the two never meet.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch.nn import Parameter
+from transformers import PreTrainedModel
+
+from grpo_engine.config.job import ReinforcementMethod
+from grpo_engine.contract.errors import ConfigError
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.sampler.base import Sampler
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.rollout.tools.sampler import ToolSampler
+
+
+class Snapshot:
+    """A policy's weights at one moment, and who samples from them."""
+
+    def __init__(self, policy: Policy, sampler: Sampler, method: ReinforcementMethod) -> None:
+        self.policy = policy
+        self.still = still_policy(policy)
+        self.sampler = sampler_like(sampler, self.still, method)
+
+    def take(self, version: int) -> None:
+        """From now on the snapshot is the policy as it is at this moment."""
+        with torch.no_grad():
+            for own, trained in zip(
+                self.still.trainable.values(), self.policy.trainable.values(), strict=True
+            ):
+                own.copy_(trained)
+        self.sampler.load_policy(version)
+
+
+def still_policy(policy: Policy) -> Policy:
+    """The same function with modules of its own; weights that are not trained lie in memory once."""
+    # Not the parameter itself is shared but what it holds: merging an adapter puts another tensor into it.
+    known: dict[int, Any] = {
+        id(each): Parameter(each.data, requires_grad=False)
+        for each in policy.model.parameters()
+        if not each.requires_grad
+    }
+    peft_model = copy.deepcopy(policy.peft_model, known)
+    model = copy.deepcopy(policy.model, known) if peft_model is None else peft_model.get_base_model()
+    still = Policy(
+        cast(PreTrainedModel, model),
+        copy.deepcopy(policy.tokenizer),
+        policy.source,
+        peft_model,
+        autocast=policy.autocast,
+    )
+    still.prove_shared_prompts()
+    return still
+
+
+def sampler_like(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -> Sampler:
+    """What samples from `policy` as `sampler` does from its own. Raises ConfigError where there is none."""
+    if isinstance(sampler, ToolSampler):
+        inner = sampler_like(sampler.inner, policy, method)
+        return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
+    if isinstance(sampler, TorchSampler):
+        return TorchSampler(policy, sampler.sample_budget)
+    raise ConfigError(
+        f"max_staleness is 1, but {type(sampler).__name__} cannot sample while the policy is trained: it "
+        "sleeps then and gives its memory to the trainer",
+        hint="Set max_staleness to 0, or runtime.sampler to torch.",
+    )

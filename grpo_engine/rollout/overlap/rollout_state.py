@@ -1,0 +1,52 @@
+"""Graded groups as JSON and back: a step that is sampled but not trained yet is part of a checkpoint.
+
+Numbers survive exactly (Python writes floats so that they read back equal), so a resumed run trains on the
+very rollouts that the interrupted one had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
+from grpo_engine.rollout.collector import Collected
+
+
+def packed(collected: Collected) -> dict[str, Any]:
+    """Plain values; the prompts stay in the dataset and only their rows are named."""
+    return {
+        "groups": [_pack_group(each) for each in collected.groups],
+        "discarded": [_pack_group(each) for each in collected.discarded],
+    }
+
+
+def unpacked(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> Collected:
+    """What `packed` was given."""
+    by_row = {prompt.row: prompt for prompt in prompts}
+    return Collected(
+        [_unpack_group(each, by_row) for each in content["groups"]],
+        [_unpack_group(each, by_row) for each in content["discarded"]],
+    )
+
+
+def _pack_group(graded: GradedGroup) -> dict[str, Any]:
+    completions = graded.group.completions
+    return {
+        "row": graded.group.prompt.row,
+        "completions": [{name: getattr(each, name) for name in Completion.__slots__} for each in completions],
+        "scores": [score.model_dump(mode="json") for score in graded.scores],
+    }
+
+
+def _unpack_group(content: Mapping[str, Any], by_row: Mapping[int, Prompt]) -> GradedGroup:
+    completions = tuple(_completion(each) for each in content["completions"])
+    scores = tuple(Score.model_validate(each) for each in content["scores"])
+    return GradedGroup(Group(by_row[content["row"]], completions), scores)
+
+
+def _completion(content: Mapping[str, Any]) -> Completion:
+    sequences = {name: tuple(content[name]) for name in ("token_ids", "logprobs", "sampled", "tool_calls")}
+    finish_reason = FinishReason(content["finish_reason"])
+    return Completion(**{**content, **sequences, "finish_reason": finish_reason})

@@ -1,0 +1,292 @@
+"""Ways to run a model token by token over the groups of some prompts, fastest first.
+
+`SharedDecoder` computes each prompt once for its group with our attention, by our own kernels (the Llama
+family) or through the model's own layers. `CacheDecoder` goes through the model's own forward and cache, for
+models that our attention does not fit; it too computes each prompt once, then repeats its cache.
+`PlainDecoder` keeps nothing and computes whole rows again: for models without such a cache. `choose_decoder`
+takes the first that gives the model's own logits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from grpo_engine.models.fast.attention import attention_for
+from grpo_engine.models.fast.model import Attention, FastModel, reads_at_once
+from grpo_engine.models.fast.packed import Packed, packs
+from grpo_engine.models.fast.products import product
+from grpo_engine.models.policy import PROOF_TOLERANCE, Policy
+from grpo_engine.models.shared_prompt_attention import using
+from grpo_engine.objective.types import GroupSpan
+from grpo_engine.rollout.sampler.cache import SHARED_FROM, Prefill, RowCache
+from grpo_engine.rollout.sampler.graphs import RecordedStep
+
+
+class Decoder(Protocol):
+    def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        """Run the prompts; logits [P·G, V] of each row's first token."""
+        ...
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        """Append a token to each live row; logits [B, V] of the next."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows [B'] go on."""
+        ...
+
+
+class Run(Protocol):
+    logits: Callable[[Tensor], Tensor]
+    """Hidden states [B, H] → [B, V]."""
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        """Tokens [T], their positions [T] and what they see → hidden states [T, H]."""
+        ...
+
+
+LARGEST_COPY = 2**25
+"""Bytes of an output layer that is laid out for decoding: memory is not to grow with the vocabulary."""
+
+
+def _output_layer(model: PreTrainedModel, *, packed: bool) -> Callable[[Tensor], Tensor]:
+    head = cast(Any, model.get_output_embeddings())
+    if type(head) is not torch.nn.Linear:
+        return cast(Callable[[Tensor], Tensor], head)
+    if packed and packs(head.weight) and head.weight.nbytes <= LARGEST_COPY:
+        layer = Packed.of(head.weight, head.bias, None, None)
+        return lambda hidden: layer(hidden)[0]
+    return lambda hidden: product(hidden, head.weight, head.bias)
+
+
+class Kernels:
+    """Our own kernels; the policy's tensors are read once, when a decoding begins."""
+
+    def __init__(self, fast: FastModel) -> None:
+        self.fast = fast
+        # a GPU replays recorded steps, so it gains nothing from fewer calls and would lose the copy's memory
+        self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
+        self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
+        self.logits = _output_layer(fast.model, packed=self.on_cpu)
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        # on a CPU each operation's own cost counts, and it is less where autograd knows of nothing
+        with torch.inference_mode(self.on_cpu):
+            return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
+
+
+class OwnLayers:
+    """The model's own layers around our attention; the tokens are one row, whatever they belong to."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.logits = _output_layer(model, packed=False)
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
+        with using(self.model, _HeadsFirst(attention)):
+            out = self.model.base_model(
+                input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False
+            )
+        return cast(Tensor, out.last_hidden_state[0])
+
+
+class _HeadsFirst:
+    """States as transformers lays them out: [1, H, T, D]."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        rows = [states[0].transpose(0, 1) for states in (query, key, value)]
+        made = self.attention.attend(layer, rows[0], rows[1], rows[2], scale)
+        return made.view(1, query.shape[2], query.shape[1], query.shape[3])
+
+
+class _Keeping:
+    """Attention over packed prompts that keeps their keys and values [T, Hkv, D] by layer."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.keys[layer], self.values[layer] = key, value
+        return self.attention.attend(layer, query, key, value, scale)
+
+
+class SharedDecoder:
+    """The one into which rows can come while others run."""
+
+    def __init__(self, model: PreTrainedModel, run: Run) -> None:
+        self.model = model
+        self.run = run
+        self.last_position = (getattr(model.config, "max_position_embeddings", None) or sys.maxsize) - 1
+        self.recorded: RecordedStep | None = None
+
+    def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        prefill, logits = self._prefill(prompts_P)
+        self.cache = RowCache(prefill, group_size, shared=max(prefill.lengths) >= SHARED_FROM)
+        self.positions = self._first_positions(prefill, group_size)
+        self.recorded = None
+        return logits.repeat_interleave(group_size, 0)
+
+    def join(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        """Further rows behind those that run; logits [P·G, V] of their first tokens."""
+        prefill, logits = self._prefill(prompts_P)
+        self.cache.join(prefill, group_size)
+        self.positions = torch.cat([self.positions, self._first_positions(prefill, group_size)])
+        self.recorded = None
+        return logits.repeat_interleave(group_size, 0)
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        if self.cache.is_full:
+            self.cache.grow()
+            self.recorded = None
+        self.cache.length += 1
+        if not (tokens_B.is_cuda and isinstance(self.run, Kernels)):
+            return self._on_device(tokens_B)
+        self.recorded = self.recorded or RecordedStep(self._on_device)
+        return self.recorded(tokens_B)
+
+    def keep(self, rows: Tensor) -> None:
+        self.cache.keep(rows)
+        self.positions = self.positions[rows]
+        self.recorded = None
+
+    def _on_device(self, tokens_B: Tensor) -> Tensor:
+        """All of a step but its bookkeeping; everything is changed in place."""
+        self.cache.advance()
+        hidden = self.run(tokens_B, self.positions, self.cache)
+        # a row that has ended and not left yet may have no further position
+        self.positions.add_(1).clamp_(max=self.last_position)
+        return self.run.logits(hidden)
+
+    def _prefill(self, prompts_P: Sequence[Sequence[int]]) -> tuple[Prefill, Tensor]:
+        """The prompts' keys and values, and logits [P, V] of what follows each."""
+        device, lengths = self.model.device, [len(prompt) for prompt in prompts_P]
+        tokens = torch.tensor([token for prompt in prompts_P for token in prompt], device=device)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        spans = [GroupSpan(sum(lengths[:i]), n, ()) for i, n in enumerate(lengths)]
+        kept = _Keeping(attention_for(spans, device, self.model.dtype))
+        hidden = self.run(tokens, positions, kept)
+        ends = torch.tensor(lengths, device=device).cumsum(0) - 1
+        return Prefill(kept.keys, kept.values, tuple(lengths)), self.run.logits(hidden[ends])
+
+    def _first_positions(self, prefill: Prefill, group_size: int) -> Tensor:
+        return torch.tensor(prefill.lengths, device=self.model.device).repeat_interleave(group_size)
+
+
+class CacheDecoder:
+    def __init__(self, model: PreTrainedModel, pad_token_id: int) -> None:
+        self.model = model
+        self.pad_token_id = pad_token_id
+
+    def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        width = max(len(prompt) for prompt in prompts_P)
+        device = self.model.device
+        rows = [[self.pad_token_id] * (width - len(prompt)) + list(prompt) for prompt in prompts_P]
+        seen = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts_P]
+        mask = torch.tensor(seen, device=device)
+        self.cache = DynamicCache(config=self.model.config)
+        out = self.model(
+            input_ids=torch.tensor(rows, device=device),
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.cache.batch_repeat_interleave(group_size)
+        self.mask = mask.repeat_interleave(group_size, 0)
+        return out.logits[:, -1].repeat_interleave(group_size, 0)
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+        out = self.model(
+            input_ids=tokens_B[:, None],
+            attention_mask=self.mask,
+            position_ids=self.mask.sum(1, keepdim=True) - 1,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        return out.logits[:, -1]
+
+    def keep(self, rows: Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        self.mask = self.mask[rows]
+
+
+class PlainDecoder:
+    def __init__(self, model: PreTrainedModel, pad_token_id: int) -> None:
+        self.model = model
+        self.pad_token_id = pad_token_id
+
+    def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
+        self.rows = [list(prompt) for prompt in prompts_P for _ in range(group_size)]
+        return self._logits()
+
+    def step(self, tokens_B: Tensor) -> Tensor:
+        for row, token in zip(self.rows, tokens_B.tolist(), strict=True):
+            row.append(token)
+        return self._logits()
+
+    def keep(self, rows: Tensor) -> None:
+        self.rows = [self.rows[index] for index in rows.tolist()]
+
+    def _logits(self) -> Tensor:
+        width = max(len(row) for row in self.rows)
+        device = self.model.device
+        padded = [row + [self.pad_token_id] * (width - len(row)) for row in self.rows]
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in self.rows], device=device)
+        logits = self.model(
+            input_ids=torch.tensor(padded, device=device), attention_mask=mask, use_cache=False
+        ).logits
+        return logits[torch.arange(len(self.rows), device=device), mask.sum(1) - 1]
+
+
+PROOF_PROMPTS = ((5, 9, 2, 7, 3), (4, 8))
+PROOF_TOKENS = (6, 1, 3)
+
+
+def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> Callable[[], Decoder]:
+    """The fastest decoder whose logits are the model's own on a few rows of unequal length.
+
+    Where the policy `is_frozen`, all decodings share what is read out of it once.
+    """
+    model, pad, fast = policy.model, policy.pad_token_id, policy.fast
+    faster: list[Callable[[], Decoder]] = [lambda: CacheDecoder(model, pad)]
+    if policy.shares_prompts:
+        faster.insert(0, lambda: SharedDecoder(model, OwnLayers(model)))
+    if policy.shares_prompts and fast is not None:
+        kernels = cache(lambda: Kernels(fast)) if is_frozen else lambda: Kernels(fast)
+        faster.insert(0, lambda: SharedDecoder(model, kernels()))
+    expected = _proof_logits(PlainDecoder(model, pad))
+    for make in faster:
+        try:
+            found = _proof_logits(make())
+        except (RuntimeError, AttributeError, TypeError, KeyError, ValueError):
+            continue
+        if float((found - expected).abs().max()) <= PROOF_TOLERANCE[policy.compute_dtype]:
+            return make
+    return lambda: PlainDecoder(model, pad)
+
+
+def _proof_logits(decoder: Decoder) -> Tensor:
+    """Log-probabilities of every step of a short decoding of which one row leaves half-way."""
+    with torch.no_grad():
+        steps = [decoder.start(PROOF_PROMPTS, 2)]
+        for position, token in enumerate(PROOF_TOKENS):
+            steps.append(decoder.step(torch.full((len(steps[-1]),), token, device=steps[-1].device)))
+            if position == 0:
+                kept = torch.tensor([0, 2, 3], device=steps[-1].device)
+                decoder.keep(kept)
+                steps[-1] = steps[-1][kept]
+    return torch.cat([logits.float().log_softmax(-1) for logits in steps])

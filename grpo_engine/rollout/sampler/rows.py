@@ -1,0 +1,196 @@
+"""The loop of the torch sampler: rows that are decoded together, drawn, stopped and replaced.
+
+Boundary: token ids and log-probabilities by row; what a row belongs to is the sampler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_engine.models.fast import native
+from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
+
+STOP_MARGIN = 4
+"""Tokens that are looked back beyond a stop string's bytes: special tokens decode to nothing."""
+KEEP_BELOW = 0.85
+"""Finished rows leave when fewer than this share of the rows still run: leaving copies the cache."""
+REFILL_BELOW = 0.75
+"""Waiting prompts join when fewer than this share of the places are taken: joining copies the cache too."""
+LOOK_EVERY = {"cpu": 1, "cuda": 8}
+"""Tokens between two looks at what has ended: on a GPU each look waits for the device."""
+Ended = Callable[[int, list[int], list[float], bool], None]
+"""Row, its token ids, their log-probabilities, whether it ended by itself."""
+
+
+class Rows:
+    """What every row of a sampling has drawn; `live` are those in the decoder, in its order."""
+
+    def __init__(
+        self, limits: Tensor, draws: Tensor | None, sampling: Sampling, policy: Policy, ended: Ended
+    ) -> None:
+        """`limits` tokens of each row [R]; `draws` uniform numbers [R, max_tokens], None for greedy."""
+        self.sampling, self.policy, self.ended = sampling, policy, ended
+        self.draws = None if draws is None else torch.nn.functional.pad(draws, (0, 1))
+        device = policy.device
+        self.limits = limits.to(device)
+        # the last column is written by rows that have ended and not left yet; nobody reads it
+        shape = len(limits), sampling.max_tokens + 1
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(shape, device=device)
+        self.lengths = torch.zeros(len(limits), dtype=torch.long, device=device)
+        """Of each row that has ended and was not told of."""
+        self.stopped = torch.zeros(len(limits), dtype=torch.bool, device=device)
+        self.live = self.lengths[:0]
+        self.at = self.lengths[:0]
+        """Tokens that each live row has."""
+        self.running = self.stopped[:0]
+        self.num_running = 0
+        self.look_every = 1 if sampling.stop else LOOK_EVERY.get(device.type, 1)
+
+    def enter(self, rows: range) -> None:
+        """These start now, behind those that are live."""
+        new = torch.arange(rows.start, rows.stop, device=self.live.device)
+        self.live = torch.cat([self.live, new])
+        self.at = torch.cat([self.at, torch.zeros_like(new)])
+        self.running = torch.cat([self.running, torch.ones_like(new, dtype=torch.bool)])
+        self.num_running += len(rows)
+
+    def draw(self, logits_B: Tensor) -> Tensor:
+        """The next token of each live row [B]; rows that have ended draw too, and nobody reads it."""
+        width = self.tokens.shape[1]
+        place = self.at.clamp(max=width - 1).add_(self.live, alpha=width)
+        uniform = None if self.draws is None else self.draws.take(place)
+        token, logprob = choose(logits_B, uniform, self.sampling.temperature)
+        self.tokens.view(-1).index_copy_(0, place, token)
+        self.logprobs.view(-1).index_copy_(0, place, logprob)
+        self.at = self.at + 1
+        stopped = (token[:, None] == self.policy.stop_ids).any(1)
+        if self.sampling.stop:
+            stopped |= self._at_stop_string()
+        ends = self.running & (stopped | (self.at == self.limits[self.live]))
+        self.lengths[self.live] += self.at * ends
+        self.stopped[self.live] |= stopped & ends
+        self.running = self.running & ~ends
+        return token
+
+    def look(self) -> None:
+        """Tell of the rows that have ended since the last look."""
+        left = int(self.running.sum())
+        if left == self.num_running:
+            return
+        self.num_running = left
+        done = self.live[~self.running & (self.lengths[self.live] > 0)]
+        lengths, stopped = self.lengths[done].tolist(), self.stopped[done].tolist()
+        tokens, logprobs = self.tokens[done].tolist(), self.logprobs[done].tolist()
+        self.lengths[done] = 0
+        for row, length, own, values, at_stop in zip(
+            done.tolist(), lengths, tokens, logprobs, stopped, strict=True
+        ):
+            self.ended(row, own[:length], values[:length], at_stop)
+
+    def leave(self) -> Tensor | None:
+        """Places in the decoder of the rows that go on, where it is time for the others to leave."""
+        # A row at its own limit leaves at once: the model may have no further position for it.
+        must = bool(self.sampling.continuing) and self.num_running < len(self.live)
+        if not (must or self.num_running < KEEP_BELOW * len(self.live)):
+            return None
+        kept = self.running.nonzero().squeeze(1)
+        self.live, self.at, self.running = self.live[kept], self.at[kept], self.running[kept]
+        return kept
+
+    def _at_stop_string(self) -> Tensor:
+        """Whether each row's text holds a stop string, looking back far enough for the longest."""
+        reach = max(len(text.encode()) for text in self.sampling.stop) + STOP_MARGIN
+        found = []
+        for row, length in zip(self.live.tolist(), self.at.tolist(), strict=True):
+            text = self.policy.decode(self.tokens[row, max(0, length - reach) : length].tolist())
+            found.append(any(stop in text for stop in self.sampling.stop))
+        return torch.tensor(found, device=self.live.device)
+
+
+def decode(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
+) -> None:
+    """All groups of the prompts, at most `at_once` side by side; the next begin as places become free."""
+    for _ in steps(decoder, prompts, group_size, at_once, rows):
+        pass
+
+
+def steps(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
+) -> Iterator[None]:
+    """The same, for who wants to see the rows grow: it pauses after each look at what has ended."""
+    # the others have no position for a row that has ended and goes on
+    look_every = rows.look_every if isinstance(decoder, SharedDecoder) else 1
+    started = 0
+    while started < len(prompts):
+        chunk = prompts[started : started + at_once]
+        rows.live, rows.at, rows.running = rows.live[:0], rows.at[:0], rows.running[:0]
+        logits = decoder.start(chunk, group_size)
+        rows.enter(range(started * group_size, (started + len(chunk)) * group_size))
+        started += len(chunk)
+        turn = 0
+        while True:
+            token = rows.draw(logits)
+            turn += 1
+            if turn % look_every == 0:
+                rows.look()
+                yield
+                if rows.num_running == 0:
+                    break
+                if (kept := rows.leave()) is not None:
+                    decoder.keep(kept)
+                    token = token[kept]
+            logits = decoder.step(token)
+            if isinstance(decoder, SharedDecoder):
+                free = at_once - -(-len(rows.live) // group_size)
+                if started < len(prompts) and free > (1 - REFILL_BELOW) * at_once:
+                    chunk = prompts[started : started + free]
+                    logits = torch.cat([logits, decoder.join(chunk, group_size)])
+                    rows.enter(range(started * group_size, (started + len(chunk)) * group_size))
+                    started += len(chunk)
+
+
+BLOCK = 128
+"""Tokens whose shares are summed together, so that only one block of each row is searched token by token."""
+
+
+def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """Next token [B] and its log-probability [B] from logits [B, V].
+
+    By inverse CDF: the first token whose cumulative probability exceeds the row's uniform number. Greedy
+    where there are no uniforms; its log-probability is then that of temperature 1.
+    """
+    if uniforms_B is None:
+        best, token = logits_B.float().log_softmax(-1).max(-1)
+        return token, best
+    if native.takes(logits_B):
+        return native.draw(logits_B, uniforms_B, temperature)
+    batch, vocab = logits_B.shape
+    blocks = -(-vocab // BLOCK)
+    shares = logits_B.to(torch.float32, copy=True)
+    if missing := blocks * BLOCK - vocab:
+        shares = torch.nn.functional.pad(shares, (0, missing), value=float("-inf"))
+    if temperature != 1:
+        shares.div_(temperature)
+    shares.sub_(shares.amax(-1, keepdim=True)).exp_()
+    by_block = shares.view(batch, blocks, BLOCK)
+    ends = by_block.sum(-1).cumsum(-1)
+    total = ends[:, -1:]
+    target = uniforms_B[:, None] * total
+    block = _first_beyond(ends, target)
+    before = ends.gather(1, (block - 1).clamp_(min=0)) * (block > 0)
+    inside = by_block.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
+    token = block * BLOCK + _first_beyond(inside.cumsum(-1), target - before)
+    return token.squeeze(1), (shares.gather(1, token).log() - total.log()).squeeze(1)
+
+
+def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First place [B, 1] of cumulative sums [B, n] that exceeds the target; at most the last that adds."""
+    found = torch.searchsorted(cumulative, target, right=True)
+    return found.minimum(torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))

@@ -1,0 +1,197 @@
+"""Scores of a step's groups: graded while others are still sampled, compared when all are there.
+
+An error is counted and named, never a silent 0.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.contract.errors import GraderError, MachineError
+from grpo_engine.contract.events import RolloutsRecorded, Split
+from grpo_engine.contract.records import OVERLONG, CompletionRecord, GroupRecord, Sample, Score
+from grpo_engine.graders import make_sample
+from grpo_engine.objective.advantages import GroupRewards, advantages
+from grpo_engine.objective.metrics import PASS_REWARD
+from grpo_engine.objective.packing import trained_tokens
+from grpo_engine.objective.types import Completion, GradedGroup, ScoredGroup
+from grpo_engine.rollout.prompt_source import Outcome
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids → text, as the completion's own text was made."""
+
+
+def sample_of(completion: Completion) -> Sample:
+    """The completion as graders see it: its last turn, and what it called on the way."""
+    return make_sample(
+        completion.text if completion.answer is None else completion.answer,
+        num_tokens=len(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        tools=completion.tool_calls,
+    )
+
+
+def overlong_punishment(num_tokens: int, settings: ReinforcementHyperparameters) -> float:
+    """DAPO (arXiv 2503.14476) eq. 13: 0, then falling linearly over the last `overlong_buffer_tokens`."""
+    buffer = settings.overlong_buffer_tokens
+    if buffer == 0:
+        return 0.0
+    excess = num_tokens - (settings.max_completion_tokens - buffer)
+    return -settings.overlong_penalty * min(1.0, max(0, excess) / buffer)
+
+
+def punished(score: Score, completion: Completion, settings: ReinforcementHyperparameters) -> Score:
+    """The score with the soft overlong punishment as a part of its own."""
+    if settings.overlong_buffer_tokens == 0 or score.reward is None:
+        return score
+    punishment = overlong_punishment(len(completion.token_ids), settings)
+    parts = {**score.parts, OVERLONG: punishment}
+    return score.model_copy(update={"reward": score.reward + punishment, "parts": parts})
+
+
+def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
+    """Raise GraderError if more than `limit` of the completions could not be scored.
+
+    Raises MachineError instead if the grader is within the limit and this machine's sandbox is not.
+    """
+    scores = [score for group in graded for score in group.scores]
+    broken = [score for score in scores if score.reward is None]
+    if len(broken) <= limit * len(scores):
+        return
+    count = f"{len(broken)} of {len(scores)} completions could not be scored"
+    graders_fault = [score for score in broken if not _lost_the_sandbox(score)]
+    if len(graders_fault) <= limit * len(scores):
+        reason = next(complaint for score in broken for complaint in grader_complaints([score]))
+        raise MachineError(f"{count}, because code does not run on this machine now: {reason}")
+    raise GraderError(
+        f"{count} (max_grader_error_rate {limit:g})",
+        evidence=tuple(dict.fromkeys(grader_complaints(broken)))[:3],
+    )
+
+
+def _lost_the_sandbox(score: Score) -> bool:
+    """Whether the machine, not the grader or the completion, is the reason why there is no reward."""
+    return any(error.code == "python_grader_server_error" for error in score.errors.values())
+
+
+def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:
+    """Why these could not be scored, in their order."""
+    for score in scores:
+        for part, error in score.errors.items():
+            yield f"{part}: {error.code}: {error.message}"
+
+
+def compare(
+    graded_P: Sequence[GradedGroup],
+    settings: ReinforcementHyperparameters,
+    decode: Decode,
+    *,
+    weights: Mapping[str, float] | None = None,
+    penalties_P: Sequence[tuple[float, ...]] | None = None,
+) -> list[ScoredGroup]:
+    """Advantages of all groups of a step. `weights` of a multi grader's parts matter to `gdpo` only;
+    `penalties_P` [P][G] are subtracted from the rewards."""
+    penalties = penalties_P or [()] * len(graded_P)
+    rewards = [
+        group_rewards(graded, settings, decode, each)
+        for graded, each in zip(graded_P, penalties, strict=True)
+    ]
+    found = advantages(rewards, settings.advantage, ddof=settings.advantage_ddof, weights=weights)
+    return [
+        ScoredGroup(graded.group, graded.scores, each.values, each.has_signal, each.by_token)
+        for graded, each in zip(graded_P, found, strict=True)
+    ]
+
+
+def without_signal(graded: GradedGroup) -> ScoredGroup:
+    """A group that was thrown away: nothing to learn from."""
+    return ScoredGroup(graded.group, graded.scores, (0.0,) * len(graded.scores), has_signal=False)
+
+
+def outcomes(scored: Sequence[ScoredGroup]) -> dict[int, Outcome]:
+    """What each prompt did in the step, by row."""
+    return {each.group.prompt.row: Outcome(each.has_signal, _pass_rate(each.scores)) for each in scored}
+
+
+def _pass_rate(scores: Sequence[Score]) -> float:
+    rewards = [score.reward for score in scores if score.reward is not None]
+    return sum(reward >= PASS_REWARD for reward in rewards) / max(1, len(rewards))
+
+
+def group_rewards(
+    graded: GradedGroup,
+    settings: ReinforcementHyperparameters,
+    decode: Decode,
+    penalties: tuple[float, ...] = (),
+) -> GroupRewards:
+    """What the advantage estimators need of a group."""
+    completions = graded.group.completions
+    return GroupRewards(
+        rewards=tuple(score.reward for score in graded.scores),
+        lengths=tuple(trained_tokens(c, settings.mask_truncated_completions) for c in completions),
+        parts=tuple(score.parts for score in graded.scores),
+        steps=tuple(
+            step_ends(completion, score, decode)
+            for completion, score in zip(completions, graded.scores, strict=True)
+        ),
+        penalties=penalties,
+    )
+
+
+def step_ends(completion: Completion, score: Score, decode: Decode) -> tuple[tuple[int, float], ...]:
+    """Each reasoning step as (sampled tokens up to its end, reward): characters → tokens of the last turn."""
+    sampled = completion.sampled or (True,) * len(completion.token_ids)
+    start = max((column + 1 for column, own in enumerate(sampled) if not own), default=0)
+    turn, before = completion.token_ids[start:], sum(sampled[:start])
+
+    def tokens(end: int) -> int:
+        return before + bisect_left(range(len(turn)), end, key=lambda count: len(decode(turn[:count])))
+
+    return tuple((tokens(step.end), step.reward) for step in score.steps)
+
+
+EVENT_TOKENS = 200_000
+"""Completion tokens of one rollouts event: a few MiB as JSON, well below the longest line."""
+
+
+def rollouts(step: int, scored: Sequence[ScoredGroup], split: Split = "train") -> Iterator[RolloutsRecorded]:
+    """A step's groups as events of bounded size."""
+    groups: list[GroupRecord] = []
+    first = tokens = 0
+    for position, group in enumerate(scored):
+        size = sum(len(completion.token_ids) for completion in group.group.completions)
+        if groups and tokens + size > EVENT_TOKENS:
+            yield RolloutsRecorded(step=step, split=split, first=first, groups=tuple(groups))
+            groups, first, tokens = [], position, 0
+        groups.append(record(group))
+        tokens += size
+    yield RolloutsRecorded(step=step, split=split, first=first, groups=tuple(groups))
+
+
+def record(scored: ScoredGroup) -> GroupRecord:
+    """The group as it is stored and shown."""
+    group = scored.group
+    return GroupRecord(
+        row=group.prompt.row,
+        prompt=group.prompt.text,
+        has_signal=scored.has_signal,
+        completions=tuple(
+            CompletionRecord(
+                text=completion.text,
+                token_ids=completion.token_ids,
+                reward=score.reward,
+                parts=score.parts,
+                errors=score.errors,
+                feedback=score.feedback,
+                advantage=advantage,
+                finish_reason=completion.finish_reason,
+                policy_version=completion.policy_version,
+                turns=completion.turns,
+            )
+            for completion, score, advantage in zip(
+                group.completions, scored.scores, scored.advantages, strict=True
+            )
+        ),
+    )

@@ -1,0 +1,162 @@
+"""From a configuration to a trainer: device, weights, data, sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+from grpo_engine.config.job import (
+    Reinforcement,
+    ReinforcementMethod,
+    RunConfig,
+    Runtime,
+    SupervisedHyperparameters,
+    TrainingFree,
+    hyperparameters_of,
+)
+from grpo_engine.config.tools import function_schemas
+from grpo_engine.contract.errors import ConfigError, DatasetError
+from grpo_engine.contract.events import VALIDATION
+from grpo_engine.graders import Grader
+from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.objective.types import Prompt
+from grpo_engine.process.heap import keep_freed
+from grpo_engine.rollout.dataset import RowReader, read_rows
+from grpo_engine.rollout.evaluation import HeldOut
+from grpo_engine.rollout.sampler.base import Sampler
+from grpo_engine.rollout.sampler.choice import open_sampler
+from grpo_engine.rollout.tools.sampler import ToolSampler
+from grpo_engine.run.rank_setup import gathering, shard
+from grpo_engine.training.loop import TrainingLoop
+from grpo_engine.training.probe import ProbeRun
+from grpo_engine.training.supervised import SupervisedTrainer
+from grpo_engine.training.trainer import Trainer
+from grpo_engine.training_free.build import build_training_free
+from grpo_engine.training_free.loop import TrainingFreeLoop
+
+
+def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFreeLoop | ProbeRun:
+    """Load everything the run needs. Raises an EngineError that names what is wrong."""
+    if config.runtime.num_threads is not None:
+        torch.set_num_threads(config.runtime.num_threads)
+    device = choose_device(config.runtime)
+    keep_freed(device.type)
+    dtype = choose_dtype(config.runtime, device)
+    if isinstance(config.method, TrainingFree):
+        untouched = SupervisedHyperparameters.model_validate({})
+        load = partial(load_policy, config.model, untouched, device, dtype, config.seed)
+        return build_training_free(config, config.method.training_free, run_dir, load)
+    policy = load_policy(config.model, hyperparameters_of(config.method), device, dtype, config.seed)
+    if isinstance(config.method, Reinforcement):
+        return _reinforcement(config, config.method, run_dir, policy)
+    method = config.method.supervised
+    limit = min(method.hyperparameters.max_tokens, policy.max_length or method.hyperparameters.max_tokens)
+
+    def demonstrations(path: str) -> list[Prompt]:
+        return RowReader(policy.tokenizer, config.created_at).demonstrations(read_rows(path), limit)
+
+    validation = demonstrations(config.validation_file) if config.validation_file else []
+    shard(policy, config)
+    return SupervisedTrainer(
+        config, method, run_dir, policy, demonstrations(config.training_file), validation
+    )
+
+
+def _reinforcement(
+    config: RunConfig, method: Reinforcement, run_dir: Path, policy: Policy
+) -> Trainer | ProbeRun:
+    hyperparameters = method.reinforcement.hyperparameters
+    if policy.peft_model is None and hyperparameters.beta > 0:
+        policy.keep_reference()
+
+    reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.reinforcement.tools))
+
+    @cache
+    def prompts(path: str) -> list[Prompt]:
+        made = reader.prompts(read_rows(path))
+        _refuse_long(made, hyperparameters.max_completion_tokens, policy.max_length)
+        return made
+
+    training = prompts(config.training_file)
+    files = [config.training_file, config.validation_file, *config.retention_files.values()]
+    longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
+    context = longest + hyperparameters.max_completion_tokens
+    sampler = _sampler(config, method.reinforcement, policy, context, run_dir)
+    shard(policy, config)
+    sampler = gathering(sampler, policy)
+    grading = _grading(config, method.reinforcement, method.reinforcement.grader)
+    if config.probe is not None:
+        return ProbeRun(config, config.probe, method.reinforcement, policy, sampler, grading, training)
+    held_out = _held_out(config, method.reinforcement, grading, prompts)
+    return Trainer(config, method.reinforcement, run_dir, policy, sampler, grading, training, held_out)
+
+
+def _sampler(
+    config: RunConfig, method: ReinforcementMethod, policy: Policy, context_tokens: int, run_dir: Path
+) -> Sampler:
+    """Around it, where the job has tools, what runs them."""
+    inner = open_sampler(config.runtime, policy, method.hyperparameters, context_tokens, run_dir)
+    if not method.tools:
+        return inner
+    return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
+
+
+def _grading(config: RunConfig, method: ReinforcementMethod, grader: Grader) -> Grading:
+    return open_grading(
+        grader,
+        processes=config.runtime.grader_processes,
+        deadline_seconds=method.hyperparameters.grader_timeout_seconds,
+    )
+
+
+def _held_out(
+    config: RunConfig, method: ReinforcementMethod, grading: Grading, prompts: Callable[[str], list[Prompt]]
+) -> list[HeldOut]:
+    """The validation rows, then the retention sets; each with its own grader where it has one."""
+    if method.hyperparameters.early_stopping is not None and config.validation_file is None:
+        raise ConfigError("early_stopping needs validation_file: it watches the held-out reward")
+    sets = [(each.name, config.retention_files.get(each.name), each.grader) for each in method.retention]
+    made = []
+    for name, path, grader in [(VALIDATION, config.validation_file, method.eval_grader), *sets]:
+        if path is not None:
+            rows = prompts(path)
+            chosen = rows[: method.hyperparameters.eval_rows(len(rows))]
+            made.append(HeldOut(chosen, _grading(config, method, grader) if grader else grading, name))
+        elif name != VALIDATION:
+            raise ConfigError(f"retention_files has no file for the retention set {name!r}")
+    return made
+
+
+def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: int | None) -> None:
+    for prompt in prompts:
+        if not prompt.token_ids:
+            raise DatasetError(f"row {prompt.row + 1} has an empty prompt")
+        if max_length is not None and len(prompt.token_ids) + max_completion_tokens > max_length:
+            raise DatasetError(
+                f"row {prompt.row + 1}: a prompt of {len(prompt.token_ids)} tokens and "
+                f"max_completion_tokens {max_completion_tokens} exceed the model's {max_length}",
+                hint="Shorten the prompt or lower max_completion_tokens.",
+            )
+
+
+def choose_device(runtime: Runtime) -> torch.device:
+    """The named device; "auto" is the first CUDA device, else the CPU."""
+    if runtime.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(runtime.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"runtime.device is {runtime.device!r}, but no CUDA device is to be had")
+    return device
+
+
+def choose_dtype(runtime: Runtime, device: torch.device) -> torch.dtype:
+    """ "auto": bfloat16 on a GPU that has it, else float32."""
+    if runtime.dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[runtime.dtype]
+    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        return torch.bfloat16
+    return torch.float32

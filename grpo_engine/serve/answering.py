@@ -1,0 +1,141 @@
+"""One loaded model and how it answers one request: prompt → tokens → pieces of text.
+
+Boundary: no processes and no turns (`serving.py`); the sampler is the one that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch
+
+from grpo_engine.config.job import SupervisedHyperparameters
+from grpo_engine.contract.errors import DatasetError
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.process.heap import keep_freed
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.run.build import choose_device, choose_dtype
+from grpo_engine.serve.protocol import Answer, Ask, Piece, Refusal, ServedModel, Token, Usage
+from grpo_engine.serve.streaming import Growth, StreamingSampler
+from grpo_engine.serve.text_stream import TextStream
+
+DEFAULT_MAX_TOKENS = 1024
+"""Of a request that sets no limit, where the context leaves so much."""
+
+
+class Refused(Exception):
+    """The request cannot be answered as it is."""
+
+    def __init__(self, code: str, message: str, param: str) -> None:
+        super().__init__(message)
+        self.refusal = Refusal(code=code, message=message, param=param)
+
+
+@dataclass(frozen=True)
+class Answering:
+    policy: Policy
+    sampler: StreamingSampler
+    context_tokens: int | None
+    """Prompt and completion together."""
+
+    @classmethod
+    def load(cls, served: ServedModel) -> Answering:
+        """Raises EngineError."""
+        runtime = served.runtime
+        if runtime.num_threads is not None:
+            torch.set_num_threads(runtime.num_threads)
+        device = choose_device(runtime)
+        keep_freed(device.type)
+        dtype = choose_dtype(runtime, device)
+        # Nothing is trained: in float32 an adapter is merged once and for all, in fewer bits it stays apart.
+        given = {"lora": "full"} if dtype == torch.float32 else {}
+        policy = load_policy(served.model, SupervisedHyperparameters.model_validate(given), device, dtype, 0)
+        policy.model.requires_grad_(False)
+        limits = [limit for limit in (policy.max_length, served.context_tokens) if limit is not None]
+        return cls(policy, StreamingSampler(policy), min(limits, default=None))
+
+    def answer(self, ask: Ask) -> Iterator[Answer]:
+        """News of the request, the last one with its usage. Raises Refused before the first."""
+        token_ids = self._prompt(ask)
+        sampling = Sampling(
+            max_tokens=self._max_tokens(ask, len(token_ids)),
+            temperature=ask.temperature,
+            seed=ask.seed,
+            stop=ask.stop,
+        )
+        completions = [_Completion(self.policy, ask) for _ in range(ask.n)]
+        for growths in self.sampler.grow(token_ids, ask.n, sampling):
+            pieces = [piece for growth in growths if (piece := completions[growth.index].grow(growth))]
+            if all(completion.has_ended for completion in completions):
+                break
+            yield Answer(id=ask.id, pieces=tuple(pieces))
+        num_tokens = sum(completion.num_tokens for completion in completions)
+        usage = Usage(prompt_tokens=len(token_ids), completion_tokens=num_tokens)
+        yield Answer(id=ask.id, pieces=tuple(pieces), usage=usage)
+
+    def _prompt(self, ask: Ask) -> tuple[int, ...]:
+        row = {"prompt": ask.prompt} if ask.messages is None else {"messages": list(ask.messages)}
+        param = "prompt" if ask.messages is None else "messages"
+        reader = RowReader(self.policy.tokenizer, datetime.now(UTC).timestamp())
+        try:
+            (prompt,) = reader.prompts([row])
+        except DatasetError as error:
+            raise Refused("invalid_messages", error.message.removeprefix("row 1: "), param) from error
+        if not prompt.token_ids:
+            raise Refused("empty_prompt", f"{param}: there is nothing to go on from", param)
+        return prompt.token_ids
+
+    def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
+        """Tokens that each completion may have. Raises Refused where the context has no room for them."""
+        wanted = ask.max_tokens or 1
+        if self.context_tokens is None:
+            return ask.max_tokens or DEFAULT_MAX_TOKENS
+        room = self.context_tokens - num_prompt
+        if wanted > room:
+            raise Refused(
+                "context_length_exceeded",
+                f"The model's context is {self.context_tokens} tokens; the prompt has {num_prompt}, and "
+                f"{wanted} more are asked for.",
+                "prompt" if ask.messages is None else "messages",
+            )
+        return ask.max_tokens or min(room, DEFAULT_MAX_TOKENS)
+
+
+class _Completion:
+    """One of a request's completions: its text so far."""
+
+    def __init__(self, policy: Policy, ask: Ask) -> None:
+        self._policy = policy
+        self._text = TextStream(policy.decode, ask.stop)
+        self._shows_tokens = ask.logprobs
+        self.num_tokens = 0
+        self.has_ended = False
+
+    def grow(self, growth: Growth) -> Piece | None:
+        """What there is to tell; None: nothing yet. After a stop string nothing counts any more."""
+        if self.has_ended:
+            return None
+        self.num_tokens += len(growth.token_ids)
+        text = self._text.add(self._shown(growth.token_ids))
+        reason = growth.finish_reason
+        if reason is not None:
+            text += self._text.end()
+        if self._text.is_stopped:
+            reason = FinishReason.STOP
+        self.has_ended = reason is not None
+        tokens = self._tokens(growth) if self._shows_tokens else ()
+        if not (text or tokens or reason):
+            return None
+        return Piece(index=growth.index, text=text, tokens=tokens, finish_reason=reason)
+
+    def _shown(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Without the end-of-sequence token, which a decoder may not know to be one."""
+        return [token for token in token_ids if token not in self._policy.stop_set]
+
+    def _tokens(self, growth: Growth) -> tuple[Token, ...]:
+        pairs = zip(growth.token_ids, growth.logprobs, strict=True)
+        return tuple(Token(text=self._policy.decode([token]), logprob=value) for token, value in pairs)

@@ -1,0 +1,263 @@
+"""Gradients of one optimiser step, micro-batch by micro-batch, and what inner iterations remember.
+
+Boundary: no sampling, no scoring, no optimiser. Gradients are left on the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.loss import LossSettings, importance_weights, kl_estimate, kl_losses, policy_losses
+from grpo_engine.objective.metrics import TrainingStats
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.objective.types import GradedGroup, PackedBatch
+from grpo_engine.parallel.ranks import Ranks, summed
+
+
+class Memory:
+    """Values by token that a step computes once: completion → [its trained tokens].
+
+    Kept per completion, so that another packing (after an out-of-memory) finds them again.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[int, Tensor]] = {}
+
+    def keep(self, name: str, batch: PackedBatch, values_N: Tensor) -> None:
+        lengths = torch.bincount(batch.sequences_N, minlength=len(batch.indices)).tolist()
+        pieces = values_N.detach().split(lengths)
+        self._values.setdefault(name, {}).update(zip(batch.indices, pieces, strict=True))
+
+    def values(self, name: str) -> dict[int, Tensor]:
+        """Completion → its tokens' values."""
+        return self._values.get(name, {})
+
+    def recall(self, name: str, batch: PackedBatch) -> Tensor | None:
+        """[N], None where not all of it was kept."""
+        known = self._values.get(name, {})
+        if not all(index in known for index in batch.indices):
+            return None
+        return torch.cat([known[index] for index in batch.indices])
+
+
+class Term(Protocol):
+    """Something that moves the weights in a step."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have a part in its loss."""
+        ...
+
+    def __call__(self, token_budget: int) -> dict[str, float]:
+        """Leaves its gradients on the parameters; metrics, its `loss` among them."""
+        ...
+
+
+class PolicyGradient:
+    """The GRPO loss over a step's groups; called once for each inner iteration."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        hyperparameters: ReinforcementHyperparameters,
+        groups: Sequence[TrainingGroup],
+        *,
+        beta: float,
+        correction: str,
+        off_policy: bool = False,
+    ) -> None:
+        """`off_policy`: an older policy sampled; what it recorded are the old log-probabilities."""
+        self.policy = policy
+        self.hyperparameters = hyperparameters
+        self.groups = groups
+        self.ranks = Ranks.current()
+        self.settings = LossSettings.of(hyperparameters, beta)
+        self.correction = correction
+        self.off_policy = off_policy
+        self.memory = Memory()
+        self.kl_in_loss = beta > 0 and hyperparameters.kl_placement != "reward"
+        self.entropies: _Entropies | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.columns) for group in self.groups for each in group.sequences)
+
+    def __call__(self, token_budget: int) -> dict[str, float]:
+        """Forward, loss and backward of every micro-batch of this rank; the metrics are all ranks'."""
+        stats = TrainingStats()
+        # After an attempt that ran out of memory they are still there: ranks tell them once an iteration.
+        self.entropies = self.entropies or self._entropies(token_budget)
+        own, idle = self._passes(token_budget)
+        for batch in own:
+            self._accumulate(batch, stats, self.entropies)
+        for batch in idle:
+            self._keep_pace(batch)
+        self.entropies = None
+        return summed(self.ranks.gather(stats)).metrics()
+
+    def _passes(self, token_budget: int) -> tuple[list[PackedBatch], list[PackedBatch]]:
+        """This rank's micro-batches, and those that only keep pace with other ranks."""
+        return self.ranks.passes(self.groups, token_budget, self.policy.model, self.policy.device)
+
+    def _keep_pace(self, batch: PackedBatch) -> None:
+        """The passes of a micro-batch without its effect: other ranks need this share of the weights."""
+        if self.kl_in_loss:
+            self._reference(batch)
+        logprobs_N, _ = self.policy.logprobs(batch)
+        (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
+
+    def _accumulate(self, batch: PackedBatch, stats: TrainingStats, entropies: _Entropies | None) -> None:
+        """One micro-batch: every term of the loss, and its gradient."""
+        settings, options = self.settings, self.hyperparameters
+        reference_N = self._reference(batch) if self.kl_in_loss else None
+        with self.policy.dropout():
+            logprobs_N, entropy_N = self.policy.logprobs(
+                batch, options.temperature, entropy_gradient=options.entropy_coef > 0
+            )
+        old_N = self._old(batch, logprobs_N)
+        chosen_N = None if entropies is None else entropies.chosen(batch)
+        weights_N = self._weights(batch, old_N, chosen_N)
+        losses_N = policy_losses(logprobs_N, old_N, batch.advantages_N, batch.sequences_N, settings)
+        loss = (losses_N * weights_N).sum()
+        if reference_N is not None:
+            kl_N = kl_losses(logprobs_N, old_N, reference_N, batch.sequences_N, settings)
+            loss = loss + (kl_N * batch.kl_weights_N).sum()
+        if options.entropy_coef:
+            bonus_N = entropy_N if chosen_N is None else entropy_N * chosen_N
+            loss = loss - options.entropy_coef * bonus_N.sum() / self._bonus_tokens(entropies)
+        loss.backward()  # type: ignore[no-untyped-call]
+        stats.loss += float(loss.detach())
+        stats.add(batch, logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
+
+    def _old(self, batch: PackedBatch, logprobs_N: Tensor) -> Tensor:
+        """Log-probabilities under the policy that sampled [N].
+
+        In the first inner iteration that policy is provably the trained one (same weights, same numerics), so
+        they are the new ones without gradient; they are stored where more iterations follow. Those of an
+        older policy were recorded while it sampled.
+        """
+        if self.off_policy:
+            return batch.sampled_logprobs_N
+        stored = self.memory.recall("old", batch)
+        if stored is not None:
+            return stored
+        if self.hyperparameters.num_iterations > 1:
+            self.memory.keep("old", batch, logprobs_N)
+        return logprobs_N.detach()
+
+    def _weights(self, batch: PackedBatch, old_N: Tensor, chosen_N: Tensor | None) -> Tensor:
+        """Share of each token in the policy loss: normaliser, chosen tokens, sampler correction."""
+        weights_N = batch.weights_N if chosen_N is None else batch.weights_N * chosen_N
+        if self.correction == "none":
+            return weights_N
+        sampled_N, cap = batch.sampled_logprobs_N, self.hyperparameters.importance_cap
+        return weights_N * importance_weights(old_N, sampled_N, batch.sequences_N, self.correction, cap)
+
+    def _reference(self, batch: PackedBatch) -> Tensor:
+        """[N]; the reference is frozen, so later inner iterations recall it."""
+        known = self.memory.recall("reference", batch)
+        if known is not None:
+            return known
+        reference_N = self.policy.reference_logprobs(batch, self.hyperparameters.temperature)
+        if self.hyperparameters.num_iterations > 1:
+            self.memory.keep("reference", batch, reference_N)
+        return reference_N
+
+    def _entropies(self, token_budget: int) -> _Entropies | None:
+        """Of every trained token of the step, where the loss takes only those with the highest."""
+        if self.hyperparameters.top_entropy_quantile >= 1:
+            return None
+        found = _Entropies()
+        with torch.no_grad():
+            own, idle = self._passes(token_budget)
+            for batch in own:
+                found.add(batch, self.policy.logprobs(batch, self.hyperparameters.temperature)[1])
+            for batch in idle:
+                self.policy.logprobs(batch)
+        found.everything = [each for rank in self.ranks.gather(found.everything) for each in rank]
+        found.choose(self.hyperparameters.top_entropy_quantile)
+        return found
+
+    def _bonus_tokens(self, entropies: _Entropies | None) -> int:
+        """Tokens that the entropy bonus is a mean over: those of the whole step."""
+        if entropies is not None:
+            return max(1, entropies.count)
+        return max(1, sum(len(each.columns) for group in self.groups for each in group.sequences))
+
+
+class _Entropies:
+    """Which tokens of a step are among those with the highest entropy: one threshold for all of them.
+
+    Beyond the 80/20 rule (arXiv 2506.01939): train only the tokens where the model hesitates.
+    """
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.everything: list[np.ndarray] = []
+        self.threshold = 0.0
+        self.count = 0
+
+    def add(self, batch: PackedBatch, entropy_N: Tensor) -> None:
+        self.memory.keep("entropy", batch, entropy_N)
+        self.everything.append(entropy_N.double().cpu().numpy())
+
+    def choose(self, share: float) -> None:
+        everything = np.concatenate(self.everything)
+        self.threshold = float(np.quantile(everything, 1 - share))
+        self.count = int((everything >= self.threshold).sum())
+
+    def chosen(self, batch: PackedBatch) -> Tensor:
+        """[N] 1 where the token is trained, else 0."""
+        entropy_N = self.memory.recall("entropy", batch)
+        assert entropy_N is not None
+        return (entropy_N.double() >= self.threshold).float()
+
+
+def kl_penalties(
+    policy: Policy,
+    groups_P: Sequence[GradedGroup],
+    hyperparameters: ReinforcementHyperparameters,
+    beta: float,
+    token_budget: int,
+) -> tuple[list[tuple[float, ...]], float]:
+    """β · KL of every completion [P][G], summed over its tokens, and the mean KL of a token.
+
+    DeepSeek-R1's and InstructGPT's placement: subtracted from the reward, so it has no gradient of its own.
+    """
+    temperature, estimator = hyperparameters.temperature, hyperparameters.kl_estimator
+    memory = Memory()
+    with torch.no_grad():
+        for batch in pack(list(_every_completion(groups_P)), token_budget, policy.device):
+            logprobs_N, _ = policy.logprobs(batch, temperature)
+            reference_N = policy.reference_logprobs(batch, temperature)
+            memory.keep("kl", batch, kl_estimate(logprobs_N, reference_N, estimator))
+    kl = memory.values("kl")
+    sums = iter(beta * float(kl[index].sum()) for index in sorted(kl))
+    tokens = sum(len(values) for values in kl.values())
+    mean = sum(float(values.sum()) for values in kl.values()) / max(1, tokens)
+    return [tuple(next(sums) for _ in each.group.completions) for each in groups_P], mean
+
+
+def _every_completion(groups_P: Sequence[GradedGroup]) -> Iterator[TrainingGroup]:
+    first = 0
+    for graded in groups_P:
+        sequences = tuple(
+            TrainingSequence(
+                completion.token_ids,
+                completion.logprobs,
+                advantages=(0.0,) * len(completion.token_ids),
+                weight=0.0,
+                index=first + place,
+                trained=completion.sampled,
+            )
+            for place, completion in enumerate(graded.group.completions)
+        )
+        first += len(sequences)
+        yield TrainingGroup(graded.group.prompt.token_ids, sequences)

@@ -1,0 +1,101 @@
+"""AdamW over the trainable parameters: schedule, gradient clip, refusal of non-finite steps, exact state.
+
+The schedule is a function of the step, so the only state is Adam's own moments; they are saved as plain
+tensors by parameter name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_engine.config.job import Hyperparameters
+from grpo_engine.contract.errors import NonFiniteError
+from grpo_engine.parallel.shards import gathered, share_of
+
+
+def learning_rate_at(step: int, total_steps: int, hyperparameters: Hyperparameters) -> float:
+    """Learning rate of step 1, 2, …: linear warm-up, then constant, linear or cosine decay to 0."""
+    peak, warmup = hyperparameters.learning_rate, hyperparameters.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    done = (step - warmup - 1) / max(1, total_steps - warmup)
+    if hyperparameters.lr_schedule == "linear":
+        return peak * (1 - done)
+    if hyperparameters.lr_schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * done))
+    return peak
+
+
+class Optimizer:
+    """AdamW, one `step` for a whole optimiser step's gradients."""
+
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], hyperparameters: Hyperparameters
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.hyperparameters = hyperparameters
+        self.adamw = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=hyperparameters.learning_rate,
+            betas=(hyperparameters.adam_beta1, hyperparameters.adam_beta2),
+            eps=hyperparameters.adam_epsilon,
+            weight_decay=hyperparameters.weight_decay,
+        )
+
+    def step(self, learning_rate: float, loss: float, *, step: int, rows: Sequence[int] = ()) -> float:
+        """Clip, refuse non-finite, move, clear. Returns the gradient norm before clipping.
+
+        Raises NonFiniteError, naming the dataset rows of the step, before any parameter moved.
+        """
+        parameters = [p for p in self.parameters.values() if p.grad is not None]
+        norm = gathered(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        if not (math.isfinite(float(norm)) and math.isfinite(loss)):
+            raise self._non_finite(float(norm), loss, step, rows)
+        torch.nn.utils.clip_grads_with_norm_(parameters, self.hyperparameters.max_grad_norm, norm)
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate
+        self.adamw.step()
+        self.clear()
+        return float(norm)
+
+    def clear(self) -> None:
+        """Drop the gradients gathered so far."""
+        self.adamw.zero_grad(set_to_none=True)
+
+    def _non_finite(self, norm: float, loss: float, step: int, rows: Sequence[int]) -> NonFiniteError:
+        cause = "gradient" if math.isfinite(loss) else "loss"
+        culprits = [
+            f"gradient of {name}"
+            for name, parameter in self.parameters.items()
+            if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+        ]
+        return NonFiniteError(
+            f"step {step}: the {cause} is not finite",
+            evidence=(
+                f"step={step}",
+                f"loss={loss}",
+                f"grad_norm={norm}",
+                f"dataset rows (from 0): {', '.join(map(str, rows[:20]))}",
+                *culprits[:5],
+            ),
+        )
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """`<moment>/<parameter>` → tensor, whole; with sharded weights every rank must ask."""
+        return {
+            f"{key}/{name}": gathered(torch.as_tensor(value)).detach().cpu().contiguous()
+            for name, parameter in self.parameters.items()
+            for key, value in self.adamw.state.get(parameter, {}).items()
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """What `state_tensors` gave."""
+        for full_name, tensor in tensors.items():
+            key, _, name = full_name.partition("/")
+            parameter = self.parameters[name]
+            like = tensor if key == "step" else parameter.detach()
+            self.adamw.state[parameter][key] = share_of(like, tensor.clone())

@@ -1,0 +1,115 @@
+"""A probe: the job's own prompts sampled and scored as its first steps would, and nothing trained.
+
+Boundary: counts what happened; what that means for the job is the service's to say. It has no checkpoint:
+a probe that was interrupted begins again, and draws the same completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from grpo_engine.config.job import ProbeSize, ReinforcementMethod, RunConfig
+from grpo_engine.contract.events import BaseEvent, PhaseChanged, Probed, StepFinished, Stopped
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.graders.pool.pool import Grading
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.metrics import PASS_REWARD, PhaseTimer, finite, peak_memory_bytes, step_metrics
+from grpo_engine.objective.types import Prompt, ScoredGroup
+from grpo_engine.rollout.collector import Collector, sampling_of
+from grpo_engine.rollout.prompt_source import PromptSource
+from grpo_engine.rollout.sampler.base import Sampler
+from grpo_engine.rollout.scoring import compare, grader_complaints, rollouts
+from grpo_engine.training.loop import started
+
+
+class ProbeRun:
+    """Steps as large as the job's, so that one is a sign of life and a place to stop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        size: ProbeSize,
+        method: ReinforcementMethod,
+        policy: Policy,
+        sampler: Sampler,
+        grading: Grading,
+        prompts: Sequence[Prompt],
+    ) -> None:
+        self.seed = config.seed
+        self.method = method
+        self.policy = policy
+        self.sampler = sampler
+        self.grading = grading
+        self.num_rows = len(prompts)
+        settings = method.hyperparameters
+        source = PromptSource(prompts, settings.prompts_per_step, config.seed)
+        self.collector = Collector(sampler, grading, source, settings, policy.decode)
+        self.batches = batches(source, min(size.prompts, len(prompts)))
+        self.scored: list[ScoredGroup] = []
+        self.seconds: dict[str, float] = {}
+
+    def run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
+        """Sample and score batch after batch, then tell the counts; `should_stop()` ends it between two."""
+        try:
+            name = type(self.sampler).__name__
+            yield started(self.policy, len(self.batches), 0, name, self.num_rows)
+            yield PhaseChanged(phase="probing")
+            self.sampler.load_policy(0)
+            for step, prompts in enumerate(self.batches, 1):
+                if should_stop():
+                    yield Stopped(step=step - 1)
+                    return
+                yield from self._step(step, prompts)
+            yield self._probed()
+        finally:
+            self.grading.close()
+
+    def _step(self, step: int, prompts: Sequence[Prompt]) -> Iterator[BaseEvent]:
+        settings, timer = self.method.hyperparameters, PhaseTimer()
+        graded = self.collector.graded(prompts, sampling_of(settings, self.seed, step), timer)
+        weights = getattr(self.method.grader, "weights", None)
+        scored = compare(graded, settings, self.policy.decode, weights=weights)
+        self.scored += scored
+        for phase, seconds in timer.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        yield from rollouts(step, scored)
+        yield StepFinished(step=step, metrics=finite(step_metrics(scored, timer, self.policy.device)))
+
+    def _probed(self) -> Probed:
+        return counted(self.scored, self.seconds, int(peak_memory_bytes(self.policy.device)))
+
+
+def batches(source: PromptSource, num_prompts: int) -> list[list[Prompt]]:
+    """The first `num_prompts` rows that training would take, in its steps."""
+    num_steps = -(-num_prompts // source.rows_per_step)
+    rows = list(chain.from_iterable(source.batch(step) for step in range(1, num_steps + 1)))[:num_prompts]
+    return [rows[start : start + source.rows_per_step] for start in range(0, len(rows), source.rows_per_step)]
+
+
+def counted(scored: Sequence[ScoredGroup], seconds: dict[str, float], peak_memory: int) -> Probed:
+    """What the groups show, as plain counts."""
+    completions = [each for group in scored for each in group.group.completions]
+    scores = [score for group in scored for score in group.scores]
+    rewards = [score.reward for score in scores if score.reward is not None]
+    return Probed(
+        prompts=len(scored),
+        completions=len(completions),
+        passed=sum(reward >= PASS_REWARD for reward in rewards),
+        groups_with_signal=sum(group.has_signal for group in scored),
+        groups_solved=sum(_is_solved(group) for group in scored),
+        truncated=sum(each.finish_reason is FinishReason.LENGTH for each in completions),
+        grader_errors=len(scores) - len(rewards),
+        grader_error=next(grader_complaints([each for each in scores if each.reward is None]), ""),
+        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        highest_reward=max(rewards, default=None),
+        completion_tokens=sum(len(each.token_ids) for each in completions),
+        sample_seconds=seconds.get("sample", 0.0),
+        score_seconds=seconds.get("score", 0.0),
+        peak_memory_bytes=peak_memory,
+    )
+
+
+def _is_solved(group: ScoredGroup) -> bool:
+    rewards = [score.reward for score in group.scores if score.reward is not None]
+    return bool(rewards) and min(rewards) >= PASS_REWARD

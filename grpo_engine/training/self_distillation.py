@@ -1,0 +1,195 @@
+"""SDPO: the policy that is told what went wrong teaches the policy that is not.
+
+Reinforcement Learning via Self-Distillation (arXiv 2601.20802): with x the question, y a failed attempt and
+f the feedback on it, L = mean over the attempts' tokens of KL(π(·|x, y_<t) ‖ stop_grad π(·|x, f, y_<t)).
+The teacher is the policy as it is now, its weights and all, so nothing is kept between steps.
+
+Boundary: which attempts, what the teacher reads, and the gradients; the divergence is `distillation.py`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters, SelfDistillation
+from grpo_engine.models.distillation import kl_to_teacher
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack, trained_tokens
+from grpo_engine.objective.types import Completion, PackedBatch, Prompt, ScoredGroup
+from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.training.gradients import Memory
+
+Retell = Callable[[Prompt, Callable[[str], str]], tuple[int, ...]]
+"""`RowReader.retold`: token ids of a prompt with its last user turn rewritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A step's failed attempts, as the pupil wrote them and as the teacher reads them."""
+
+    pupil: tuple[TrainingGroup, ...]
+    """The attempts after their own prompts."""
+    teacher: Mapping[int, TrainingGroup]
+    """Attempt (its sequence's index) → the same tokens after the prompt with the feedback."""
+    too_long: int = 0
+    """Attempts that do not fit the model's context together with the feedback."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are distilled."""
+        return sum(len(each.columns) for group in self.pupil for each in group.sequences)
+
+
+def prepare(
+    scored_P: Sequence[ScoredGroup],
+    settings: ReinforcementHyperparameters,
+    retell: Retell,
+    max_length: int | None = None,
+) -> Lesson:
+    """The failed attempts of a step for which there is feedback. Needs `settings.self_distillation`."""
+    options = settings.self_distillation
+    assert options is not None
+    pupil: list[TrainingGroup] = []
+    teacher: dict[int, TrainingGroup] = {}
+    index = too_long = 0
+    for scored in scored_P:
+        sequences = []
+        for place, feedback in failed_attempts(scored, options):
+            completion = scored.group.completions[place]
+            if not trained_tokens(completion, settings.mask_truncated_completions):
+                continue
+            told = retell(scored.group.prompt, _telling(options.template, feedback))
+            if max_length is not None and len(told) + len(completion.token_ids) > max_length:
+                too_long += 1
+                continue
+            sequences.append(_sequence(completion, index))
+            teacher[index] = TrainingGroup(told, (sequences[-1],))
+            index += 1
+        if sequences:
+            pupil.append(TrainingGroup(scored.group.prompt.token_ids, tuple(sequences)))
+    return Lesson(tuple(pupil), teacher, too_long)
+
+
+def failed_attempts(scored: ScoredGroup, options: SelfDistillation) -> list[tuple[int, str]]:
+    """(place in the group, feedback) of each attempt that failed and of which there is something to tell.
+
+    An unscorable attempt has neither failed nor succeeded.
+    """
+    example = _best_answer(scored, options) if options.feedback != "grader" else ""
+    found = []
+    for place, score in enumerate(scored.scores):
+        if score.reward is None or score.reward >= options.success_reward:
+            continue
+        message = score.feedback if options.feedback != "sibling" else ""
+        if feedback := feedback_text(message, example):
+            found.append((place, feedback))
+    return found
+
+
+def feedback_text(message: str, example: str) -> str:
+    """What the teacher reads; empty where there is neither a message nor an example."""
+    parts = []
+    if message:
+        parts.append(f"An earlier answer was not right. What was said about it:\n{message}")
+    if example:
+        parts.append(f"An answer that is right:\n{example}")
+    return "\n\n".join(parts)
+
+
+def _best_answer(scored: ScoredGroup, options: SelfDistillation) -> str:
+    """Text of the group's best success, the first of equals; empty where there is none."""
+    rewards = [float("-inf") if score.reward is None else score.reward for score in scored.scores]
+    best = max(range(len(rewards)), key=rewards.__getitem__)
+    return scored.group.completions[best].text if rewards[best] >= options.success_reward else ""
+
+
+def _telling(template: str, feedback: str) -> Callable[[str], str]:
+    """The user's turn → the turn with feedback; braces in either are left as they are."""
+
+    def tell(prompt: str) -> str:
+        values = {"prompt": prompt, "feedback": feedback}
+        return re.sub(r"\{(prompt|feedback)\}", lambda match: values[match[1]], template)
+
+    return tell
+
+
+def _sequence(completion: Completion, index: int) -> TrainingSequence:
+    zeros = (0.0,) * len(completion.token_ids)
+    return TrainingSequence(
+        completion.token_ids, zeros, zeros, weight=0.0, index=index, trained=completion.sampled
+    )
+
+
+class DistillationTerm:
+    """The distillation loss of a step, a mean over all of its distilled tokens; a `Term`."""
+
+    def __init__(self, policy: Policy, settings: ReinforcementHyperparameters, lesson: Lesson) -> None:
+        assert settings.self_distillation is not None
+        self.policy = policy
+        self.options: SelfDistillation = settings.self_distillation
+        self.temperature = settings.temperature
+        self.lesson = lesson
+        self.num_tokens = lesson.num_tokens
+        self.ranks = Ranks.current()
+
+    def __call__(self, token_budget: int) -> dict[str, float]:
+        """Gradients of every micro-batch of this rank; the metrics are all ranks'."""
+        total, tokens = 0.0, self.num_tokens
+        for batch in pack(self.ranks.share(self.lesson.pupil), token_budget, self.policy.device):
+            kl_N = self._divergence(batch, self._teacher_states(batch, token_budget))
+            loss = self.options.weight * kl_N.sum() / tokens
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(kl_N.detach().sum())
+        kl = sum(self.ranks.gather(total)) / tokens
+        return {
+            "loss": self.options.weight * kl,
+            "self_distillation/kl": kl,
+            "self_distillation/attempts": float(len(self.lesson.teacher)),
+            "self_distillation/too_long": float(self.lesson.too_long),
+        }
+
+    def _teacher_states(self, batch: PackedBatch, token_budget: int) -> Tensor:
+        """What predicts the batch's tokens under the teacher [N, H], in the batch's order; no gradient.
+
+        Each attempt has a prompt of its own here, so these micro-batches are other ones than the pupil's.
+        """
+        groups, memory = [self.lesson.teacher[index] for index in batch.indices], Memory()
+        with torch.no_grad():
+            for told in pack(groups, token_budget, self.policy.device):
+                memory.keep("teacher", told, self.policy.output_states(self.policy.model, told)[0])
+        states_N = memory.recall("teacher", batch)
+        assert states_N is not None
+        return states_N
+
+    def _divergence(self, batch: PackedBatch, teacher_N: Tensor) -> Tensor:
+        """KL of each of the batch's tokens [N], with the pupil's gradient."""
+        with self.policy.dropout():
+            pupil_N, head = self.policy.output_states(self.policy.model, batch)
+        size = head.weight.shape[0] if isinstance(head, torch.nn.Linear) else pupil_N.shape[-1]
+        with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.policy.autocast):
+            return kl_to_teacher(
+                pupil_N,
+                teacher_N,
+                head,
+                temperature=self.temperature,
+                vocab_size=size,
+                top_k=self.options.top_k,
+            )
+
+
+def distillation_terms(
+    policy: Policy,
+    settings: ReinforcementHyperparameters,
+    scored_P: Sequence[ScoredGroup],
+    retell: Retell,
+) -> list[DistillationTerm]:
+    """The step's term where the job distils and there are failed attempts with feedback; else nothing."""
+    if settings.self_distillation is None:
+        return []
+    lesson = prepare(scored_P, settings, retell, policy.max_length)
+    return [DistillationTerm(policy, settings, lesson)] if lesson.teacher else []
