@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 from fastapi import Depends, Request
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from service import audit
@@ -21,7 +21,6 @@ from service.db import Database
 from service.dependencies import DatabaseDep, RequestRateDep
 from service.errors import Forbidden, Unauthorized
 from service.ids import random_text
-from service.jobs.repository import usable_keys
 from service.models import ApiKey
 from service.principal import Principal
 
@@ -46,6 +45,12 @@ _KEY = select(
     db_now().label("now"),
 ).where(ApiKey.public_id == bindparam("public_id"))
 """Asked with every request and kept by nobody: a revoked key opens nothing from that moment on."""
+
+_USABLE_KEYS = select(ApiKey.public_id).where(
+    ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
+    ApiKey.revoked_at.is_(None),
+    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
+)
 
 
 def create_key(
@@ -119,6 +124,11 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
     if found.expires_at is not None and found.expires_at <= found.now:
         raise _refusal("This API key has expired.", "expired_api_key")
     return Principal(found.tenant, public_id, frozenset(found.scopes))
+
+
+def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
+    """Those API keys that are neither revoked nor expired, for streams that were opened with them."""
+    return set(session.scalars(_USABLE_KEYS, {"key_ids": list(public_ids)}))
 
 
 def require_good_key(session: Session, principal: Principal) -> None:

@@ -13,7 +13,6 @@ from fastapi import Depends, Header, Request
 
 from service.catalog import Catalog
 from service.db import Database
-from service.jobs.wakeups import Wakeups
 from service.quotas import RequestRate
 from service.settings import Settings
 from service.storage import Storage
@@ -35,10 +34,6 @@ async def _catalog(request: Request) -> Catalog:
     return request.app.state.catalog  # type: ignore[no-any-return]
 
 
-async def _wakeups(request: Request) -> Wakeups:
-    return request.app.state.wakeups  # type: ignore[no-any-return]
-
-
 async def _request_rate(request: Request) -> RequestRate:
     return request.app.state.request_rate  # type: ignore[no-any-return]
 
@@ -51,7 +46,6 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 DatabaseDep = Annotated[Database, Depends(_database)]
 StorageDep = Annotated[Storage, Depends(_storage)]
 CatalogDep = Annotated[Catalog, Depends(_catalog)]
-WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
 RequestRateDep = Annotated[RequestRate, Depends(_request_rate)]
 RequestId = Annotated[str, Depends(_request_id)]
 RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]

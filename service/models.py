@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     Double,
     ForeignKey,
     Index,
@@ -17,6 +18,8 @@ from sqlalchemy import (
     MetaData,
     String,
     UniqueConstraint,
+    and_,
+    or_,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -282,3 +285,9 @@ class AuditEntry(Base):
     action: Mapped[str] = mapped_column(String(64))
     object_id: Mapped[str] = mapped_column(String(64))
     request_id: Mapped[str] = mapped_column(String(64), default="")
+
+
+def exists_now() -> ColumnElement[bool]:
+    """Condition: neither deleted nor expired."""
+    is_unexpired = or_(File.expires_at.is_(None), File.expires_at > db_now())
+    return and_(File.deleted_at.is_(None), is_unexpired)

@@ -13,11 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sqlalchemy.orm import Session
-
 from service.errors import TooManyRequests
-from service.files.repository import stored_bytes
-from service.jobs.backlog import num_unfinished
 from service.settings import Settings
 
 JOB_SECONDS = 30
@@ -32,13 +28,12 @@ class NearLimit(Exception):
     """Others who are at it at the same time could take the last places: who asks again must be alone."""
 
 
-def check_jobs(session: Session, tenant: str, settings: Settings, unseen: int) -> None:
-    """Room for the job just stored, too. Raises TooManyRequests; NearLimit where `unseen` others may decide.
+def check_jobs(unfinished: int, unseen: int, settings: Settings) -> None:
+    """Room for `unfinished` jobs. Raises TooManyRequests; NearLimit where `unseen` others may decide.
 
     The caller shares or holds the tenant's lock (`locks.py`), which tells how many others that are.
     """
     limit = settings.max_queued_jobs
-    unfinished = num_unfinished(session, tenant, limit + 1)
     if unfinished > limit:
         raise TooManyRequests(
             f"There are {limit} unfinished jobs, the limit here: wait for one or cancel one.",
@@ -48,13 +43,13 @@ def check_jobs(session: Session, tenant: str, settings: Settings, unseen: int) -
         raise NearLimit
 
 
-def check_storage(session: Session, tenant: str, settings: Settings, num_bytes: int) -> None:
+def check_storage(used: int, num_bytes: int, settings: Settings) -> None:
     """Room for so many bytes more. The caller holds the tenant's lock. Raises TooManyRequests.
 
     A client that retries at once would send the same bytes again in vain, so it is told not to.
     """
     limit = settings.max_stored_bytes
-    if limit is None or (used := stored_bytes(session, tenant)) + num_bytes <= limit:
+    if limit is None or used + num_bytes <= limit:
         return
     raise TooManyRequests(
         f"Files and results take {used} bytes, {limit} are allowed: delete files or models.",

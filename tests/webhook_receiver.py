@@ -10,9 +10,9 @@ from sqlalchemy import func, select, update
 
 from service.clock import db_now
 from service.db import Database
+from service.jobs.webhook_events import EVENT_TYPES
 from service.principal import Principal
 from service.settings import Settings
-from service.webhooks.events import EVENT_TYPES
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.schemas import WebhookCreate, WebhookWithSecret
 from service.webhooks.service import Webhooks

@@ -17,12 +17,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from grpo_engine.serve.protocol import Answer, Piece, Refusal, Usage
+from service.auth import usable_keys
 from service.chat import repository
 from service.chat.models import GenerationState
 from service.chat.repository import Head
 from service.db import Database
 from service.errors import Unauthorized
-from service.jobs.repository import usable_keys
 from service.jobs.stream import KEY_SECONDS
 
 log = structlog.get_logger()

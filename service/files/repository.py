@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Text, and_, cast, func, or_, select, tuple_
+from sqlalchemy import Text, cast, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.clock import db_now
 from service.jobs.states import TERMINAL, JobState
-from service.models import Artifact, File, Job
+from service.models import Artifact, File, Job, exists_now
 
 Order = Literal["asc", "desc"]
 UNFINISHED = sorted(state.value for state in JobState if state not in TERMINAL)
-
-
-def exists_now() -> ColumnElement[bool]:
-    """Condition: neither deleted nor expired."""
-    is_unexpired = or_(File.expires_at.is_(None), File.expires_at > db_now())
-    return and_(File.deleted_at.is_(None), is_unexpired)
 
 
 def find(session: Session, tenant: str, file_id: str) -> File | None:
@@ -64,12 +58,6 @@ def unfinished_user(session: Session, file: File) -> str | None:
     reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, named, Job.model.in_(models))
     query = select(Job.id).where(Job.tenant == file.tenant, Job.state.in_(UNFINISHED), reads_it)
     return session.scalar(query.limit(1))
-
-
-def stored_bytes(session: Session, tenant: str) -> int:
-    """Of all content that is still stored, expired or not."""
-    query = select(func.coalesce(func.sum(File.num_bytes), 0))
-    return int(session.scalars(query.where(File.tenant == tenant, File.deleted_at.is_(None))).one())
 
 
 def expired(session: Session, tenant: str, limit: int) -> list[File]:

@@ -20,7 +20,7 @@ from service.files import repository
 from service.files.contents import Content, check_dataset
 from service.files.schemas import FileRead, UploadFields
 from service.ids import new_id
-from service.jobs.repository import is_result
+from service.jobs.repository import is_result, stored_bytes
 from service.locks import lock_tenant
 from service.models import File
 from service.pagination import Page, page_of, unknown_cursor
@@ -85,7 +85,7 @@ class Files:
         with self._database.transaction() as session:
             lock_tenant(session, row.tenant)
             require_good_key(session, self._principal)
-            quotas.check_storage(session, row.tenant, self._settings, content.num_bytes)
+            quotas.check_storage(stored_bytes(session, row.tenant), content.num_bytes, self._settings)
             session.add(row)
             session.flush()
             audit.record(session, self._principal, "file.create", file_id, self._request_id)

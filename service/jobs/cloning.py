@@ -17,7 +17,7 @@ from grpo_engine.config.recipes import ALIASES, rename_aliases
 from service.jobs import creation
 from service.jobs.openai_terms import from_openai_terms
 from service.jobs.preflight import Preflight
-from service.jobs.reading import require_job
+from service.jobs.repository import require_job
 from service.jobs.schemas import JobCreate
 from service.jobs.wakeups import Wakeups
 from service.models import Job

@@ -22,12 +22,13 @@ from service.db import Database
 from service.errors import InvalidRequest, Unprocessable
 from service.ids import new_id
 from service.jobs import history, names, repository
-from service.jobs.capabilities import as_text, required_by
+from service.jobs.backlog import num_unfinished
+from service.jobs.capabilities import as_text
 from service.jobs.estimate import Estimate
+from service.jobs.machine_checks import required_by
 from service.jobs.method_parts import datasets_of
 from service.jobs.preflight import InvalidJob, Preflight, Report
-from service.jobs.reading import read_jobs
-from service.jobs.schemas import JobCreate, JobRead, ProbeCreate
+from service.jobs.schemas import JobCreate, ProbeCreate
 from service.jobs.states import JobState
 from service.jobs.wakeups import Wakeups
 from service.locks import lock_request, lock_tenant, share_tenant
@@ -82,9 +83,9 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class Created:
-    """The answer, and the headers that tell where it is an earlier one."""
+    """The job's id, and headers that mark it as the job of an earlier request."""
 
-    job: JobRead
+    job_id: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -97,7 +98,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     tenant, settings = request.principal.tenant, preflight.settings
     if request.may_be_known:
         with preflight.database.reading() as session:
-            if earlier := _earlier(session, request, settings):
+            if earlier := _earlier(session, request):
                 return earlier
     report = preflight.check(tenant, request.body)
     if report.problems.found:
@@ -114,15 +115,14 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     fault_point("job.committed")
     wakeups.send(settings.pool)
     fault_point("job.rung")
-    with preflight.database.reading() as session:
-        return Created(read_jobs(session, tenant, [job], settings.max_running_jobs)[0])
+    return Created(job.id)
 
 
 def _store(database: Database, request: Request, new: Draft, *, alone: bool) -> Job | Created:
     """The transaction: a new job, or the answer that its twin got meanwhile."""
     with database.transaction() as session:
         lock_request(session, request.principal.tenant, request.identity)
-        if request.may_be_known and (earlier := _earlier(session, request, new.settings)):
+        if request.may_be_known and (earlier := _earlier(session, request)):
             return earlier
         require_good_key(session, request.principal)
         job = _insert(session, request, new)
@@ -131,7 +131,7 @@ def _store(database: Database, request: Request, new: Draft, *, alone: bool) -> 
     return job
 
 
-def _earlier(session: Session, request: Request, settings: Settings) -> Created | None:
+def _earlier(session: Session, request: Request) -> Created | None:
     """The answer to the same request, where it was given before."""
     tenant, key = request.principal.tenant, request.idempotency_key
     if key is not None:
@@ -149,9 +149,7 @@ def _earlier(session: Session, request: Request, settings: Settings) -> Created 
         header = "x-deduplicated"
     find = repository.find_probe if isinstance(request.body, ProbeCreate) else repository.find_job
     job = find(session, tenant, record.job_id) if record else None
-    if job is None:
-        return None
-    return Created(read_jobs(session, tenant, [job], settings.max_running_jobs)[0], {header: "true"})
+    return None if job is None else Created(job.id, {header: "true"})
 
 
 def _check_under_lock(session: Session, request: Request, settings: Settings, *, alone: bool) -> None:
@@ -162,8 +160,8 @@ def _check_under_lock(session: Session, request: Request, settings: Settings, *,
     """
     tenant = request.principal.tenant
     unseen = lock_tenant(session, tenant) if alone else share_tenant(session, tenant, request.identity)
-    quotas.check_jobs(session, tenant, settings, unseen)
-    quotas.check_storage(session, tenant, settings, 0)
+    quotas.check_jobs(num_unfinished(session, tenant, settings.max_queued_jobs + 1), unseen, settings)
+    quotas.check_storage(repository.stored_bytes(session, tenant), 0, settings)
     _check_still_there(session, request)
 
 

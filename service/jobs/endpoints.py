@@ -18,12 +18,12 @@ from service.dependencies import (
     RetryCount,
     SettingsDep,
     StorageDep,
-    WakeupsDep,
     is_retry,
 )
 from service.downloads import Content, file_response, ranged_response
 from service.errors import InvalidRequest
 from service.jobs import adapters, cloning, creation, endpoints_manifest, endpoints_series
+from service.jobs.dependencies import WakeupsDep
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.preflight import Preflight
@@ -77,6 +77,7 @@ def create_job(
     principal: Writer,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
+    jobs: JobsDep,
     request_id: RequestId,
     idempotency_key: IdempotencyKey = None,
     retry_count: RetryCount = "0",
@@ -84,7 +85,7 @@ def create_job(
     """Check everything, queue the job, answer it; the same request twice makes one job."""
     request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
-    return answer(created.job, created.headers)
+    return answer(jobs.read(principal.tenant, created.job_id), created.headers)
 
 
 @router.post("/jobs/{job_id}/clone")
@@ -93,6 +94,7 @@ def clone_job(
     principal: Writer,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
+    jobs: JobsDep,
     request_id: RequestId,
     response: Response,
     patch: Patch = {},  # noqa: B006 - nobody writes into it
@@ -106,7 +108,7 @@ def clone_job(
     asked = (idempotency_key, is_retry(retry_count), request_id)
     created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
     response.headers.update(created.headers)
-    return created.job
+    return jobs.read(principal.tenant, created.job_id)
 
 
 @router.get("/jobs/{job_id}/diagnosis")

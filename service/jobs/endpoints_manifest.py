@@ -14,7 +14,7 @@ from service.auth import Reader
 from service.dependencies import CatalogDep, DatabaseDep
 from service.jobs.manifest import document
 from service.jobs.provenance import facts_of
-from service.jobs.reading import require_job
+from service.jobs.repository import require_job
 from service.jobs.serving import serve_line
 
 router = APIRouter(prefix="/jobs/{job_id}")

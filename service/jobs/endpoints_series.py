@@ -15,7 +15,7 @@ from service.auth import Reader
 from service.db import Database
 from service.dependencies import DatabaseDep, SettingsDep
 from service.jobs import metrics
-from service.jobs.reading import require_job
+from service.jobs.repository import require_job
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.stream import Feed, stop_on_signals
 from service.jobs.views import event_read

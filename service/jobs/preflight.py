@@ -17,7 +17,7 @@ from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import InvalidRequest
 from service.jobs import repository
-from service.jobs.capabilities import check_capabilities, check_gpus, known_machines
+from service.jobs.capabilities import known_machines
 from service.jobs.checked_files import CheckedFiles, Faultless, asked_of_rows
 from service.jobs.costs import PastJobs
 from service.jobs.dataset import Problem, Problems
@@ -27,6 +27,7 @@ from service.jobs.file_checks import FileCheck
 from service.jobs.grader_checks import check_grader, check_speakers
 from service.jobs.idle_options import warn_of_idle_options
 from service.jobs.lineage import with_adapter_shape
+from service.jobs.machine_checks import check_capabilities, check_gpus
 from service.jobs.method_checks import check_method, check_tools
 from service.jobs.method_parts import DatasetUse, datasets_of, graders_of, reads_rows, settings_of
 from service.jobs.names import base_of

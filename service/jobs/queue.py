@@ -16,12 +16,11 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from service.db import Executor, is_postgresql
-from service.jobs import history, names, statements
+from service.jobs import history, names, statements, webhook_events
 from service.jobs.capabilities import satisfied_by
 from service.jobs.claimed import ClaimedJob
 from service.jobs.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.models import Job
-from service.webhooks import events
 
 MAX_BACKOFF_SECONDS = 300.0
 CLAIM_PAUSE = "5s"
@@ -265,7 +264,7 @@ def _move(
     guard = {"job_id": held.id, "from_state": held.state, "held_fence": held.fence}
     level = "error" if target is JobState.FAILED else level
     entry = _status(target, message, values.get("fence", held.fence), level)
-    announced = {} if names.is_probe(held.id) else events.parameters(target)
+    announced = {} if names.is_probe(held.id) else webhook_events.parameters(target)
     return history.move(session, statement, new | guard, entry, announced)
 
 

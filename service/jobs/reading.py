@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from service.errors import NotFound
 from service.jobs import backlog, repository
 from service.jobs.schemas import JobRead
 from service.jobs.states import HELD, JobState
@@ -42,12 +41,3 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
 def _waits_or_works(job: Job) -> bool:
     """Whether its answer says something about the time from now on."""
     return JobState(job.state) in HELD or job.not_before > 0
-
-
-def require_job(session: Session, tenant: str, job_id: str) -> Job:
-    """The tenant's job. Raises NotFound for any other id, whoever owns it."""
-    job = repository.find_job(session, tenant, job_id)
-    if job is None:
-        message = f"There is no fine-tuning job {job_id}."
-        raise NotFound(message, param="fine_tuning_job_id", code="job_not_found")
-    return job

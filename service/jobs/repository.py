@@ -14,11 +14,11 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.clock import db_now
-from service.files.repository import exists_now
+from service.errors import NotFound
 from service.jobs import names
 from service.jobs.names import MODEL_PREFIX
 from service.jobs.states import TERMINAL
-from service.models import ApiKey, Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent
+from service.models import Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent, exists_now
 
 DEDUPLICATION_SECONDS = 600
 """So long a client may go on sending a request whose answer was lost."""
@@ -41,11 +41,6 @@ _ARE_THERE = (
     exists_now(),
 )
 _FILES, _FILE_IDS = select(File).where(*_ARE_THERE), select(File.id).where(*_ARE_THERE)
-_USABLE_KEYS = select(ApiKey.public_id).where(
-    ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
-    ApiKey.revoked_at.is_(None),
-    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
-)
 _NOW = select(db_now())
 
 WeightsKind = Literal["adapter", "model", "experiences"]
@@ -67,6 +62,15 @@ class ModelWeights:
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
     return session.scalar(_JOB, {"job_id": job_id, "of_tenant": tenant})
+
+
+def require_job(session: Session, tenant: str, job_id: str) -> Job:
+    """The tenant's job. Raises NotFound for any other id, whoever owns it."""
+    job = find_job(session, tenant, job_id)
+    if job is None:
+        message = f"There is no fine-tuning job {job_id}."
+        raise NotFound(message, param="fine_tuning_job_id", code="job_not_found")
+    return job
 
 
 def find_probe(session: Session, tenant: str, probe_id: str) -> Job | None:
@@ -224,11 +228,6 @@ def events_before(
     return list(session.scalars(query.order_by(JobEvent.sequence.desc()).limit(limit + 1)))
 
 
-def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
-    """Those API keys that are neither revoked nor expired, for streams that were opened with them."""
-    return set(session.scalars(_USABLE_KEYS, {"key_ids": list(public_ids)}))
-
-
 def checkpoints_of(
     session: Session, tenant: str, job_id: str, *, before_step: int | None = None, limit: int | None = None
 ) -> list[Checkpoint]:
@@ -280,3 +279,9 @@ def add(session: Session, *rows: Any) -> None:
 def _belongs(column: InstrumentedAttribute[str], tenant: str, job_id: str) -> ColumnElement[bool]:
     owned = select(Job.id).where(Job.id == job_id, Job.tenant == tenant).exists()
     return and_(column == job_id, owned)
+
+
+def stored_bytes(session: Session, tenant: str) -> int:
+    """Of all content that is still stored, expired or not."""
+    query = select(func.coalesce(func.sum(File.num_bytes), 0))
+    return int(session.scalars(query.where(File.tenant == tenant, File.deleted_at.is_(None))).one())

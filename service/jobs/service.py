@@ -16,7 +16,8 @@ from service.db import Database
 from service.errors import InvalidRequest, NotFound
 from service.jobs import adapters, names, queue, repository
 from service.jobs.metrics import evaluations_at
-from service.jobs.reading import read_jobs, require_job
+from service.jobs.reading import read_jobs
+from service.jobs.repository import require_job
 from service.jobs.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.views import checkpoint_read, event_read

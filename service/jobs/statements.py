@@ -35,8 +35,8 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from service.clock import db_now
 from service.jobs.claimed import COLUMNS
 from service.jobs.states import HELD, JobState
+from service.jobs.webhook_events import announcement
 from service.models import Job, JobEvent
-from service.webhooks.events import announcement
 
 JOBS = cast(Table, Job.__table__)
 EVENTS = cast(Table, JobEvent.__table__)

@@ -24,9 +24,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from grpo_engine.process.fault_points import fault_point
+from service.auth import usable_keys
 from service.db import Database
 from service.errors import TooManyRequests
-from service.jobs import news, repository
+from service.jobs import news
 from service.jobs.states import TERMINAL, JobState
 from service.models import JobEvent
 
@@ -202,7 +203,7 @@ class Feed:
         found: set[str] = set()
         with self._database.reading() as session:
             for ids in _portions(key_ids):
-                found |= repository.usable_keys(session, ids)
+                found |= usable_keys(session, ids)
         return found
 
     def _new(self, seen: dict[str, int | None]) -> dict[str, Update]:

@@ -19,7 +19,7 @@ from service.catalog import Catalog, CatalogEntry
 from service.db import Database
 from service.errors import InvalidRequest, NotFound, Unprocessable
 from service.jobs import adapters, ancestry, repository
-from service.jobs.reading import require_job
+from service.jobs.repository import require_job
 from service.merging.bases import Archive, Base, Folder
 from service.merging.errors import NotMergeable
 from service.storage import ObjectMissing, Storage, sha256_file

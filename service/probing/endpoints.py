@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from service.auth import Reader, Writer
-from service.dependencies import DatabaseDep, RequestId, SettingsDep, WakeupsDep
+from service.dependencies import DatabaseDep, RequestId, SettingsDep
 from service.jobs import creation
+from service.jobs.dependencies import WakeupsDep
 from service.jobs.endpoints import IdempotencyKey, PreflightDep, RetryCount, is_retry
 from service.jobs.schemas import ProbeCreate
 from service.pagination import After, Limit, Page, page_of
@@ -44,7 +45,7 @@ def create_probe(
     request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     response.headers.update(created.headers)
-    return probes.read(principal.tenant, created.job.id)
+    return probes.read(principal.tenant, created.job_id)
 
 
 @router.get("")

@@ -22,7 +22,7 @@ from service.db import Database
 from service.errors import InvalidRequest
 from service.graders.service import RESERVED_FIELDS, check
 from service.jobs.method_parts import leaves, settings_of
-from service.jobs.reading import require_job
+from service.jobs.repository import require_job
 from service.models import Job, Rollout
 from service.rollouts import repository
 from service.rollouts.datasets import Dataset, find_dataset

@@ -17,7 +17,7 @@ from grpo_engine.graders import part_names
 from service.db import Database
 from service.jobs import names
 from service.jobs.method_parts import graders_of, settings_of
-from service.jobs.reading import require_job
+from service.jobs.repository import require_job
 from service.models import Job
 from service.pagination import unknown_cursor
 from service.rollouts import repository

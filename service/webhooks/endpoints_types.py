@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from service.auth import Reader
-from service.webhooks.events import EVENT_TYPES, EventType
+from service.jobs.webhook_events import EVENT_TYPES, EventType
 
 router = APIRouter(prefix="/v1/webhook_event_types", tags=["webhooks"])
 

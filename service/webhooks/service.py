@@ -17,13 +17,13 @@ from service.clock import db_now
 from service.db import Database
 from service.errors import InvalidRequest, NotFound
 from service.ids import new_id
+from service.jobs.webhook_events import EventType
 from service.locks import lock_tenant
 from service.pagination import unknown_cursor
 from service.principal import Principal
 from service.settings import Settings
 from service.turns import Turns
 from service.webhooks import outbox, repository, sending
-from service.webhooks.events import EventType
 from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.schemas import (
     DeliveryRead,

@@ -14,7 +14,7 @@ from service.jobs import metrics
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.diagnosis.rules import diagnose
 from service.jobs.diagnosis.run import Groups, Run
-from service.jobs.reading import require_job
+from service.jobs.repository import require_job
 from service.jobs.states import JobState
 from service.models import Rollout
 
