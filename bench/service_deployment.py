@@ -19,11 +19,11 @@ import httpx
 from sqlalchemy import Connection, select, text
 
 from examples.arithmetic import make_rows, write_jsonl
-from service.auth import create_key
-from service.db import Database, connect
-from service.migrate import upgrade
-from service.models import Job
+from service.platform.db import Database, connect
+from service.platform.migrate import upgrade
+from service.platform.tables.core import Job
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.api_process import running_api
 from tests.servers import Postgres, free_port
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from bench.service_client import Call, Client, percentile
 from bench.service_deployment import PATH, TENANT, Api, Deployment
 from grpo_engine.contract.events import StepFinished
-from service.jobs import queue
-from service.jobs.recording import record_events
+from service.jobs.progress.recording import record_events
+from service.jobs.store import queue
 
 BATCH_STEPS = 100
 REPETITIONS = 20

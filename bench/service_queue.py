@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from sqlalchemy import Integer, and_, cast, func, select
 
 from bench.service_client import percentile
-from service.db import Database, connect
-from service.jobs import queue
-from service.jobs.states import JobState
-from service.models import Job, JobEvent
+from service.jobs.model.states import JobState
+from service.jobs.store import queue
+from service.platform.db import Database, connect
+from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
 
 NUM_PROCESSES = 2

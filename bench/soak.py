@@ -29,12 +29,12 @@ import httpx
 from bench.machine import machine_name
 from bench.monkey import Monkey
 from examples.tiny_model import make_model
-from service.cli.client import JOBS, Client
-from service.db import Database, connect
-from service.jobs import evidence
-from service.models import Job
+from service.cli.http.client import JOBS, Client
+from service.jobs.results import evidence
+from service.platform.db import Database, connect
+from service.platform.storage import open_storage
+from service.platform.tables.core import Job
 from service.settings import Settings
-from service.storage import open_storage
 from tests.e2e.production import Production, production
 from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, processes_of, write_rows

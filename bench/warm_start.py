@@ -28,7 +28,7 @@ from transformers.utils import logging
 from examples.arithmetic import make_rows, write_jsonl
 from examples.demo import embedded
 from examples.tiny_model import make_model
-from service.cli.client import JOBS, Client
+from service.cli.http.client import JOBS, Client
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 120

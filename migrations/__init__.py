@@ -1,1 +1,1 @@
-"""The database's schema, step by step (Alembic). `service.migrate` runs it; env.py is Alembic's entry."""
+"""The database's schema, step by step (Alembic). Run by `service.platform.migrate`."""

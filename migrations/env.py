@@ -1,6 +1,6 @@
 """Alembic's entry: compares and upgrades the deployment's database (`GRPO_DATABASE_URL`).
 
-`service.migrate` hands a connection over in `config.attributes`; the `alembic` command opens its own.
+`platform/migrate.py` hands a connection over in `config.attributes`; the `alembic` command opens its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 from alembic import context
 from sqlalchemy import Column, Connection
 
-from service.chat import models as _chat  # noqa: F401 - its tables are Base's too
-from service.db import make_engine
-from service.models import Base
+from service.platform.db import make_engine
+from service.platform.tables import serving as _chat  # noqa: F401 - its tables are Base's too
+from service.platform.tables import sinks as _sinks  # noqa: F401 - its tables are Base's too
+from service.platform.tables import webhooks as _webhooks  # noqa: F401 - its tables are Base's too
+from service.platform.tables.core import Base
 from service.settings import Settings
-from service.sinks import models as _sinks  # noqa: F401 - its tables are Base's too
-from service.webhooks import models as _webhooks  # noqa: F401 - its tables are Base's too
 
 SORTED_INDEXES = {
     index.name

@@ -17,29 +17,31 @@ from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.routing import BaseRoute
 
-from service import contract, docs, handlers, health, logs, metrics
-from service.bodies import refuse_odd_text
-from service.catalog import Catalog
-from service.chat import endpoints as chat
 from service.dashboard import routes as dashboard
-from service.db import connect
 from service.files import endpoints as files
 from service.graders import endpoints as graders
-from service.jobs import endpoints as jobs
-from service.jobs.checked_files import CheckedFiles
-from service.jobs.costs import PastJobs
-from service.jobs.wakeups import Wakeups, refuse_eviction
-from service.merging.service import merge_turns
-from service.middleware import HeadLikeGet, RequestContext, SteadyBodies
+from service.jobs.api import endpoints as jobs
+from service.jobs.intake.checks.checked_files import CheckedFiles
+from service.jobs.intake.costs import PastJobs
+from service.jobs.results.merging.service import merge_turns
+from service.jobs.store.wakeups import Wakeups, refuse_eviction
 from service.models_catalog import endpoints as models
-from service.probes import Probe
-from service.probing import endpoints as probing
-from service.quotas import RequestRate
+from service.ops import health, prometheus
+from service.ops.bounded_check import Probe
+from service.platform import logs
+from service.platform.catalog import Catalog
+from service.platform.db import connect
+from service.platform.storage import open_usable_storage
+from service.probes import endpoints as probing
 from service.rollouts import endpoints as rollouts
+from service.serving import endpoints as chat
 from service.settings import Settings
-from service.shares import OF_KEY, UPLOADS, UPLOADS_OF_KEY, Shares, take_turn
-from service.storage import open_usable_storage
-from service.traffic import Traffic
+from service.web import error_handlers, openapi, swagger
+from service.web.middleware import HeadLikeGet, RequestContext, SteadyBodies
+from service.web.quotas import RequestRate
+from service.web.shares import OF_KEY, UPLOADS, UPLOADS_OF_KEY, Shares, take_turn
+from service.web.strict_json import refuse_odd_text
+from service.web.traffic import Traffic
 from service.webhooks import endpoints as webhooks
 from service.webhooks import endpoints_types as event_types
 
@@ -53,7 +55,7 @@ class Service(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = contract.completed(super().openapi())
+            self.openapi_schema = openapi.completed(super().openapi())
         return self.openapi_schema
 
 
@@ -79,8 +81,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(HeadLikeGet)
     app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
     app.add_middleware(RequestContext, traffic=app.state.traffic)
-    handlers.install(app)
-    docs.install(app)
+    error_handlers.install(app)
+    swagger.install(app)
     dashboard.install(app)
     return app
 
@@ -97,7 +99,7 @@ def _routes(max_upload_bytes: int) -> list[BaseRoute]:
     everything = APIRouter(dependencies=[Depends(_admit)])
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     everything.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
-    others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, metrics)
+    others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, prometheus)
     for router in (room.router for room in others):
         everything.include_router(router, max_body_size=MAX_BODY_BYTES)
     return everything.routes
@@ -125,7 +127,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
     app.state.merge_turns = merge_turns(settings.max_merges)
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
-    app.state.census = Probe(metrics.Census(app.state.database, settings.sweep_seconds).take, None)
+    app.state.census = Probe(prometheus.Census(app.state.database, settings.sweep_seconds).take, None)
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from grpo_engine.config.runtime import Runtime
 from grpo_engine.process.devices import visible_gpus
-from service.sinks.schemas import Integration
+from service.integrations import Integration
 
 
 class Settings(BaseSettings):
@@ -178,4 +178,4 @@ class Settings(BaseSettings):
     @property
     def alive_file(self) -> Path:
         """Touched by the main loop of a worker that runs here."""
-        return self.home / "worker.alive"
+        return self.home / "worker.healthcheck"

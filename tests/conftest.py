@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from service.db import Database, connect
-from service.migrate import upgrade
+from service.platform.db import Database, connect
+from service.platform.migrate import upgrade
 from service.settings import Settings
 from tests.moto import Moto
 from tests.s3 import Bucket, new_bucket

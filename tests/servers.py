@@ -25,7 +25,7 @@ import httpx
 import psycopg
 import redis
 
-from service.cli.supervisor import dies_with_this_process
+from service.cli.operate.supervisor import dies_with_this_process
 
 START_SECONDS = 30
 MEMORY_BYTES = 2 << 30

@@ -15,8 +15,8 @@ from examples.decoding import accuracy
 from examples.tiny_model import Family, make_model
 from grpo_engine.config.job import Reinforcement, Supervised, hyperparameters_of
 from grpo_engine.contract.records import Sample
-from service.jobs.dataset import Problems, read_rows
-from service.jobs.schemas import JobCreate
+from service.jobs.model.dataset import Problems, read_rows
+from service.jobs.model.schemas import JobCreate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 JOB_FILES = sorted(EXAMPLES.glob("jobs/*.json"))

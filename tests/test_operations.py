@@ -15,10 +15,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from service.app import create_app
-from service.db import Database, connect
-from service.models import Job
+from service.platform.db import Database, connect
+from service.platform.storage import open_storage
+from service.platform.tables.core import Job
 from service.settings import Settings
-from service.storage import open_storage
 from tests.conftest import settings_for
 from tests.servers import Postgres, find_program
 from tests.worker.jobs import insert_dataset, insert_job

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from service.app import create_app
-from service.auth import create_key
-from service.db import Database
+from service.platform.db import Database
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.service.job_samples import make_model
 from tests.service.rollout_samples import add_graded_job, add_group, said
 from tests.service.serving import serving

@@ -8,12 +8,12 @@ import standardwebhooks
 from openai import OpenAI
 from sqlalchemy import func, select, update
 
-from service.clock import db_now
-from service.db import Database
-from service.jobs.webhook_events import EVENT_TYPES
-from service.principal import Principal
+from service.jobs.store.webhook_events import EVENT_TYPES
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.principal import Principal
+from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.settings import Settings
-from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.schemas import WebhookCreate, WebhookWithSecret
 from service.webhooks.service import Webhooks
 from tests.chat_server import Recorded

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from service import logs
+from service.platform import logs
 from service.settings import Settings
-from worker.attempt import Worker, worker_name
+from worker.attempt.attempt import Worker, worker_name
 from worker.loop import drain_on_signals, work
 
 

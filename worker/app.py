@@ -20,15 +20,15 @@ from typing import Any
 
 from celery import Celery, signals
 
-from service import logs
-from service.jobs.capabilities import of_this_machine
-from service.jobs.doorbell import TASK, celery_settings, queue_name
-from service.jobs.wakeups import refuse_eviction
+from service.jobs.store.doorbell import TASK, celery_settings, queue_name
+from service.jobs.store.machines import of_this_machine
+from service.jobs.store.wakeups import refuse_eviction
+from service.platform import logs
 from service.settings import Settings
-from worker import launch
-from worker.attempt import Worker, worker_name
+from worker.attempt.attempt import Worker, worker_name
+from worker.launchers import launch
+from worker.launchers.warm_pool import Engines
 from worker.loop import try_job
-from worker.warm import Engines
 
 
 class SharedFlag:
@@ -70,7 +70,7 @@ def make_app(settings: Settings) -> Celery:
 settings = Settings()
 draining = SharedFlag()
 app = make_app(settings)
-BESIDE = (["worker.sweeper", "--beside-worker"], ["worker.chat"])
+BESIDE = (["worker.sweeper", "--beside-worker"], ["worker.serving.chat"])
 """Modules with their arguments: processes that a worker has beside it."""
 beside: list[subprocess.Popen[bytes]] = []
 """At most one of each, started by the main process."""

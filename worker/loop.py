@@ -9,11 +9,11 @@ from contextlib import closing
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from worker.attempt import Worker
-from worker.chat import answer_until
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
+from worker.launchers.warm_pool import Engines
+from worker.serving.chat import answer_until
 from worker.sweeper import sweep_until
-from worker.warm import Engines
 
 logger = structlog.get_logger()
 LEAVE_SECONDS = 5.0

@@ -18,16 +18,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from grpo_engine.process.fault_points import fault_point
-from service import logs
-from service.db import Database, connect
-from service.jobs import sweeping
-from service.jobs.capabilities import Machine, announce, of_this_machine, offered_to, tell_of_sandbox
-from service.jobs.wakeups import Wakeups
+from service.jobs.store import sweeping
+from service.jobs.store.machines import Machine, announce, of_this_machine, offered_to, tell_of_sandbox
+from service.jobs.store.sink_packages import installed_sinks
+from service.jobs.store.wakeups import Wakeups
+from service.platform import logs
+from service.platform.db import Database, connect
 from service.settings import Settings
-from service.sinks.packages import installed_sinks
-from worker.attempt import Flag
+from worker.attempt.attempt import Flag
 from worker.sinks.keeper import keeping
-from worker.webhooks import sending
+from worker.webhook_sender import sending
 
 logger = structlog.get_logger()
 

@@ -10,33 +10,28 @@ from typing import Annotated
 import typer
 from typer import TyperException
 
-from service.cli import (
-    audit,
+from service.cli.commands import (
     chat,
     diagnose,
-    doctor,
     download,
     files,
     import_trl,
     jobs,
-    keys,
     manifests,
     merge,
     models,
-    orphans,
     probe,
     push,
     rollouts,
-    server,
-    up,
     watch,
     webhooks,
 )
-from service.cli.client import DEFAULT_URL
-from service.cli.errors import CommandError
-from service.cli.interrupts import EXIT_CODE, Interrupted
+from service.cli.http.client import DEFAULT_URL
+from service.cli.operate import audit, doctor, keys, orphans, settings, up
 from service.cli.options import Connection
-from service.cli.output import json_line, plain
+from service.cli.terminal.errors import CommandError
+from service.cli.terminal.interrupts import EXIT_CODE, Interrupted
+from service.cli.terminal.output import json_line, plain
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,9 +59,9 @@ def connection(
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     SERVICE: {
         "up": up.up,
-        "serve": server.serve,
-        "worker": server.worker,
-        "migrate": server.migrate,
+        "serve": settings.serve,
+        "worker": settings.worker,
+        "migrate": settings.migrate,
         "doctor": doctor.doctor,
         "orphans": orphans.orphans,
     },

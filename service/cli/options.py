@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import typer
 
-from service.cli.client import Client
-from service.cli.errors import CommandError
-from service.cli.server import settings_here
+from service.cli.http.client import Client
+from service.cli.operate.settings import settings_here
+from service.cli.terminal.errors import CommandError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from service.errors import InvalidRequest
-from service.files.parquet import MAGIC, BadParquet, is_parquet, parquet_lines
-from service.jobs.dataset import MAX_LINE_BYTES
-from service.storage import CHUNK_BYTES
+from service.jobs.model.dataset import MAX_LINE_BYTES
+from service.platform.errors import InvalidRequest
+from service.platform.parquet import MAGIC, BadParquet, is_parquet, parquet_lines
+from service.platform.storage import CHUNK_BYTES
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from typing import Annotated
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from service.auth import Reader, Writer
-from service.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep
-from service.downloads import file_response
 from service.files.repository import Order
 from service.files.schemas import UPLOAD_FORM, FileDeleted, FileRead, parse_form
 from service.files.service import Files, to_read
-from service.pagination import After, Page
-from service.shares import key_of
+from service.web.auth import Reader, Writer
+from service.web.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep
+from service.web.downloads import file_response
+from service.web.pagination import After, Page
+from service.web.shares import key_of
 
 MAX_FORM_FIELDS = 16
 PageLimit = Annotated[int, Query(ge=1, le=10_000)]

@@ -7,9 +7,9 @@ from typing import Literal
 from sqlalchemy import Text, cast, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from service.clock import db_now
-from service.jobs.states import TERMINAL, JobState
-from service.models import Artifact, File, Job, exists_now
+from service.jobs.model.states import TERMINAL, JobState
+from service.platform.clock import db_now
+from service.platform.tables.core import Artifact, File, Job, exists_now
 
 Order = Literal["asc", "desc"]
 UNFINISHED = sorted(state.value for state in JobState if state not in TERMINAL)

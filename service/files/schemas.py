@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from service.errors import InvalidRequest
-from service.validation import invalid_request
+from service.platform.errors import InvalidRequest
+from service.web.validation import invalid_request
 
 MAX_FILENAME_LENGTH = 255
 _BRACKETED = re.compile(r"(\w+)\[(\w+)\]")

@@ -11,22 +11,23 @@ from typing import BinaryIO
 import structlog
 
 from grpo_engine.process.fault_points import fault_point
-from service import audit, quotas
-from service.auth import require_good_key
-from service.clock import db_now
-from service.db import Database
-from service.errors import InvalidRequest, NotFound, PayloadTooLarge
 from service.files import repository
 from service.files.contents import Content, check_dataset
 from service.files.schemas import FileRead, UploadFields
-from service.ids import new_id
-from service.jobs.repository import is_result, stored_bytes
-from service.locks import lock_tenant
-from service.models import File
-from service.pagination import Page, page_of, unknown_cursor
-from service.principal import Principal
+from service.jobs.store.repository import is_result, stored_bytes
+from service.platform import audit
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest, NotFound, PayloadTooLarge
+from service.platform.ids import new_id
+from service.platform.locks import lock_tenant
+from service.platform.principal import Principal
+from service.platform.storage import Storage
+from service.platform.tables.core import File
 from service.settings import Settings
-from service.storage import Storage
+from service.web import quotas
+from service.web.auth import require_good_key
+from service.web.pagination import Page, page_of, unknown_cursor
 
 log = structlog.get_logger()
 

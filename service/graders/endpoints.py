@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.auth import Reader
-from service.dependencies import CatalogDep
 from service.graders import service
 from service.graders.schemas import RunRequest, RunResponse, ValidateRequest, ValidateResponse
+from service.web.auth import Reader
+from service.web.dependencies import CatalogDep
 
 router = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["graders"])
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from grpo_engine.contract.records import GradeError
 from grpo_engine.graders import Grader
-from service.jobs.openai_terms import own_rule
+from service.jobs.model.openai_terms import own_rule
 
 SentGrader = Annotated[Grader, BeforeValidator(own_rule)]
 """Also in the terms in which a job answers its own."""

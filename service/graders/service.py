@@ -14,14 +14,14 @@ from grpo_engine.graders import Grader, grade, make_sample
 from grpo_engine.graders.judging import ModelUsage
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.score_model import ScoreModel, usage
-from service.catalog import Catalog
-from service.errors import InvalidRequest
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse
-from service.jobs.dataset import Problems
-from service.jobs.grader_checks import check_grader, with_places
-from service.jobs.method_checks import check_formula
-from service.jobs.method_parts import leaves
-from service.turns import Turns
+from service.jobs.intake.checks.grader import check_grader, with_places
+from service.jobs.intake.checks.method import check_formula
+from service.jobs.model.dataset import Problems
+from service.jobs.model.method_parts import leaves
+from service.platform.catalog import Catalog
+from service.platform.errors import InvalidRequest
+from service.web.turns import Turns
 
 RESERVED_FIELDS = ("messages", "tools")
 """Of a dataset row; the rest is what graders see as `item`."""

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from service.importing import axolotl, trl, verl
 from service.importing.rules import JOB_FIELDS, Line, Options, Translation, translated
-from service.jobs.schemas import JobCreate
+from service.jobs.model.schemas import JobCreate
 
 Source = Literal["trl", "axolotl", "verl"]
 SOURCES: tuple[Source, ...] = get_args(Source)

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from service.errors import Unavailable
-from service.files.parquet import BadParquet, make_jsonl
+from service.platform.errors import Unavailable
+from service.platform.parquet import BadParquet, make_jsonl
 
 MAX_ROWS, MAX_BYTES = 50_000, 512 * 2**20
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
-from service.auth import Reader, Writer
-from service.dependencies import CatalogDep, DatabaseDep, RequestId, StorageDep
 from service.models_catalog.schemas import ModelDeleted, ModelRead
 from service.models_catalog.service import Models
+from service.web.auth import Reader, Writer
+from service.web.dependencies import CatalogDep, DatabaseDep, RequestId, StorageDep
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from service import audit
-from service.catalog import Catalog, CatalogEntry
-from service.db import Database
-from service.errors import Forbidden, InvalidRequest, NotFound
-from service.jobs import names, repository
-from service.jobs.states import JobState
-from service.locks import lock_tenant
-from service.models import Job
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.jobs.store import repository
 from service.models_catalog.schemas import ModelDeleted, ModelRead
-from service.principal import Principal
-from service.storage import Storage
+from service.platform import audit
+from service.platform.catalog import Catalog, CatalogEntry
+from service.platform.db import Database
+from service.platform.errors import Forbidden, InvalidRequest, NotFound
+from service.platform.locks import lock_tenant
+from service.platform.principal import Principal
+from service.platform.storage import Storage
+from service.platform.tables.core import Job
 
 CATALOGUE = "catalogue"
 WITHOUT_MODEL = {JobState.FAILED.value, JobState.CANCELLED.value}

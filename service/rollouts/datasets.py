@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from service.db import Database
-from service.errors import InvalidRequest
 from service.files import repository as files
-from service.files.parquet import stored_lines
-from service.jobs.dataset import parse_line
-from service.models import Job
+from service.jobs.model.dataset import parse_line
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest
+from service.platform.parquet import stored_lines
+from service.platform.storage import Storage
+from service.platform.tables.core import Job
 from service.settings import Settings
-from service.storage import Storage
 
 TrainedSplit = Literal["train", "validation"]
 

@@ -10,10 +10,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
-from service.auth import Reader
-from service.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
-from service.errors import InvalidRequest
-from service.pagination import MAX_NUMBER, After, Limit, Page, page_of
+from service.platform.errors import InvalidRequest
 from service.rollouts import repository, service
 from service.rollouts.datasets import TrainedSplit
 from service.rollouts.exports import Exports, Source, all_lines
@@ -21,6 +18,9 @@ from service.rollouts.pairs import Limits
 from service.rollouts.rescore import Rescore
 from service.rollouts.schemas import CompletionRead, RescoreRead, RescoreRequest, RolloutOverview, RolloutRead
 from service.rollouts.selection import Filter, Property, Selection, Split
+from service.web.auth import Reader
+from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
+from service.web.pagination import MAX_NUMBER, After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}", tags=["fine-tuning"])
 

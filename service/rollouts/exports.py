@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from service.db import Database
-from service.models import Job
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Job
 from service.rollouts import pairs, repository
 from service.rollouts.datasets import Dataset, TrainedSplit, find_dataset
 from service.rollouts.pairs import Limits
 from service.rollouts.selection import Selection
 from service.rollouts.service import checked_job, searching
 from service.settings import Settings
-from service.storage import Storage
 
 
 def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[str]:

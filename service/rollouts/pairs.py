@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from service.db import Database
-from service.errors import InvalidRequest
-from service.models import Rollout
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest
+from service.platform.tables.core import Rollout
 from service.rollouts import repository
 from service.rollouts.datasets import Dataset
 from service.rollouts.selection import Selection, is_truncated

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Select, and_, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from service.db import Database
-from service.jobs import names
-from service.models import Rollout
+from service.jobs.model import names
+from service.platform.db import Database
+from service.platform.tables.core import Rollout
 from service.rollouts.schemas import (
     CompletionRead,
     RolloutRead,

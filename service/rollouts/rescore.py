@@ -17,13 +17,14 @@ from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.reward_model import RewardModel
-from service.catalog import Catalog
-from service.db import Database
-from service.errors import InvalidRequest
 from service.graders.service import RESERVED_FIELDS, check
-from service.jobs.method_parts import leaves, settings_of
-from service.jobs.repository import require_job
-from service.models import Job, Rollout
+from service.jobs.model.method_parts import leaves, settings_of
+from service.jobs.store.repository import require_job
+from service.platform.catalog import Catalog
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest
+from service.platform.storage import Storage
+from service.platform.tables.core import Job, Rollout
 from service.rollouts import repository
 from service.rollouts.datasets import Dataset, find_dataset
 from service.rollouts.rescoring import Estimator, compared, summarised, with_own_parts
@@ -31,8 +32,7 @@ from service.rollouts.schemas import RescoreRead, RescoreRequest
 from service.rollouts.selection import Selection
 from service.rollouts.service import method_of
 from service.settings import Settings
-from service.storage import Storage
-from service.turns import Turns
+from service.web.turns import Turns
 
 DEADLINE_SECONDS = 40.0
 """For all completions: clients wait a minute for an answer."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from grpo_engine.contract.records import OVERLONG, Score
 from grpo_engine.objective.advantages import GroupRewards, advantages
-from service.jobs import names
-from service.models import Rollout
+from service.jobs.model import names
+from service.platform.tables.core import Rollout
 from service.rollouts.schemas import (
     ErrorCount,
     RescoredCompletion,

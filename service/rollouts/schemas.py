@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo_engine.contract.records import FinishReason, GradeError
 from service.graders.schemas import SentGrader
-from service.pagination import MAX_NUMBER
+from service.web.pagination import MAX_NUMBER
 
 
 class CompletionFields(BaseModel):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_engine.contract.records import FinishReason
-from service.errors import InvalidRequest
+from service.platform.errors import InvalidRequest
 
 Property = Literal["no_signal", "truncated", "grader_error"]
 Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]

@@ -14,17 +14,17 @@ from sqlalchemy.orm import Session
 from grpo_engine.config.job import Method
 from grpo_engine.contract.records import OVERLONG
 from grpo_engine.graders import part_names
-from service.db import Database
-from service.jobs import names
-from service.jobs.method_parts import graders_of, settings_of
-from service.jobs.repository import require_job
-from service.models import Job
-from service.pagination import unknown_cursor
+from service.jobs.model import names
+from service.jobs.model.method_parts import graders_of, settings_of
+from service.jobs.store.repository import require_job
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.rollouts import repository
 from service.rollouts.repository import Entry, Unit
 from service.rollouts.schemas import RolloutOverview
 from service.rollouts.selection import Selection, refuse_unknown_parts
-from service.turns import Turns
+from service.web.pagination import unknown_cursor
+from service.web.turns import Turns
 
 _searches = Turns(8, 4, "Searches through all rollouts of a job are running")
 _method: TypeAdapter[Method] = TypeAdapter(Method)

@@ -15,12 +15,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.clock import db_now
-from service.jobs import history
-from service.jobs.metrics import EVALUATION, MetricRow, metric_rows
-from service.jobs.states import HELD, TERMINAL, JobState
-from service.models import Job
-from service.sinks.models import JobSink
+from service.jobs.model.states import HELD, TERMINAL, JobState
+from service.jobs.progress.metrics import EVALUATION, MetricRow, metric_rows
+from service.jobs.store import history
+from service.platform.clock import db_now
+from service.platform.tables.core import Job
+from service.platform.tables.sinks import JobSink
 
 CLAIM_SECONDS = 120.0
 """Without a renewal for so long its process hangs: a sink's own time limits are shorter."""

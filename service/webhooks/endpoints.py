@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
-from service.auth import Reader, Writer
-from service.dependencies import DatabaseDep, RequestId, RetryCount, SettingsDep, is_retry
-from service.pagination import After, Limit, Page, page_of
+from service.web.auth import Reader, Writer
+from service.web.dependencies import DatabaseDep, RequestId, RetryCount, SettingsDep, is_retry
+from service.web.pagination import After, Limit, Page, page_of
 from service.webhooks.schemas import (
     DeliveryRead,
     SecretRotate,

@@ -7,8 +7,8 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from service.auth import Reader
-from service.jobs.webhook_events import EVENT_TYPES, EventType
+from service.jobs.store.webhook_events import EVENT_TYPES, EventType
+from service.web.auth import Reader
 
 router = APIRouter(prefix="/v1/webhook_event_types", tags=["webhooks"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from service.webhooks.models import WebhookDelivery
+from service.platform.tables.webhooks import WebhookDelivery
 
 
 def event(delivery: WebhookDelivery) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, ScalarSelect, select, update
 from sqlalchemy.orm import Session
 
-from service import audit
-from service.clock import db_now
-from service.ids import new_id
-from service.principal import Principal
+from service.platform import audit
+from service.platform.clock import db_now
+from service.platform.ids import new_id
+from service.platform.principal import Principal
+from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.webhooks import repository
-from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.schemas import Attempt
 
 CLAIM_SECONDS = 120.0

@@ -7,9 +7,9 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from service.clock import db_now
-from service.jobs.repository import DEDUPLICATION_SECONDS
-from service.webhooks.models import WebhookDelivery, WebhookEndpoint
+from service.jobs.store.repository import DEDUPLICATION_SECONDS
+from service.platform.clock import db_now
+from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 
 Row = TypeVar("Row", WebhookEndpoint, WebhookDelivery)
 

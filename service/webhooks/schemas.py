@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.jobs.webhook_events import EventType
+from service.jobs.store.webhook_events import EventType
 
 Url = Annotated[
     str,

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from grpo_engine.outbound.signing import signature_headers
 from grpo_engine.outbound.web import NoAnswer, Outside, RefusedUrl, WebAnswer, post
+from service.platform.tables.webhooks import WebhookEndpoint
 from service.webhooks import events
-from service.webhooks.models import WebhookEndpoint
 from service.webhooks.outbox import Claimed
 from service.webhooks.schemas import Attempt
 

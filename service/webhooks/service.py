@@ -12,19 +12,19 @@ from collections.abc import Iterable
 from sqlalchemy.orm import Session
 
 from grpo_engine.outbound.addresses import Outside, RefusedUrl, check_destination
-from service import audit
-from service.clock import db_now
-from service.db import Database
-from service.errors import InvalidRequest, NotFound
-from service.ids import new_id
-from service.jobs.webhook_events import EventType
-from service.locks import lock_tenant
-from service.pagination import unknown_cursor
-from service.principal import Principal
+from service.jobs.store.webhook_events import EventType
+from service.platform import audit
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest, NotFound
+from service.platform.ids import new_id
+from service.platform.locks import lock_tenant
+from service.platform.principal import Principal
+from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.settings import Settings
-from service.turns import Turns
+from service.web.pagination import unknown_cursor
+from service.web.turns import Turns
 from service.webhooks import outbox, repository, sending
-from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.schemas import (
     DeliveryRead,
     WebhookCreate,

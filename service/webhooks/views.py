@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.webhooks.events import event
-from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.schemas import DeliveryRead, WebhookRead, WebhookWithSecret
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from service.migrate import upgrade
+from service.platform.migrate import upgrade
 from tests.browser.deployment import Deployment
 from tests.browser.deployment import deployment as deployed
 from tests.conftest import settings_for

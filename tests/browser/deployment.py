@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 
-from service.auth import create_key
-from service.db import connect
+from service.platform.db import connect
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.conftest import settings_for
 from tests.e2e.api import Api, api_process
 from tests.servers import wait_until
@@ -156,7 +156,7 @@ def main() -> None:
     import signal
     import sys
 
-    from service.migrate import upgrade
+    from service.platform.migrate import upgrade
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     home = Path(sys.argv[1])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from service.migrate import upgrade
+from service.platform.migrate import upgrade
 from tests.browser.conftest import log_in, profile, watched
 from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from service.db import connect
+from service.platform.db import connect
 from tests.browser.deployment import JOBS, Deployment, questions
 from tests.service.job_samples import upload
 from tests.service.rollout_samples import add_group, said

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 
-from service.auth import create_key
-from service.db import connect
+from service.platform.db import connect
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.api_process import START_SECONDS, start_api
 from tests.servers import free_port
 from tests.service.job_samples import jsonl, make_model, row

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import psycopg
 
-from service.cli.client import JOBS, Client
-from service.cli.watch import watch_job
-from service.models import Base
+from service.cli.commands.watch import watch_job
+from service.cli.http.client import JOBS, Client
+from service.platform.tables.core import Base
 from tests.e2e.production import Production, production
 from tests.moto import Moto
 from tests.servers import Postgres, Redis, wait_until

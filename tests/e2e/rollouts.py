@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from service.cli.client import JOBS, Client
+from service.cli.http.client import JOBS, Client
 
 
 def evaluations(client: Client, job_id: str) -> dict[int, list[list[int]]]:

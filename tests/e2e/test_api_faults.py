@@ -10,8 +10,8 @@ import httpx
 import psycopg
 import pytest
 
-from service.db import Database
-from service.jobs import history
+from service.jobs.store import history
+from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.e2e.api import Api, api_process

@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 from examples.arithmetic import make_rows, supervised_rows, write_jsonl
 from examples.decoding import accuracy, answers, greedy_tokens
 from examples.tiny_model import make_model
-from service.cli.client import JOBS, Client
-from service.cli.download import fetch_adapter, unpack
-from service.cli.watch import watch_job
+from service.cli.commands.download import fetch_adapter, unpack
+from service.cli.commands.watch import watch_job
+from service.cli.http.client import JOBS, Client
 from tests.e2e.rollouts import evaluations
 from tests.service.embedded import ROOT, Up, grpo_job, grpo_up
 

@@ -10,9 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 from examples.tiny_model import make_model
-from service.cli.client import JOBS, Client
-from service.cli.download import fetch_adapter, unpack
-from service.cli.watch import watch_job
+from service.cli.commands.download import fetch_adapter, unpack
+from service.cli.commands.watch import watch_job
+from service.cli.http.client import JOBS, Client
 from tests.e2e.rollouts import evaluations
 from tests.servers import wait_until
 from tests.service.embedded import grpo_job, grpo_up, write_rows

@@ -14,9 +14,9 @@ import pytest
 from examples.arithmetic import make_rows, write_jsonl
 from examples.decoding import answers, greedy_tokens
 from examples.tiny_model import make_model
-from service.cli.client import JOBS, Client
-from service.cli.download import fetch_adapter, unpack
-from service.cli.watch import watch_job
+from service.cli.commands.download import fetch_adapter, unpack
+from service.cli.commands.watch import watch_job
+from service.cli.http.client import JOBS, Client
 from tests.e2e.production import SERVICES, Production, empty_database, production
 from tests.e2e.rollouts import evaluations
 from tests.servers import Postgres, Redis, wait_until

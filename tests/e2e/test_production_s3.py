@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from examples.tiny_model import make_model
-from service.cli.client import JOBS
+from service.cli.http.client import JOBS
 from tests.e2e.production import Production, empty_database, production
 from tests.moto import Moto
 from tests.s3 import SECRET, SESSION_TOKEN, Bucket, new_bucket

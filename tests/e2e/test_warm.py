@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from examples.tiny_model import make_model
-from service.cli.client import JOBS, Client
-from service.cli.watch import watch_job
+from service.cli.commands.watch import watch_job
+from service.cli.http.client import JOBS, Client
 from tests.e2e.production import Production, empty_database, production
 from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, write_rows

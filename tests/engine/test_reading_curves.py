@@ -12,7 +12,7 @@ import pytest
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.run.build import build_trainer
-from service.jobs.schemas import JobCreate
+from service.jobs.model.schemas import JobCreate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reading-curves.md").read_text()
 NAME = re.compile(r"[a-z][a-z0-9_<>/]*")

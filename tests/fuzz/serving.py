@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 
-from service.auth import create_key
-from service.db import connect
+from service.platform.db import connect
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.api_process import running_api
 from tests.conftest import settings_for
 from tests.servers import free_port

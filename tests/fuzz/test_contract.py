@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from service.db import Database, connect
-from service.jobs import history
-from service.jobs.history import Entry
-from service.jobs.states import JobState
-from service.models import Metric
+from service.jobs.model.states import JobState
+from service.jobs.store import history
+from service.jobs.store.history import Entry
+from service.platform.db import Database, connect
+from service.platform.tables.core import Metric
 from service.settings import Settings
 from tests.fuzz.serving import Api
 from tests.service.answering import answering

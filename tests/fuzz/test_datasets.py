@@ -11,10 +11,10 @@ from typing import Any, get_args
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from service.errors import InvalidRequest
 from service.files.contents import check_dataset
-from service.jobs.dataset import MAX_PROBLEMS, Kind, Problems, Row, read_rows
-from service.storage import split_lines
+from service.jobs.model.dataset import MAX_PROBLEMS, Kind, Problems, Row, read_rows
+from service.platform.errors import InvalidRequest
+from service.platform.storage import split_lines
 
 TEXTS = st.text(max_size=8)
 JSON = st.recursive(

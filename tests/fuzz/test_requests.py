@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.db import connect
-from service.jobs import history
-from service.jobs.history import Entry
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.jobs.store import history
+from service.jobs.store.history import Entry
+from service.platform.db import connect
 from tests.fuzz.serving import Api
 from tests.service.job_samples import add_artifact, add_job
 

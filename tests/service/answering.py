@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import func, select
 
-from service.chat import repository
-from service.chat.models import Generation
-from service.db import Database
+from service.platform.db import Database
+from service.platform.tables.serving import Generation
+from service.serving import repository
 from service.settings import Settings
 from tests.servers import wait_until
 from tests.service.embedded import ROOT
-from worker.attempt import Worker
-from worker.chat import answer_until
+from worker.attempt.attempt import Worker
+from worker.serving.chat import answer_until
 
 FAKE = {"chat_module": "tests.fake_serving", "poll_seconds": 0.02}
 

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from openai import OpenAI
 
 from service.app import create_app
-from service.auth import create_key
-from service.db import Database
+from service.platform.db import Database
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.service.serving import serving
 
 

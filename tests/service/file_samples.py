@@ -9,10 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from service.clock import db_now
-from service.db import Database
-from service.ids import new_id
-from service.models import File, Job
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.ids import new_id
+from service.platform.tables.core import File, Job
 from service.settings import Settings
 
 ROWS = b'{"messages": [{"role": "user", "content": "2+2?"}], "answer": 4}\n' * 3

@@ -15,13 +15,13 @@ from sqlalchemy import func, select
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from grpo_engine.config.job import Method
-from service.clock import db_now
-from service.db import Database
-from service.ids import new_id
-from service.jobs.states import HELD, TERMINAL, JobState
-from service.models import Artifact, Checkpoint, File, Job
+from service.jobs.model.states import HELD, TERMINAL, JobState
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.ids import new_id
+from service.platform.storage import open_storage
+from service.platform.tables.core import Artifact, Checkpoint, File, Job
 from service.settings import Settings
-from service.storage import open_storage
 
 METHOD: TypeAdapter[Any] = TypeAdapter(Method)
 MODEL = "tiny"

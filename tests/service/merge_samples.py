@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from examples.tiny_model import Family, make_model
-from service.db import Database
-from service.jobs.manifest import Facts, document, text
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.jobs.results.manifest import Facts, document, text
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import MODEL, add_artifact, add_job, expanded
-from worker.archives import pack_tar_gz
+from worker.attempt.archives import pack_tar_gz
 
 JOBS = "/v1/fine_tuning/jobs"
 IDS = torch.arange(6, 30)[None]

@@ -15,10 +15,11 @@ from sqlalchemy import delete, text
 from sqlalchemy.orm import Session
 
 from grpo_engine.contract import events as engine
-from service.db import Database, Executor
-from service.jobs import publishing, queue, recording, sweeping
-from service.jobs.states import JobState
-from service.models import Checkpoint, Job, JobEvent, Metric
+from service.jobs.model.states import JobState
+from service.jobs.progress import publishing, recording
+from service.jobs.store import queue, sweeping
+from service.platform.db import Database, Executor
+from service.platform.tables.core import Checkpoint, Job, JobEvent, Metric
 from tests.service.queue_model import KEPT_CHECKPOINTS, MAX_FAILURES, Model, ModelJob, Refused
 from tests.service.queue_rows import Rows, check_history, check_rows, read_rows
 from tests.worker.jobs import insert_job

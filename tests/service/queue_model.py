@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from service.jobs.states import JobState as S
+from service.jobs.model.states import JobState as S
 
 MAX_FAILURES = 3
 KEPT_CHECKPOINTS = 2

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from service.db import Database
-from service.models import Checkpoint, Job, JobEvent, Metric
+from service.platform.db import Database
+from service.platform.tables.core import Checkpoint, Job, JobEvent, Metric
 from tests.service.queue_model import HELD, TERMINAL, Model, ModelJob
 
 STATES = {state.value for state in HELD}

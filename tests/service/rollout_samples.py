@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.db import Database
-from service.jobs.states import JobState
-from service.models import Rollout
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.tables.core import Rollout
 from service.settings import Settings
 from tests.service.job_samples import METHOD, add_job, jsonl, reinforcement, row, store_file
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from service.jobs.diagnosis.facts import counted
 from service.jobs.diagnosis.run import Groups, Run
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
 from tests.service.job_samples import expanded
 
 NUM_STEPS = 60

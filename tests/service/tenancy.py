@@ -15,15 +15,16 @@ import httpx
 from sqlalchemy import select
 
 from service.app import create_app
-from service.auth import create_key, revoke_key
-from service.clock import db_now
-from service.db import Database
-from service.ids import new_id
-from service.jobs import history, names
-from service.jobs.history import Entry
-from service.jobs.states import JobState
-from service.models import Base, File, Job, Metric, Rollout
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.jobs.store import history
+from service.jobs.store.history import Entry
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.ids import new_id
+from service.platform.tables.core import Base, File, Job, Metric, Rollout
 from service.settings import Settings
+from service.web.auth import create_key, revoke_key
 from tests.chat_server import Reply, ScriptedServer
 from tests.servers import wait_until
 from tests.service.answering import answering, num_generations

@@ -13,8 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.contract import SUMMARIES
-from service.errors import NotFound
+from service.platform.errors import NotFound
+from service.web.openapi import SUMMARIES
 from tests.conftest import settings_for
 from tests.service.error_samples import error_of
 

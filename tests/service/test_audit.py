@@ -10,11 +10,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
-from service import audit
-from service.auth import create_key, revoke_key
-from service.cli.keys import _change
-from service.db import Database
-from service.models import AuditEntry
+from service.cli.operate.keys import _change
+from service.platform import audit
+from service.platform.db import Database
+from service.platform.tables.core import AuditEntry
+from service.web.auth import create_key, revoke_key
 from tests.service.file_samples import expire, uploaded
 
 

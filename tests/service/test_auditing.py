@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.jobs.auditing import Event, Stored, check_history
+from service.jobs.results.integrity import Event, Stored, check_history
 
 
 def status(sequence: int, state: str, fence: int, phase: str | None = None, level: str = "info") -> Event:

@@ -11,11 +11,11 @@ from fastapi.testclient import TestClient
 from openai import AuthenticationError, OpenAI
 from sqlalchemy import select
 
-from service.auth import KEY_PATTERN, authenticate, create_key, list_keys, revoke_key
-from service.clock import db_now
-from service.db import Database
-from service.errors import Unauthorized
-from service.models import ApiKey
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.errors import Unauthorized
+from service.platform.tables.core import ApiKey
+from service.web.auth import KEY_PATTERN, authenticate, create_key, list_keys, revoke_key
 
 
 def public_id(key: str) -> str:

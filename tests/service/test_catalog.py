@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.catalog import Catalog, CatalogError, is_valid_name
+from service.platform.catalog import Catalog, CatalogError, is_valid_name
 from service.settings import Settings
 from tests.service.job_samples import make_model
 

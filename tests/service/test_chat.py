@@ -12,18 +12,18 @@ import pytest
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
-from service.auth import create_key, revoke_key
-from service.chat import feed
-from service.chat.models import Generation
-from service.db import Database
-from service.jobs import names
-from service.jobs.states import JobState
-from service.models import Job
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.serving import Generation
+from service.serving import feed
 from service.settings import Settings
+from service.web.auth import create_key, revoke_key
 from tests.servers import wait_until
 from tests.service.answering import answering, num_generations
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job, expanded, make_model
-from worker.attempt import Worker
+from worker.attempt.attempt import Worker
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 HELLO: Any = [{"role": "user", "content": "hello there"}]
@@ -50,7 +50,7 @@ def tune(settings: Settings, database: Database, archive: bytes, tenant: str = "
 @pytest.fixture
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A stored adapter."""
-    from worker.archives import pack_tar_gz
+    from worker.attempt.archives import pack_tar_gz
 
     folder = tmp_path_factory.mktemp("adapter")
     (folder / "adapter_config.json").write_text("{}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples.tiny_model import make_model
-from service.jobs.schemas import JobCreate
+from service.jobs.model.schemas import JobCreate
 from tests.servers import wait_until
 from tests.service.embedded import Up, grpo_job, grpo_up, run_grpo, run_shell, write_rows
 from worker.sinks.tensorboard_files import newest_step

@@ -12,14 +12,15 @@ from fastapi.testclient import TestClient
 from rich.console import Console
 from sqlalchemy import select, update
 
-from service.cli import output, watch
-from service.cli.diagnose import patch_of
-from service.cli.errors import CommandError
-from service.cli.sse import StreamEvent
-from service.db import Database
-from service.jobs.history import Entry, append
-from service.jobs.states import JobState
-from service.models import ApiKey, AuditEntry, File
+from service.cli.commands import watch
+from service.cli.commands.diagnose import patch_of
+from service.cli.http.sse import StreamEvent
+from service.cli.terminal import output
+from service.cli.terminal.errors import CommandError
+from service.jobs.model.states import JobState
+from service.jobs.store.history import Entry, append
+from service.platform.db import Database
+from service.platform.tables.core import ApiKey, AuditEntry, File
 from service.settings import Settings
 from tests.service.embedded import environment, run_grpo
 from tests.service.file_samples import uploaded

@@ -16,9 +16,10 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from service.cli import complete, progress
-from service.db import Database
-from service.jobs.states import JobState
+from service.cli.http import complete
+from service.cli.terminal import progress
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.settings import Settings
 from tests.proxy import Proxy
 from tests.service.embedded import GRPO, environment

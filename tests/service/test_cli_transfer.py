@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.client import Client
-from service.cli.download import fetch_adapter, unpack
-from service.cli.errors import CommandError
-from service.cli.partial import Partial
-from service.cli.sse import follow, parse
+from service.cli.commands.download import fetch_adapter, unpack
+from service.cli.http.client import Client
+from service.cli.http.partial import Partial
+from service.cli.http.sse import follow, parse
+from service.cli.terminal.errors import CommandError
 
 BODY = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(BODY).hexdigest()

@@ -16,10 +16,10 @@ from openai import BaseModel, OpenAI
 from openai.pagination import BasePage
 
 from docs.generate_compatibility import ABSENT, CALLS, PAGE, Things, page, public_methods
-from service.db import Database
-from service.jobs import history
-from service.jobs.history import Entry
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.jobs.store import history
+from service.jobs.store.history import Entry
+from service.platform.db import Database
 from service.settings import Settings
 from tests.chat_server import Reply, ScriptedServer
 from tests.service.job_samples import (

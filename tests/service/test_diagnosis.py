@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from service.jobs.cloning import patched
 from service.jobs.diagnosis.findings import Finding
 from service.jobs.diagnosis.rules import diagnose
 from service.jobs.diagnosis.run import Run
-from service.jobs.states import JobState
+from service.jobs.intake.cloning import patched
+from service.jobs.model.states import JobState
 from tests.service.job_samples import GRADER, METHOD, expanded, request
 from tests.service.runs import FAILED, POOR, evaluated, failed, group, metrics, run
 

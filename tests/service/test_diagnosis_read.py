@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.jobs.states import JobState
-from service.models import Metric, Rollout
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.tables.core import Metric, Rollout
 from service.settings import Settings
 from tests.service.job_samples import add_job, make_model, upload
 from tests.service.runs import metrics

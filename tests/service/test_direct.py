@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from service.db import Database, connect
+from service.platform.db import Database, connect
 from service.settings import Settings
 from tests.servers import free_port
 

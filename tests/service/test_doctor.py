@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from grpo_engine.sandbox import Capability
-from service.db import Database
-from service.doctor import machine, software, stores
-from service.doctor.examination import examine
-from service.doctor.findings import Finding, Level, ok
+from service.ops.doctor import machine, software, stores
+from service.ops.doctor.examination import examine
+from service.ops.doctor.findings import Finding, Level, ok
+from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.servers import Redis

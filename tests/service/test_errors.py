@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
-from service import logs
-from service.db import Database
-from service.storage import StorageError, StorageFull
+from service.platform import logs
+from service.platform.db import Database
+from service.platform.storage import StorageError, StorageFull
 from tests.servers import Postgres
 from tests.service.error_samples import JOBS, error_of, on_sqlite
 

@@ -11,10 +11,10 @@ import pytest
 from examples.tiny_model import make_model
 from grpo_engine.config.job import Runtime
 from grpo_engine.contract.events import Started
-from service.jobs.costs import Past, past_of, with_start, with_step
-from service.jobs.estimate import RowTokens, Subject, estimate
-from service.jobs.schemas import Estimate
-from service.jobs.shapes import Matrix, ModelShape, UnknownShape, model_shape
+from service.jobs.intake.costs import Past, past_of, with_start, with_step
+from service.jobs.intake.estimate import RowTokens, Subject, estimate
+from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape
+from service.jobs.model.schemas import Estimate
 from tests.service.job_samples import METHOD, reinforcement
 
 GIB = 2**30

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from service.app import create_app
-from service.db import connect
-from service.examples import BODIES, QUERIES, curl
-from service.migrate import upgrade
+from service.platform.db import connect
+from service.platform.migrate import upgrade
+from service.web.openapi_examples import BODIES, QUERIES, curl
 from tests.conftest import settings_for
 from tests.service.tenancy import World, world
 from tests.service.webhook_samples import NOWHERE

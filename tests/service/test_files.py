@@ -11,9 +11,9 @@ from openai import BadRequestError, OpenAI
 from openai.types.file_create_params import ExpiresAfter
 from sqlalchemy import select
 
-from service.db import Database
-from service.locks import lock_tenant
-from service.models import Artifact, AuditEntry
+from service.platform.db import Database
+from service.platform.locks import lock_tenant
+from service.platform.tables.core import Artifact, AuditEntry
 from service.settings import Settings
 from tests.service.file_samples import (
     ROWS,

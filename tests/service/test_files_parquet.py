@@ -24,9 +24,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
-from service.files import parquet_rows
-from service.files.parquet import BadParquet, parquet_lines
-from service.jobs import dataset
+from service.jobs.model import dataset
+from service.platform import parquet_rows
+from service.platform.parquet import BadParquet, parquet_lines
 from service.settings import Settings
 from tests.service.file_samples import on_sqlite, refusal, stored, upload
 from tests.service.job_samples import jsonl, make_model, request, row

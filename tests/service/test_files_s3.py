@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.platform.storage import StorageDenied
 from service.settings import Settings
-from service.storage import StorageDenied
 from tests.s3 import SECRET, SESSION_TOKEN, Bucket
 from tests.s3_proxy import CUT, KEY_ID, pass_all, strike
 from tests.service.file_samples import ROWS, upload, uploaded

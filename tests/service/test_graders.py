@@ -6,8 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 from openai import BadRequestError, OpenAI
 
-from service.auth import create_key
-from service.db import Database
+from service.platform.db import Database
+from service.web.auth import create_key
 
 PREFIX = "/v1/fine_tuning/alpha/graders"
 NUMERIC = {"type": "numeric", "name": "right", "reference": "{{item.answer}}"}

@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from service.graders import service
 from service.settings import Settings
-from service.turns import Turns
+from service.web.turns import Turns
 from tests.chat_server import Answer, ChatServer, EndpointServer, Reply
 from tests.service.job_samples import make_model
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.auth import create_key
-from service.db import connect
-from service.migrate import upgrade
+from service.platform.db import connect
+from service.platform.migrate import upgrade
+from service.web.auth import create_key
 from tests.api_process import running_api
 from tests.conftest import settings_for
 from tests.servers import Postgres, free_port, is_ok, wait_until

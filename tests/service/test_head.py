@@ -13,8 +13,8 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.file_samples import ROWS, uploaded
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from service.app import create_app
-from service.db import Database
+from service.platform.db import Database
 from service.settings import Settings
 from tests.servers import Postgres, Redis
 

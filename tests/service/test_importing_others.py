@@ -16,7 +16,7 @@ import pytest
 from service.importing.convert import Imported, imported, source_of
 from service.importing.reading import Unreadable, as_rows, num_rows, read_config
 from service.importing.rules import Options
-from service.jobs.schemas import JobCreate
+from service.jobs.model.schemas import JobCreate
 from tests.service.embedded import GRPO, ROOT, run_grpo
 
 REWARD = "def score(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"

@@ -15,7 +15,7 @@ from grpo_engine.graders.rules.python_code import as_openai
 from service.importing.convert import Imported, imported
 from service.importing.rewards import wrapped, wrapped_verl
 from service.importing.rules import Options, Refusal
-from service.jobs.schemas import JobCreate
+from service.jobs.model.schemas import JobCreate
 
 CONVERSATION = {"messages": [{"role": "user", "content": "2+2?"}]}
 SHORT = """

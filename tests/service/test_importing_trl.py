@@ -13,7 +13,7 @@ from bench.equivalence_cases import CASES, Case
 from service.importing import trl
 from service.importing.convert import Imported, imported
 from service.importing.rules import UNSET, Options
-from service.jobs.schemas import JobCreate
+from service.jobs.model.schemas import JobCreate
 
 MINIMAL = {"model_name_or_path": "tiny", "dataset_name": "rows.jsonl", "reward_funcs": ["accuracy_reward"]}
 THEIRS = {

@@ -11,12 +11,12 @@ from openai.types.fine_tuning import FineTuningJob
 from sqlalchemy import select
 
 from service.app import create_app
-from service.db import Database
-from service.models import Job
+from service.integrations import Tensorboard
+from service.jobs.store import sink_packages
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.sinks import JobSink
 from service.settings import Settings
-from service.sinks import packages
-from service.sinks.models import JobSink
-from service.sinks.schemas import Tensorboard
 from tests.conftest import settings_for
 from tests.service.job_samples import create, make_model, reinforcement, request, upload
 
@@ -117,10 +117,10 @@ def test_the_operator_s_sinks_are_every_job_s_and_a_job_s_own_come_first(
 def test_a_sink_whose_package_no_worker_has_is_a_warning_before_the_job_runs(
     client: TestClient, training_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(packages.PACKAGES, "tensorboard", "no_such_package")
-    packages.installed_sinks.cache_clear()
+    monkeypatch.setitem(sink_packages.PACKAGES, "tensorboard", "no_such_package")
+    sink_packages.installed_sinks.cache_clear()
     answer = client.post(f"{JOBS}/validate", json=request(training_file, integrations=[TENSORBOARD, MLFLOW]))
-    packages.installed_sinks.cache_clear()
+    sink_packages.installed_sinks.cache_clear()
     (warning,) = (one for one in answer.json()["warnings"] if one["code"] == "sink_unavailable")
     assert "pip install 'grpo-service[tensorboard]'" in warning["message"]
 

@@ -6,11 +6,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from service import db
-from service.db import Database, connect
-from service.jobs import backlog, history, news
-from service.jobs.states import JobState
-from service.models import Job
+from service.jobs.model.states import JobState
+from service.jobs.progress import news
+from service.jobs.store import backlog, history
+from service.platform import db
+from service.platform.db import Database, connect
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.servers import Postgres

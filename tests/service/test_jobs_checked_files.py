@@ -9,9 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from grpo_engine.config.job import Hyperparameters
-from service.jobs import checked_files, file_checks
+from service.jobs.intake.checks import checked_files, files
+from service.platform.storage import open_storage
 from service.settings import Settings
-from service.storage import open_storage
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -26,13 +26,13 @@ def _model(settings: Settings) -> None:
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Storage keys of the files whose rows were read."""
     keys: list[str] = []
-    original = file_checks.stored_lines
+    original = files.stored_lines
 
     def counted(storage: object, key: str, **limits: int) -> Iterator[bytes]:
         keys.append(key)
         return original(storage, key, **limits)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(file_checks, "stored_lines", counted)
+    monkeypatch.setattr(files, "stored_lines", counted)
     return keys
 
 
@@ -62,9 +62,9 @@ def test_no_check_of_a_row_looks_at_what_is_left_out_of_the_question(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
 ) -> None:
     read: set[str] = set()
-    check_rows = file_checks.FileCheck.num_rows
+    check_rows = files.FileCheck.num_rows
 
-    def watched(self: file_checks.FileCheck, *asked: Any) -> int:
+    def watched(self: files.FileCheck, *asked: Any) -> int:
         with monkeypatch.context() as during:
 
             def seen(hyperparameters: Any, name: str) -> Any:
@@ -74,7 +74,7 @@ def test_no_check_of_a_row_looks_at_what_is_left_out_of_the_question(
             during.setattr(Hyperparameters, "__getattribute__", seen)
             return check_rows(self, *asked)
 
-    monkeypatch.setattr(file_checks.FileCheck, "num_rows", watched)
+    monkeypatch.setattr(files.FileCheck, "num_rows", watched)
     turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     rows = row() if method["type"] == "reinforcement" else {"messages": turns}
     create(client, upload(client, jsonl(rows)), method=method)

@@ -8,10 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from service.db import Database
-from service.jobs.cloning import merged
-from service.jobs.states import JobState
-from service.models import Job
+from service.jobs.intake.cloning import merged
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from tests.service.job_samples import (
     GRADER,
     add_job,

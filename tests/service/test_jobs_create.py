@@ -10,11 +10,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.db import Database
-from service.jobs import names, queue
-from service.jobs.states import JobState
-from service.locks import lock_tenant, share_tenant
-from service.models import AuditEntry, IdempotencyKey, Job, JobEvent
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.jobs.store import queue
+from service.platform.db import Database
+from service.platform.locks import lock_tenant, share_tenant
+from service.platform.tables.core import AuditEntry, IdempotencyKey, Job, JobEvent
 from service.settings import Settings
 from tests.service.job_samples import (
     add_artifact,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.jobs.dataset import MAX_DEPTH, MAX_PROBLEMS, Kind, Problems, Row, read_rows
+from service.jobs.model.dataset import MAX_DEPTH, MAX_PROBLEMS, Kind, Problems, Row, read_rows
 
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello"}

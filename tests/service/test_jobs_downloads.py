@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.downloads import content_disposition
-from service.jobs.states import JobState
-from service.models import Checkpoint
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.storage import open_storage
+from service.platform.tables.core import Checkpoint
 from service.settings import Settings
-from service.storage import open_storage
+from service.web.downloads import content_disposition
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job
 
 JOBS = "/v1/fine_tuning/jobs"

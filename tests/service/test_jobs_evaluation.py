@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.jobs.metrics import add_metrics
-from service.jobs.states import JobState
-from service.models import Rollout
+from service.jobs.model.states import JobState
+from service.jobs.progress.metrics import add_metrics
+from service.platform.db import Database
+from service.platform.tables.core import Rollout
 from service.settings import Settings
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.jobs.dataset import Row
-from service.jobs.duplicates import DuplicateCheck
-from service.jobs.states import JobState
+from service.jobs.intake.checks.duplicates import DuplicateCheck
+from service.jobs.model.dataset import Row
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.file_samples import on_sqlite, refusal
 from tests.service.job_samples import (

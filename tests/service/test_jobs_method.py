@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.jobs.method_checks import never_a_number
+from service.jobs.intake.checks.method import never_a_number
 from service.settings import Settings
 from tests.service.job_samples import (
     CONTEXT_TOKENS,

@@ -15,11 +15,11 @@ from grpo_engine.sandbox import monty
 from grpo_engine.sandbox.launch import Interpreter
 from grpo_engine.sandbox.probe import Capability
 from service.app import create_app
-from service.clock import db_now
-from service.db import Database
-from service.jobs import capabilities, queue
-from service.jobs.capabilities import PYTHON_GRADERS, SANDBOX, Machine
-from service.models import Job, WorkerHost
+from service.jobs.store import machines, queue
+from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, Machine
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.tables.core import Job, WorkerHost
 from service.settings import Settings
 from tests.chat_server import ChatServer
 from tests.service.file_samples import on_sqlite
@@ -53,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def make(*offered: str) -> None:
         interpreter = Interpreter("/usr/bin/python3", "/usr", "3.11") if SANDBOX in offered else None
-        monkeypatch.setattr(capabilities, "self_test", lambda: Capability(interpreter))
+        monkeypatch.setattr(machines, "self_test", lambda: Capability(interpreter))
         monkeypatch.setattr(monty, "installed", lambda: PYTHON_GRADERS in offered)
 
     return make
@@ -171,11 +171,11 @@ def test_a_machine_speaks_for_itself_and_is_forgotten_when_it_is_silent(database
     announce(database, "one", SANDBOX, PYTHON_GRADERS)
     announce(database, "two")
     with database.transaction() as session:
-        found = capabilities.announced(session, "default")
+        found = machines.announced(session, "default")
         assert sorted(len(machine.capabilities) for machine in found) == [0, 2]
-        long_ago = db_now() - capabilities.KNOWN_SECONDS - 1
+        long_ago = db_now() - machines.KNOWN_SECONDS - 1
         session.execute(update(WorkerHost).where(WorkerHost.host == "one").values(seen_at=long_ago))
-        assert capabilities.announced(session, "default") == [Machine(frozenset())]
+        assert machines.announced(session, "default") == [Machine(frozenset())]
     announce(database, "two")
     with database.reading() as session:
         assert session.scalars(select(WorkerHost.host)).all() == ["two"]
@@ -183,7 +183,7 @@ def test_a_machine_speaks_for_itself_and_is_forgotten_when_it_is_silent(database
 
 def announce(database: Database, host: str, *offered: str, pool: str = "default") -> None:
     with database.transaction() as session:
-        capabilities.announce(session, host, pool, Machine(frozenset(offered)))
+        machines.announce(session, host, pool, Machine(frozenset(offered)))
 
 
 @on_sqlite

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from service.db import Database
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import (
     CONTEXT_TOKENS,

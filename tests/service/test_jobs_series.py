@@ -11,12 +11,12 @@ from fastapi.testclient import TestClient
 from openai.types.fine_tuning import FineTuningJobEvent
 from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 
-from service.db import Database
-from service.jobs import history
-from service.jobs.history import Entry
-from service.jobs.metrics import thinned
-from service.jobs.states import JobState
-from service.models import Metric
+from service.jobs.model.states import JobState
+from service.jobs.progress.metrics import thinned
+from service.jobs.store import history
+from service.jobs.store.history import Entry
+from service.platform.db import Database
+from service.platform.tables.core import Metric
 from service.settings import Settings
 from tests.service.job_samples import add_checkpoint, add_job
 

@@ -9,11 +9,11 @@ from fastapi.testclient import TestClient
 from openai.types.fine_tuning import FineTuningJob
 from sqlalchemy import select
 
-from service.auth import create_key
-from service.db import Database
-from service.jobs.states import JobState
-from service.models import AuditEntry, Job
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.tables.core import AuditEntry, Job
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.service.job_samples import METHOD, add_artifact, add_job
 
 JOBS = "/v1/fine_tuning/jobs"

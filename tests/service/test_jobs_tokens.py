@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from service import tokens
-from service.jobs import lengths
-from service.jobs.dataset import Problems, Row
-from service.jobs.lengths import LengthCheck
-from service.tokens import ModelTextError, RenderError, load_model_text
+from service.jobs.intake import lengths
+from service.jobs.intake.lengths import LengthCheck
+from service.jobs.model.dataset import Problems, Row
+from service.platform import token_counting
+from service.platform.token_counting import ModelTextError, RenderError, load_model_text
 from tests.service.job_samples import CONTEXT_TOKENS, METHOD, make_model, reinforcement
 
 MESSAGES = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "What is 2+2?"}]
@@ -40,7 +40,7 @@ def test_a_text_too_long_to_be_tokenized_at_once_is_counted_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row of 8 MiB would take a gigabyte, and a file may have sixty of them."""
-    monkeypatch.setattr(tokens, "PIECE_CHARACTERS", 8)
+    monkeypatch.setattr(token_counting, "PIECE_CHARACTERS", 8)
     text = load_model_text(make_model(tmp_path))
     assert text.lengths(["one two ", "", "one two three four ", "four"], rendered=True) == [2, 0, 4 + 1, 1]
     assert text.lengths(["", "one two one two "], rendered=False) == [0, 4]

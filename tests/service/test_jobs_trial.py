@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from grpo_engine.graders.pool.pool import open_grading
-from service.jobs import grader_trial
+from service.jobs.intake.checks import grader_trial
 from service.settings import Settings
 from tests.chat_server import EndpointServer
 from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload

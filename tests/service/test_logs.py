@@ -13,7 +13,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from service import logs
+from service.platform import logs
 from tests.conftest import settings_for
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -48,7 +48,7 @@ def test_an_exception_of_a_library_is_one_line_with_its_trace(lines: Any) -> Non
 
 def test_what_is_bound_is_on_the_lines_of_libraries_too(lines: Any) -> None:
     with structlog.contextvars.bound_contextvars(job="ftjob-1", fence=3):
-        logging.getLogger("service.jobs.wakeups").warning("not sent")
+        logging.getLogger("service.jobs.store.wakeups").warning("not sent")
     (line,) = lines()
     assert (line["job"], line["fence"]) == ("ftjob-1", 3)
 

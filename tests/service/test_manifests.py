@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.jobs.manifest import DataFile, Facts, differences, document, hides_secrets, request_of
-from service.jobs.model_card import model_card
-from service.jobs.serving import serve_line
+from service.jobs.results.manifest import DataFile, Facts, differences, document, hides_secrets, request_of
+from service.jobs.results.model_card import model_card
+from service.jobs.results.vllm_command import serve_line
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.embedded import run_grpo
 from tests.service.job_samples import create, expanded, jsonl, make_model, reinforcement, row, upload

@@ -11,11 +11,11 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load_file
 
 from examples.tiny_model import Family
-from service.db import Database
-from service.jobs import names
-from service.jobs.states import JobState
-from service.merging import layout
-from service.models import Job
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.jobs.results.merging import layout
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job, expanded
 from tests.service.merge_samples import (

@@ -14,15 +14,15 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load_file, save_file
 
 from grpo_engine.files.fingerprint import fingerprint
-from service.db import Database
-from service.jobs import names
-from service.jobs.states import JobState
-from service.merging.archive import merged_archive
-from service.merging.bases import Folder
-from service.merging.errors import NotMergeable
-from service.models import Job
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.jobs.results.merging.archive import merged_archive
+from service.jobs.results.merging.bases import Folder
+from service.jobs.results.merging.errors import NotMergeable
+from service.platform.db import Database
+from service.platform.storage import open_storage
+from service.platform.tables.core import Job
 from service.settings import Settings
-from service.storage import open_storage
 from tests.service.job_samples import MODEL, add_artifact, add_job, expanded
 from tests.service.merge_samples import (
     adapter_beside_base,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.merging.rounding import floats, rounded
+from service.jobs.results.merging.rounding import floats, rounded
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))

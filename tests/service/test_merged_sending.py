@@ -17,12 +17,12 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.errors import TooManyRequests
-from service.merging import layout
-from service.merging.archive import merged_archive
-from service.merging.bases import Folder
-from service.merging.service import IN_ALL, merge_turns
+from service.jobs.results.merging import layout
+from service.jobs.results.merging.archive import merged_archive
+from service.jobs.results.merging.bases import Folder
+from service.jobs.results.merging.service import IN_ALL, merge_turns
+from service.platform.db import Database
+from service.platform.errors import TooManyRequests
 from service.settings import Settings
 from tests.servers import wait_until
 from tests.service.embedded import run_grpo

@@ -9,13 +9,13 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
-from service.clock import db_now
-from service.db import Database
-from service.jobs import pools, queue, sweeping
-from service.jobs.capabilities import SANDBOX, Machine, announce
-from service.jobs.claimed import ClaimedJob
-from service.jobs.counting import COUNTS
-from service.models import Job, WorkerHost
+from service.jobs.store import pools, queue, sweeping
+from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.counting import COUNTS
+from service.jobs.store.machines import SANDBOX, Machine, announce
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.tables.core import Job, WorkerHost
 from tests.worker.jobs import insert_job
 
 

@@ -11,9 +11,9 @@ import pytest
 from alembic import command
 from sqlalchemy import inspect, text
 
-from service.db import Database, make_engine
-from service.migrate import alembic_config, current_revision, head_revision
-from service.models import Base
+from service.platform.db import Database, make_engine
+from service.platform.migrate import alembic_config, current_revision, head_revision
+from service.platform.tables.core import Base
 from service.settings import Settings
 from tests.conftest import settings_for
 
@@ -71,7 +71,10 @@ def test_an_empty_database_has_no_revision(tmp_path: Path) -> None:
 def test_two_processes_may_upgrade_at_once(database: Database, settings: Settings) -> None:
     with database.engine.begin() as connection:
         command.downgrade(alembic_config(connection), "base")
-    script = "from service import migrate, settings; migrate.upgrade(settings.Settings())"
+    script = (
+        "from service import settings; from service.platform import migrate; "
+        "migrate.upgrade(settings.Settings())"
+    )
     environment = {
         **os.environ,
         "GRPO_HOME": str(settings.home),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.jobs import publishing, repository
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.jobs.progress import publishing
+from service.jobs.store import repository
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import (
     add_artifact,

@@ -11,12 +11,12 @@ from openai.types.fine_tuning import FineTuningJob
 from openai.types.fine_tuning.fine_tuning_job import Method as OpenAIMethod
 from sqlalchemy import select
 
-from service.db import Database
-from service.jobs import history
-from service.jobs.history import Entry
-from service.jobs.openai_terms import from_openai_terms, in_openai_terms
-from service.jobs.states import JobState
-from service.models import IdempotencyKey, Job
+from service.jobs.model.openai_terms import from_openai_terms, in_openai_terms
+from service.jobs.model.states import JobState
+from service.jobs.store import history
+from service.jobs.store.history import Entry
+from service.platform.db import Database
+from service.platform.tables.core import IdempotencyKey, Job
 from service.settings import Settings
 from tests.service.grader_samples import OPENAIS_GRADERS, OWN_GRADERS
 from tests.service.job_samples import (

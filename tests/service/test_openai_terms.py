@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from grpo_engine.graders import Grader
 from service.graders.schemas import SentGrader
-from service.jobs.openai_terms import in_openai_terms
+from service.jobs.model.openai_terms import in_openai_terms
 from service.settings import Settings
 from tests.service.grader_samples import NUMERIC, OPENAIS_GRADERS, OWN_GRADERS
 from tests.service.job_samples import METHOD, create, make_model, reinforcement, upload

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from service.db import Database
-from service.jobs.states import JobState
-from service.orphans import AnothersStorage, find_orphans
+from service.jobs.model.states import JobState
+from service.ops.orphans import AnothersStorage, find_orphans
+from service.platform.db import Database
+from service.platform.storage import Storage, open_storage
 from service.settings import Settings
-from service.storage import Storage, open_storage
 from tests.s3 import Bucket
 from tests.service.embedded import environment, run_grpo
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job, store_file

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_engine.config.job import ReinforcementHyperparameters
 from grpo_engine.contract.events import Probed
-from service.probing.verdict import judge
+from service.probes.verdict import judge
 
 SETTINGS = ReinforcementHyperparameters.model_validate({"max_completion_tokens": 256, "group_size": 4})
 

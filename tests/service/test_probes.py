@@ -8,11 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.db import Database
-from service.jobs.states import JobState
-from service.models import Job
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.sinks import JobSink
 from service.settings import Settings
-from service.sinks.models import JobSink
 from tests.service.job_samples import (
     add_job,
     expanded,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from service.db import Database
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.embedded import run_grpo
 from tests.service.hub import Hub, hub
 from tests.service.job_samples import add_artifact, add_job
-from worker.archives import pack_tar_gz
+from worker.attempt.archives import pack_tar_gz
 
 TOKEN = "hf_a_token_that_nobody_may_see"
 Push = Callable[..., subprocess.CompletedProcess[str]]

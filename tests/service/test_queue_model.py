@@ -15,8 +15,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import text
 from sqlalchemy.ext.compiler import compiles
 
-from service import clock
-from service.db import Database
+from service.platform import clock
+from service.platform.db import Database
 from tests.service.queue_machine import QueueMachine
 
 SCHEDULES = int(os.environ.get("QUEUE_MODEL_SCHEDULES", "0"))

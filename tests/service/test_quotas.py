@@ -11,15 +11,15 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from service import quotas
 from service.app import create_app
-from service.auth import create_key, revoke_key
-from service.db import Database
 from service.files import service as files_service
-from service.jobs import creation
-from service.jobs.states import JobState
-from service.locks import TOGETHER
+from service.jobs.intake import creation
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.locks import TOGETHER
 from service.settings import Settings
+from service.web import quotas
+from service.web.auth import create_key, revoke_key
 from tests.service.file_samples import ROWS, stored, uploaded
 from tests.service.job_samples import add_artifact, add_job, make_model, num_jobs, request, upload
 from tests.service.serving import serving

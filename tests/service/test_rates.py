@@ -14,11 +14,11 @@ from fastapi import FastAPI
 from openai import DefaultHttpxClient, OpenAI
 
 from service.app import create_app
-from service.db import Database
-from service.errors import TooManyRequests
-from service.jobs.states import JobState
-from service.quotas import RequestRate
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.errors import TooManyRequests
 from service.settings import Settings
+from service.web.quotas import RequestRate
 from tests.servers import wait_until
 from tests.service.file_samples import ROWS
 from tests.service.job_samples import add_job

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from grpo_engine.config.runtime import Runtime
-from service import errors
-from service.chat.waiting import GONE, INVALID
+from service.platform import errors
+from service.serving.waiting import GONE, INVALID
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +20,8 @@ CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 ERRORS = (ROOT / "docs" / "errors.md").read_text().split("## Failed jobs")[0]
 WHERE = [
     "service",
-    "worker/desk.py",
-    "worker/samplers.py",
+    "worker/serving/chat_dispatcher.py",
+    "worker/serving/model_processes.py",
     "grpo_engine/serve/serving.py",
     "grpo_engine/serve/answering.py",
 ]

@@ -9,8 +9,8 @@ from fastapi.testclient import TestClient
 
 from grpo_engine.config.guards import Alarm, Guard
 from grpo_engine.config.recipes import RECIPES
-from service.db import Database
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.embedded import environment, run_grpo
 from tests.service.error_samples import error_of

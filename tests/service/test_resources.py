@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 
 from grpo_engine.config.job import Runtime
 from service.app import create_app
-from service.db import Database
-from service.jobs import queue
-from service.jobs.capabilities import SANDBOX, Machine, announce
-from service.models import Job
+from service.jobs.store import queue
+from service.jobs.store.machines import SANDBOX, Machine, announce
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.capable_model import GRADER as NUMERIC
 from tests.capable_model import on_endpoint

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.rollouts.service import searching
 from service.settings import Settings
 from tests.service.job_samples import add_job

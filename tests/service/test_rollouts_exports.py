@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.db import Database
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import MODEL, jsonl, make_model, upload
 from tests.service.rollout_samples import ROWS, add_graded_job, add_group, said

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from service.db import Database
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.rollout_samples import add_graded_job, add_group, said
 

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from grpo_engine.objective.advantages import GroupRewards, advantages
-from service.db import Database
+from service.platform.db import Database
 from service.rollouts import rescore
 from service.rollouts.rescoring import rank_agreement
 from service.settings import Settings

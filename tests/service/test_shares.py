@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from service.errors import InvalidRequest
 from service.files.service import Files
-from service.jobs.preflight import Preflight
-from service.shares import OF_KEY, UPLOADS_OF_KEY
+from service.jobs.intake.preflight import Preflight
+from service.platform.errors import InvalidRequest
+from service.web.shares import OF_KEY, UPLOADS_OF_KEY
 from tests.servers import wait_until
 from tests.service.job_samples import request
 

@@ -29,7 +29,8 @@ def compiled_by_all(statement, dialect):
         thread.join()
     return sorted(set(found))
 
-for name in ("service.jobs.statements", "service.jobs.backlog", "service.jobs.repository", "service.auth"):
+store = ("statements", "backlog", "repository")
+for name in (*(f"service.jobs.store.{name}" for name in store), "service.web.auth"):
     module = importlib.import_module(name)
     for key, value in list(vars(module).items()):
         if isinstance(value, Executable):
@@ -43,8 +44,8 @@ def test_threads_that_compile_a_statement_together_make_one_text() -> None:
     made = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     texts = json.loads(made.stdout)
     assert {name.split()[0] for name in texts} >= {
-        "service.jobs.statements.CLAIM_TELLING",
-        "service.jobs.repository._JOB",
-        "service.auth._KEY",
+        "service.jobs.store.statements.CLAIM_TELLING",
+        "service.jobs.store.repository._JOB",
+        "service.web.auth._KEY",
     }
     assert {name: found for name, found in texts.items() if len(found) != 1} == {}

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from service.storage import ObjectMissing, Storage, StorageError, open_storage, sha256_file, split_lines
+from service.platform.storage import (
+    ObjectMissing,
+    Storage,
+    StorageError,
+    open_storage,
+    sha256_file,
+    split_lines,
+)
 
 CONTENT = bytes(range(256)) * 40_000
 """Three pieces; two parts of an upload."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.storage import (
+from service.platform.storage import (
     RETRIES,
     ObjectMissing,
     Storage,

@@ -17,12 +17,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.cli.supervisor import dies_with_this_process
-from service.db import Database
-from service.jobs import history, stream
-from service.jobs.history import Entry
-from service.jobs.states import JobState
-from service.models import Job
+from service.cli.operate.supervisor import dies_with_this_process
+from service.jobs.model.states import JobState
+from service.jobs.progress import stream
+from service.jobs.store import history
+from service.jobs.store.history import Entry
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.servers import free_port, is_ok, wait_until
 from tests.service.job_samples import add_job

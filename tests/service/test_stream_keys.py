@@ -8,11 +8,12 @@ import httpx
 import pytest
 from sqlalchemy.orm import Session
 
-from service.auth import create_key, revoke_key
-from service.db import Database
-from service.jobs import repository, stream
-from service.jobs.states import JobState
-from service.models import ApiKey
+from service.jobs.model.states import JobState
+from service.jobs.progress import stream
+from service.jobs.store import repository
+from service.platform.db import Database
+from service.platform.tables.core import ApiKey
+from service.web.auth import create_key, revoke_key
 from tests.servers import wait_until
 from tests.service.job_samples import add_job
 from tests.service.test_stream import SECONDS, opened, step, tell

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from service.db import Database, connect
-from service.jobs import names
-from service.models import AuditEntry
+from service.jobs.model import names
+from service.platform.db import Database, connect
+from service.platform.tables.core import AuditEntry
 from tests.conftest import settings_for
 from tests.servers import Postgres
 from tests.service.tenancy import OWNER, World, body_of, snapshot, world

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from service.db import Database
-from service.ids import new_id
-from service.jobs import names
-from service.jobs.states import JobState
-from service.models import Base, Job
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.ids import new_id
+from service.platform.tables.core import Base, Job
 from service.settings import Settings
 from tests.service.job_samples import add_checkpoint, reinforcement, request
 from tests.service.tenancy import GRADERS, IDEMPOTENCY_KEY, JOBS, OTHER, World, snapshot, world

@@ -16,10 +16,10 @@ from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
 
 from examples.arithmetic import write_jsonl
-from service.cli.client import JOBS, Client
-from service.cli.download import fetch_adapter, unpack
-from service.cli.watch import watch_job
-from service.jobs.openai_terms import from_openai_terms, in_openai_terms
+from service.cli.commands.download import fetch_adapter, unpack
+from service.cli.commands.watch import watch_job
+from service.cli.http.client import JOBS, Client
+from service.jobs.model.openai_terms import from_openai_terms, in_openai_terms
 from service.settings import Settings
 from tests.capable_model import GRADER, KEY, LESSON, CapableModel, on_endpoint, write_endpoints, zorb_rows
 from tests.chat_server import ChatServer

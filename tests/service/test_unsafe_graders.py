@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 from grpo_engine.sandbox import monty
 from grpo_engine.sandbox.probe import Capability
 from service.app import create_app
-from service.auth import create_key, list_keys, revoke_key
-from service.db import Database
-from service.jobs import capabilities
+from service.jobs.store import machines
+from service.platform.db import Database
 from service.settings import Settings
+from service.web.auth import create_key, list_keys, revoke_key
 from tests.service.file_samples import on_sqlite
 from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
 
@@ -29,7 +29,7 @@ JOBS = "/v1/fine_tuning/jobs"
 def unsafe(settings: Settings, api_key: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """A deployment on a machine without a sandbox whose operator insists."""
     make_model(settings.home)
-    monkeypatch.setattr(capabilities, "self_test", lambda: Capability(None, reason="no bwrap"))
+    monkeypatch.setattr(machines, "self_test", lambda: Capability(None, reason="no bwrap"))
     monkeypatch.setattr(monty, "installed", lambda: False)
     insisting = settings.model_copy(update={"unsafe_graders": "single-tenant"})
     with TestClient(create_app(insisting), headers={"authorization": f"Bearer {api_key}"}) as client:
@@ -72,12 +72,10 @@ def test_a_worker_says_at_its_start_what_untrusted_code_meets(
 ) -> None:
     insisting = settings.model_copy(update={"unsafe_graders": "single-tenant"})
     with capture_logs() as told:
-        capabilities.tell_of_sandbox(settings)
-        monkeypatch.setattr(
-            capabilities, "self_test", lambda: Capability(None, reason="not contained: network")
-        )
-        capabilities.tell_of_sandbox(settings)
-        capabilities.tell_of_sandbox(insisting)
+        machines.tell_of_sandbox(settings)
+        monkeypatch.setattr(machines, "self_test", lambda: Capability(None, reason="not contained: network"))
+        machines.tell_of_sandbox(settings)
+        machines.tell_of_sandbox(insisting)
     assert [(line["log_level"], line.get("reason", "")) for line in told] == [
         ("info", ""),
         ("warning", "not contained: network"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.validation import field_path
+from service.web.validation import field_path
 from tests.service.error_samples import JOBS, error_of, on_sqlite
 
 AT = "method.reinforcement"

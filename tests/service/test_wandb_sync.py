@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from service.db import Database
-from service.jobs.metrics import to_csv
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.jobs.progress.metrics import to_csv
+from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import add_artifact, add_job
 from worker.sinks.wandb_files import histories, values_of

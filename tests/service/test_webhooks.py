@@ -16,12 +16,12 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from grpo_engine.outbound.addresses import Outside
-from service.auth import create_key
-from service.db import Database
-from service.models import AuditEntry
+from service.platform.db import Database
+from service.platform.tables.core import AuditEntry
+from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.settings import Settings
+from service.web.auth import create_key
 from service.webhooks import sending
-from service.webhooks.models import WebhookDelivery, WebhookEndpoint
 from service.webhooks.outbox import Claimed
 from tests.chat_server import Reply, ScriptedServer
 from tests.hostile_urls import REFUSED

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from service.cli import main
-from service.cli.errors import CommandError
-from service.db import Database
-from service.jobs.states import JobState
+from service.cli.terminal.errors import CommandError
+from service.jobs.model.states import JobState
+from service.platform.db import Database
 from service.settings import Settings
 from service.webhooks import sending
 from tests.chat_server import Recorded, Reply, ScriptedServer
@@ -21,7 +21,7 @@ from tests.service.error_samples import error_of, on_sqlite
 from tests.service.job_samples import add_job
 from tests.service.webhook_samples import WEBHOOKS, create
 from tests.webhook_receiver import ALLOWED, deliveries, verified
-from worker.webhooks import Sender
+from worker.webhook_sender import Sender
 
 CANCELLED = "fine_tuning.job.cancelled"
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.job import Runtime
-from service.cli.supervisor import dies_with_this_process
-from service.db import Database
-from service.jobs.evidence import audit_job
+from service.cli.operate.supervisor import dies_with_this_process
+from service.jobs.results.evidence import audit_job
+from service.platform.db import Database
+from service.platform.storage import Storage, open_storage
 from service.settings import Settings
-from service.storage import Storage, open_storage
 from tests.conftest import settings_for
 from tests.servers import wait_until
 from tests.worker.jobs import insert_dataset, insert_job, read_job
-from worker.attempt import Worker
+from worker.attempt.attempt import Worker
 
 ROOT = Path(__file__).parents[2]
 

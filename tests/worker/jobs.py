@@ -10,12 +10,13 @@ from typing import Any
 from sqlalchemy import select
 
 from grpo_engine.config.job import Reinforcement, hyperparameters_of
-from service.db import Database
-from service.jobs import names, queue
-from service.jobs.claimed import ClaimedJob
-from service.jobs.states import JobState
-from service.models import File, Job, JobEvent
-from service.storage import Storage
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.jobs.store import queue
+from service.jobs.store.claimed import ClaimedJob
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import File, Job, JobEvent
 
 _numbers = itertools.count(1)
 

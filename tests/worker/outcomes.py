@@ -9,11 +9,11 @@ import threading
 
 from sqlalchemy import select, update
 
-from service.db import Database
-from service.models import Artifact, File, Job, JobEvent, Metric
-from service.storage import Storage
-from worker.attempt import Worker
-from worker.runner import run_job
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Artifact, File, Job, JobEvent, Metric
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
 
 
 def messages(database: Database, job_id: str, level: str | None = None) -> list[str]:

@@ -11,13 +11,13 @@ from typing import Any
 
 from sqlalchemy import select, update
 
-from service.db import Database
-from service.jobs.metrics import add_metrics
-from service.jobs.states import JobState
-from service.models import Job
+from service.jobs.model.states import JobState
+from service.jobs.progress.metrics import add_metrics
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.sinks import JobSink, sinks_of
 from service.settings import Settings
 from service.sinks import outbox
-from service.sinks.models import JobSink, sinks_of
 from tests.worker.jobs import insert_job
 
 ROOT = Path(__file__).parents[2]

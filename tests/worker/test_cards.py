@@ -13,14 +13,14 @@ import pytest
 import yaml
 from sqlalchemy import select
 
-from service.db import Database
-from service.models import Artifact, Checkpoint, File, Job
-from service.storage import Storage
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Artifact, Checkpoint, File, Job
 from tests.fake_engine import FINGERPRINT
 from tests.worker.jobs import insert_job, read_job
 from tests.worker.outcomes import run_until_idle
-from worker.attempt import Worker
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
 

@@ -17,19 +17,19 @@ import pytest
 from sqlalchemy import select, update
 
 from service.app import create_app
-from service.auth import create_key
-from service.chat import repository
-from service.chat.models import ChatWorker, Generation, GenerationState
-from service.db import Database
-from service.models import Job
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.serving import ChatWorker, Generation, GenerationState
+from service.serving import repository
 from service.settings import Settings
+from service.web.auth import create_key
 from tests.servers import wait_until
 from tests.service.answering import FAKE, answering, num_generations, num_workers
 from tests.service.serving import serving
 from tests.waiting import is_alive, talking_engines
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job
-from worker.chat import only_one
+from worker.serving.chat import only_one
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CHAT = "/v1/chat/completions"
@@ -63,10 +63,10 @@ def http(settings: Settings, database: Database) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def start(processes: Processes, database: Database) -> Callable[[], subprocess.Popen[bytes]]:
-    """`python -m worker.chat`, a process to be ended; it answers when this returns."""
+    """`python -m worker.serving.chat`, a process to be ended; it answers when this returns."""
 
     def start() -> subprocess.Popen[bytes]:
-        process = processes.start("-m", "worker.chat")
+        process = processes.start("-m", "worker.serving.chat")
         wait_until(lambda: num_workers(database), 30, "the worker answers")
         return process
 

@@ -10,20 +10,21 @@ from sqlalchemy import select
 
 from grpo_engine.contract.events import Evaluated, RolloutsRecorded, Stopped, Verdict, Warned
 from grpo_engine.contract.records import GroupRecord
-from service.db import Database
-from service.jobs import adapters, queue
-from service.jobs.reading import read_jobs
-from service.jobs.states import JobState
-from service.models import Checkpoint, Metric, Rollout
-from service.storage import Storage
+from service.jobs.api.reading import read_jobs
+from service.jobs.model.states import JobState
+from service.jobs.results import adapters
+from service.jobs.store import queue
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Checkpoint, Metric, Rollout
 from tests.worker.jobs import insert_dataset, insert_job, method, read_job
 from tests.worker.outcomes import expected_weights, messages, weights
 from tests.worker.test_recording import record, step
-from worker.attempt import Attempt, Worker
-from worker.ending import conclude
-from worker.follow import Ending, Wish
-from worker.lease import Lease
-from worker.runner import claim, run_job
+from worker.attempt.attempt import Attempt, Worker
+from worker.attempt.conclude import conclude
+from worker.attempt.follow import Ending, Wish
+from worker.attempt.lease import Lease
+from worker.attempt.runner import claim, run_job
 
 Submit = Callable[..., str]
 

@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import update
 
 from grpo_engine.process.fault_points import POINTS, Fault, parse_faults
-from service.db import Database
-from service.jobs import queue
-from service.models import Job
+from service.jobs.store import queue
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Job
 from service.settings import Settings
-from service.storage import Storage
 from tests.servers import wait_until
 from tests.worker.conftest import ROOT, Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, in_background, metric_steps, run_until_idle, weights
-from worker.attempt import Worker
+from worker.attempt.attempt import Worker
 from worker.sweeper import sweep_once
 
 Submit = Callable[..., str]
@@ -165,7 +165,7 @@ def test_a_worker_without_its_lease_thread_stops_its_engine_in_time(
     worker: Worker, database: Database, submit: Submit, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing renews; the fuse does not depend on the thread that died."""
-    monkeypatch.setattr("worker.lease.Lease._renew_until_done", lambda _lease: None)
+    monkeypatch.setattr("worker.attempt.lease.Lease._renew_until_done", lambda _lease: None)
     short = worker.settings.model_copy(update={"lease_seconds": 2.0, "self_fence_seconds": 1.0})
     object.__setattr__(worker, "settings", short)
     job_id = submit({"*": {"step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})

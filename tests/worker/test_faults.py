@@ -11,10 +11,10 @@ from contextlib import closing
 
 import pytest
 
-from service.db import Database
-from service.jobs import queue
+from service.jobs.store import queue
+from service.platform.db import Database
+from service.platform.storage import Storage
 from service.settings import Settings
-from service.storage import Storage
 from tests.servers import wait_until
 from tests.worker.conftest import Processes, engine_pids
 from tests.worker.jobs import read_job

@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from service.db import Database
-from service.jobs import queue
-from service.jobs.claimed import ClaimedJob
+from service.jobs.store import queue
+from service.jobs.store.claimed import ClaimedJob
+from service.platform.db import Database
 from service.settings import Settings
 from tests.servers import wait_until
 from tests.worker.jobs import insert_job
-from worker.lease import Lease, Lost
+from worker.attempt.lease import Lease, Lost
 
 
 class SlowDatabase(Database):
@@ -60,7 +60,7 @@ def test_the_self_fence_counts_from_before_a_renewal_was_sent(
 ) -> None:
     """Each reply is a minute late by the worker's clock."""
     clock = [0.0]
-    monkeypatch.setattr("worker.lease.monotonic", lambda: clock[0])
+    monkeypatch.setattr("worker.attempt.lease.monotonic", lambda: clock[0])
     slow = SlowDatabase(database.engine)
     slow.delay = lambda: clock.__setitem__(0, clock[0] + 60)
     patient = settings.model_copy(update={"self_fence_seconds": 50.0, "heartbeat_seconds": 0.01})

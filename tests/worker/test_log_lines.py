@@ -11,15 +11,15 @@ import structlog
 from sqlalchemy import update
 from structlog.contextvars import bound_contextvars
 
-from service import logs
-from service.clock import db_now
-from service.db import Database
-from service.models import Job
+from service.platform import logs
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.servers import wait_until
-from worker.attempt import Worker
-from worker.lease import Lease
-from worker.runner import about, claim, run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.lease import Lease
+from worker.attempt.runner import about, claim, run_job
 from worker.sweeper import sweep_once
 
 Submit = Callable[..., str]

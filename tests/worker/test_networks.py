@@ -12,12 +12,12 @@ from sqlalchemy import select, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from service import db
-from service.clock import db_now
-from service.db import Database, connect
-from service.models import Job
+from service.platform import db
+from service.platform.clock import db_now
+from service.platform.db import Database, connect
+from service.platform.storage import Storage
+from service.platform.tables.core import Job
 from service.settings import Settings
-from service.storage import Storage
 from tests.conftest import settings_for
 from tests.proxy import Proxy
 from tests.servers import Postgres, wait_until

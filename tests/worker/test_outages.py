@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.db import Database
-from service.jobs.doorbell import MAX_WAITING, queue_name
-from service.jobs.wakeups import Wakeups
-from service.migrate import upgrade
-from service.models import Job
+from service.jobs.store.doorbell import MAX_WAITING, queue_name
+from service.jobs.store.wakeups import Wakeups
+from service.platform.db import Database
+from service.platform.migrate import upgrade
+from service.platform.storage import Storage
+from service.platform.tables.core import Job
 from service.settings import Settings
-from service.storage import Storage
 from tests.conftest import settings_for
 from tests.servers import Postgres, Redis, wait_until
 from tests.worker.conftest import Processes, engine_pids

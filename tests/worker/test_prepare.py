@@ -16,18 +16,18 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.config.job import RunConfig, Runtime
-from service.db import Database
-from service.jobs import queue
-from service.jobs.capabilities import of_this_machine
-from service.models import JobEvent, WorkerHost
+from service.jobs.store import queue
+from service.jobs.store.machines import of_this_machine
+from service.jobs.store.sink_packages import installed_sinks
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import JobEvent, WorkerHost
 from service.settings import Settings
-from service.sinks.packages import installed_sinks
-from service.storage import Storage
 from tests.worker.jobs import insert_dataset, insert_file, insert_job, method, read_job
-from worker.attempt import Attempt, Refused, Worker
-from worker.lease import Lease
-from worker.prepare import prepare
-from worker.runner import run_job
+from worker.attempt.attempt import Attempt, Refused, Worker
+from worker.attempt.lease import Lease
+from worker.attempt.prepare import prepare
+from worker.attempt.runner import run_job
 from worker.sweeper import sweep_once
 
 ROWS: list[dict[str, Any]] = [

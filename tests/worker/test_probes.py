@@ -10,23 +10,23 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from service.app import create_app
-from service.auth import create_key
-from service.db import Database
-from service.jobs import counting, queue, sweeping
-from service.jobs.evidence import audit_job
-from service.jobs.states import JobState
-from service.models import Artifact, Checkpoint, File
+from service.jobs.model.states import JobState
+from service.jobs.results.evidence import audit_job
+from service.jobs.store import counting, queue, sweeping
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Artifact, Checkpoint, File
+from service.platform.tables.webhooks import WebhookDelivery
 from service.settings import Settings
-from service.storage import Storage
-from service.webhooks.models import WebhookDelivery
+from service.web.auth import create_key
 from tests.servers import wait_until
 from tests.webhook_receiver import ALLOWED, register
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import in_background, metric_steps, run_until_idle
 from tests.worker.test_webhooks_jobs import NOWHERE, expire_lease
-from worker.attempt import Worker
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
 PROBE = {"prompts": 3}

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from service.unpack import unpack
+from service.platform.unpack import unpack
 from tests.servers import wait_until
 from tests.worker.conftest import ROOT
-from worker import launch, process
-from worker.archives import pack_tar_gz
-from worker.folder import LOCK, clean_up, run_folder
-from worker.process import EngineProcess, engine_environment
+from worker.attempt.archives import pack_tar_gz
+from worker.attempt.run_directory import LOCK, clean_up, run_folder
+from worker.launchers import launch, local
+from worker.launchers.local import EngineProcess, engine_environment
 
 
 def start(program: str, folder: Path) -> EngineProcess:
@@ -89,7 +89,7 @@ def test_what_ignores_sigterm_ends_also_where_its_parent_has_ended_unnoticed(tmp
 
 
 def test_a_flood_of_output_keeps_a_bounded_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_LOG_BYTES", 100_000)
+    monkeypatch.setattr(local, "MAX_LOG_BYTES", 100_000)
     engine = start("for n in range(100_000): print(n)", tmp_path)
     assert engine.wait(20) == 0
     assert engine.log_tail(1) == ("99999",)
@@ -132,7 +132,7 @@ def test_an_engine_whose_worker_is_gone_never_starts(tmp_path: Path) -> None:
 
 def test_an_engine_dies_with_its_worker(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom worker.process import EngineProcess\n"
+        "import sys, time\nfrom pathlib import Path\nfrom worker.launchers.local import EngineProcess\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         f"print(EngineProcess(sleep, Path({str(tmp_path)!r})).pid, flush=True)\n"
         "time.sleep(60)"

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
-from service.clock import db_now
-from service.db import Database
-from service.jobs import queue, sweeping
-from service.jobs.claimed import ClaimedJob
-from service.jobs.states import JobState
-from service.models import Job
+from service.jobs.model.states import JobState
+from service.jobs.store import queue, sweeping
+from service.jobs.store.claimed import ClaimedJob
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
 
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
-from service.db import Database
-from service.jobs import queue
-from service.jobs.states import TERMINAL, TRANSITIONS, JobState
+from service.jobs.model.states import TERMINAL, TRANSITIONS, JobState
+from service.jobs.store import queue
+from service.platform.db import Database
 from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
 
 

@@ -21,12 +21,13 @@ from grpo_engine.contract.events import (
     Warned,
 )
 from grpo_engine.contract.records import CompletionRecord, FinishReason, GroupRecord
-from service.db import Database
-from service.jobs import history, publishing, queue
-from service.jobs.recording import record_events, rollout_rows
-from service.models import Checkpoint, JobEvent, Metric, Rollout
+from service.jobs.progress import publishing
+from service.jobs.progress.recording import record_events, rollout_rows
+from service.jobs.store import history, queue
+from service.platform.db import Database
+from service.platform.tables.core import Checkpoint, JobEvent, Metric, Rollout
 from tests.worker.jobs import insert_job, read_job
-from worker.recorder import Recorder
+from worker.attempt.event_reader import Recorder
 
 
 @pytest.fixture

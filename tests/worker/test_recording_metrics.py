@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.contract.events import Evaluated, Event
-from service.db import Database
-from service.jobs import queue
-from service.models import Metric
+from service.jobs.store import queue
+from service.platform.db import Database
+from service.platform.tables.core import Metric
 from tests.worker.jobs import insert_job
 from tests.worker.test_recording import record, step
 

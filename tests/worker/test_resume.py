@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from sqlalchemy import select, update
 
-from service.clock import db_now
-from service.db import Database
-from service.jobs import queue
-from service.models import Checkpoint, Job
-from service.storage import Storage
+from service.jobs.store import queue
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Checkpoint, Job
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import (
@@ -21,8 +21,8 @@ from tests.worker.outcomes import (
     run_until_idle,
     weights,
 )
-from worker.attempt import Worker
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from service.db import Database
-from service.jobs import queue
-from service.models import Artifact, Checkpoint, File, Job, Rollout
-from service.storage import Storage
+from service.jobs.store import queue
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Artifact, Checkpoint, File, Job, Rollout
 from tests.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
@@ -23,8 +23,8 @@ from tests.worker.outcomes import (
     metric_steps,
     weights,
 )
-from worker.attempt import Worker
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
 
@@ -134,7 +134,9 @@ def test_a_job_goes_on_from_an_earlier_jobs_adapter(
     parent = read_job(database, first).fine_tuned_model
     child = submit(model=parent)
     seen: list[str] = []
-    monkeypatch.setattr("worker.folder._shrink", lambda path: seen.append((path / "config.json").read_text()))
+    monkeypatch.setattr(
+        "worker.attempt.run_directory._shrink", lambda path: seen.append((path / "config.json").read_text())
+    )
     run_job(worker)
     assert read_job(database, child).state == "succeeded"
     folder = worker.settings.runs_dir.resolve() / child / "1"
@@ -157,7 +159,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_a_job_that_failed(
     def look(run: Path) -> None:
         seen.append((run / "parent_adapter" / "adapter_model.safetensors").read_bytes())
 
-    monkeypatch.setattr("worker.folder._shrink", look)
+    monkeypatch.setattr("worker.attempt.run_directory._shrink", look)
     run_job(worker)
     assert read_job(database, child).state == "succeeded"
     assert seen == [expected_weights(num_steps=5)]

@@ -10,15 +10,15 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from service.db import Database
-from service.jobs import queue
-from service.jobs.claimed import ClaimedJob
-from service.jobs.states import HELD, JobState
-from service.models import Job
+from service.jobs.model.states import HELD, JobState
+from service.jobs.store import queue
+from service.jobs.store.claimed import ClaimedJob
+from service.platform.db import Database
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.worker.jobs import insert_job, read_job
-from worker.attempt import Worker
-from worker.runner import claim as claim_as_worker
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import claim as claim_as_worker
 
 
 def claim(database: Database, max_running: int | None = 2) -> ClaimedJob | None:

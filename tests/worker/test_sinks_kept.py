@@ -13,11 +13,11 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from service.db import Database
-from service.models import Job
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.sinks import JobSink
 from service.settings import Settings
 from service.sinks import outbox
-from service.sinks.models import JobSink
 from tests.servers import wait_until
 from tests.worker.jobs import read_job
 from tests.worker.sink_samples import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from service.clock import db_now
-from service.db import Database
-from service.jobs.states import JobState
-from service.models import JobEvent
+from service.jobs.model.states import JobState
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.tables.core import JobEvent
+from service.platform.tables.sinks import JobSink
 from service.sinks import outbox
-from service.sinks.models import JobSink
 from tests.worker.sink_samples import (
     BASELINE,
     MLFLOW,

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from service.db import Database, connect
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
+from service.platform.db import Database, connect
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.servers import wait_until

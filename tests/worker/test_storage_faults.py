@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.config.job import RunConfig
-from service.db import Database
-from service.models import Artifact, Checkpoint, File
-from service.storage import Storage
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import Artifact, Checkpoint, File
 from tests.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from tests.worker.outcomes import expected_weights, in_background, messages, weights
-from worker.attempt import STORAGE_TRIES, Worker
-from worker.runner import run_job
+from worker.attempt.attempt import STORAGE_TRIES, Worker
+from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
 
@@ -29,8 +29,8 @@ def not_stored(step: int) -> str:
 @pytest.fixture
 def outage(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing of a job can be stored until this file is removed."""
-    monkeypatch.setattr("worker.attempt.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("worker.attempt.LAST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("worker.attempt.attempt.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("worker.attempt.attempt.LAST_PAUSE_SECONDS", 0.05)
     barrier = Path(worker.settings.storage_location.removeprefix("file://")) / "jobs"
     barrier.write_text("")
     return barrier
@@ -101,7 +101,12 @@ def fill_disk(*_arguments: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["service.storage.Storage.download", "worker.publish.pack_tar", "worker.folder._create_locked"]
+    "place",
+    [
+        "service.platform.storage.Storage.download",
+        "worker.attempt.publish.pack_tar",
+        "worker.attempt.run_directory._create_locked",
+    ],
 )
 def test_a_full_disk_of_the_worker_fails_the_job_at_once(
     worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch, place: str
@@ -189,7 +194,7 @@ def test_the_engine_is_told_when_the_job_was_made(
     def read_config(path: Path) -> None:
         seen.append(RunConfig.model_validate_json((path / "config.json").read_text()).created_at)
 
-    monkeypatch.setattr("worker.folder._shrink", read_config)
+    monkeypatch.setattr("worker.attempt.run_directory._shrink", read_config)
     job_id = submit(created_at=1_700_000_000.5)
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import select, update
 
-from service.db import Database
-from service.models import Checkpoint, File, Job
+from service.platform.db import Database
+from service.platform.storage import RETRIES, Storage, StorageDenied
+from service.platform.tables.core import Checkpoint, File, Job
 from service.settings import Settings
-from service.storage import RETRIES, Storage, StorageDenied
 from tests.s3 import SECRET, SESSION_TOKEN, Bucket
 from tests.s3_proxy import CUT, CUT_ANSWER, KEY_ID, pass_all, strike
 from tests.servers import wait_until
@@ -23,8 +23,8 @@ from tests.worker.outcomes import (
     run_until_idle,
     weights,
 )
-from worker.attempt import Worker
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
 ALL = "GET HEAD PUT POST DELETE"
@@ -46,8 +46,8 @@ def settings(settings: Settings, bucket: Bucket) -> Settings:
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's own tries alone, and sooner."""
     monkeypatch.setitem(RETRIES, "max_retries", 0)
-    monkeypatch.setattr("worker.attempt.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr("worker.attempt.LAST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("worker.attempt.attempt.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("worker.attempt.attempt.LAST_PAUSE_SECONDS", 0.05)
 
 
 def keys_referred_to(database: Database) -> set[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select
 
-from service.db import Database
-from service.models import WorkerHost
+from service.platform.db import Database
+from service.platform.tables.core import WorkerHost
 from service.settings import Settings
 from tests.servers import wait_until
 from tests.worker.conftest import Processes

@@ -8,18 +8,18 @@ import pytest
 from sqlalchemy import select
 
 from grpo_engine.sandbox.unsafe import VARIABLE
-from service.auth import create_key
-from service.db import Database
-from service.jobs.capabilities import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING
-from service.models import JobEvent, WorkerHost
-from service.storage import Storage
+from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import JobEvent, WorkerHost
+from service.web.auth import create_key
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from tests.worker.test_prepare import prepared
 from worker import sweeper
-from worker.attempt import Worker
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
+from worker.launchers.warm_pool import Recipe
 from worker.sweeper import sweep_once
-from worker.warm import Recipe
 
 
 @pytest.fixture

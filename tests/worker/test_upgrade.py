@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from sqlalchemy import text
 
-from service.db import Database
+from service.platform.db import Database
 from tests.worker.jobs import read_job
-from worker.attempt import Worker
+from worker.attempt.attempt import Worker
+from worker.launchers.warm_pool import Engines
 from worker.loop import try_job
-from worker.warm import Engines
 
 Submit = Callable[..., str]
 

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from service.db import Database
+from service.platform.db import Database
+from service.platform.storage import Storage
 from service.settings import Settings
-from service.storage import Storage
 from tests.servers import wait_until
 from tests.waiting import is_alive, waiting_engines
 from tests.worker.conftest import ROOT, Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, weights
-from worker import folder
-from worker.attempt import Worker
-from worker.process import EngineProcess
-from worker.runner import run_job
-from worker.warm import Engines
+from worker.attempt import run_directory
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
+from worker.launchers.local import EngineProcess
+from worker.launchers.warm_pool import Engines
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
@@ -94,7 +94,7 @@ def test_what_a_waiting_engine_prints_begins_its_jobs_log(
     worker: Worker, engines: Engines, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared(engines)
-    monkeypatch.setattr(folder, "KEPT_LOG_LINES", 1)
+    monkeypatch.setattr(run_directory, "KEPT_LOG_LINES", 1)
     job_id = submit()
     run_job(worker, engines)
     log = worker.settings.runs_dir / job_id / "1" / "engine.log"

@@ -11,12 +11,12 @@ import pytest
 import standardwebhooks
 from sqlalchemy import select, update
 
-from service.db import Database
-from service.jobs import queue
-from service.models import AuditEntry
+from service.jobs.store import queue
+from service.platform.db import Database
+from service.platform.tables.core import AuditEntry
+from service.platform.tables.webhooks import WebhookEndpoint
 from service.settings import Settings
 from service.webhooks import outbox, sending
-from service.webhooks.models import WebhookEndpoint
 from service.webhooks.schemas import Attempt
 from tests.chat_server import Answer, Recorded, Reply, ScriptedServer
 from tests.webhook_receiver import (
@@ -30,7 +30,7 @@ from tests.webhook_receiver import (
     webhooks_of,
 )
 from tests.worker.jobs import insert_job
-from worker.webhooks import Sender
+from worker.webhook_sender import Sender
 
 
 @pytest.fixture

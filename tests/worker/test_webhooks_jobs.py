@@ -12,23 +12,23 @@ import pytest
 from openai.types.webhooks import FineTuningJobSucceededWebhookEvent
 from sqlalchemy import event, update
 
-from service.clock import db_now
-from service.db import Database
-from service.jobs import queue, sweeping
-from service.jobs.states import JobState
-from service.models import Job
+from service.jobs.model.states import JobState
+from service.jobs.store import queue, sweeping
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.webhooks import WebhookEndpoint
 from service.settings import Settings
 from service.webhooks import sending
-from service.webhooks.models import WebhookEndpoint
 from tests.chat_server import Reply, ScriptedServer
 from tests.servers import wait_until
 from tests.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
-from worker.attempt import Worker
-from worker.runner import run_job
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
 from worker.sweeper import sweep_until
-from worker.webhooks import Sender
+from worker.webhook_sender import Sender
 
 NOWHERE = "http://127.0.0.1:9/"
 FAILURE = {"code": "non_finite", "message": "The loss is NaN.", "hint": "", "evidence": []}

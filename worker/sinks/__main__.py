@@ -16,11 +16,11 @@ import threading
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import logs
-from service.db import Database, connect
+from service.jobs.store.sink_packages import PACKAGES, advice
+from service.platform import logs
+from service.platform.db import Database, connect
 from service.settings import Settings
 from service.sinks import outbox
-from service.sinks.packages import PACKAGES, advice
 from worker.sinks.base import About, Sink
 
 logger = structlog.get_logger()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
 from service.settings import Settings
 from service.sinks.outbox import Target
 

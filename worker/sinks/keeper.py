@@ -18,11 +18,11 @@ from pathlib import Path
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.db import Database
+from service.platform.db import Database
 from service.settings import Settings
 from service.sinks import outbox
-from worker import launch
-from worker.attempt import Flag
+from worker.attempt.attempt import Flag
+from worker.launchers import launch
 
 logger = structlog.get_logger()
 

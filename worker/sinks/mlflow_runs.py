@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 from mlflow.exceptions import MlflowException
 
-from service.jobs.states import TERMINAL, JobState
+from service.jobs.model.states import TERMINAL, JobState
 from worker.sinks.base import About
 
 EXPERIMENT = "grpo"

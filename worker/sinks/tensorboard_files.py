@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
 from worker.sinks.base import About
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import wandb
 
-from service.jobs.states import JobState
+from service.jobs.model.states import JobState
 from worker.sinks.base import About
 from worker.sinks.wandb_files import newest_step
 

@@ -9,14 +9,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.db import Database
-from service.jobs import metrics
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.diagnosis.rules import diagnose
 from service.jobs.diagnosis.run import Groups, Run
-from service.jobs.repository import require_job
-from service.jobs.states import JobState
-from service.models import Rollout
+from service.jobs.model.states import JobState
+from service.jobs.progress import metrics
+from service.jobs.store.repository import require_job
+from service.platform.db import Database
+from service.platform.tables.core import Rollout
 
 MAX_GROUPS = 200
 """The newest ones: enough for shares, and no more than one answer may read."""

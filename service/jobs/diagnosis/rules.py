@@ -13,7 +13,7 @@ from service.jobs.diagnosis.rewards import cut, one_part_rules, paid_for_length,
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import few_signals, flat_reward, not_held_out, not_shown, too_few_steps
 from service.jobs.diagnosis.stability import collapsed, far_away, too_fast
-from service.jobs.states import PUBLIC
+from service.jobs.model.states import PUBLIC
 
 Rule = Callable[[Run], Finding | None]
 ALWAYS: tuple[Rule, ...] = (failure, not_shown, too_few_steps)

@@ -12,7 +12,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from service.jobs.diagnosis.findings import Finding, Severity, nested, number, value_at
-from service.jobs.states import TERMINAL, JobState
+from service.jobs.model.states import TERMINAL, JobState
 
 RECENT_STEPS = 20
 """A step's mean over a few prompts varies; twenty of them say how a run is now."""

@@ -1,0 +1,107 @@
+"""`grpo diagnose` and `grpo retry`: why a job failed or learns poorly, and the same job with a change."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.commands.jobs import CREATING, JobId, say_created
+from service.cli.commands.watch import watch_and_exit
+from service.cli.http.client import JOBS, Client
+from service.cli.options import client_of
+from service.cli.terminal.errors import CommandError
+from service.cli.terminal.interrupts import explained
+from service.cli.terminal.output import JsonFlag, print_json, say
+from service.cli.terminal.progress import waiting
+
+STYLES = {"error": "red", "warning": "yellow", "info": ""}
+
+
+def diagnose(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
+    """Say why a job failed, or why it learns poorly, and what to change."""
+    with client_of(context) as client:
+        found = client.get(f"{JOBS}/{job_id}/diagnosis")
+    if as_json:
+        print_json(found)
+        return
+    say(f"{job_id} {found['status']} at step {found['step']}: {found['summary']}")
+    for finding in found["findings"]:
+        _show(job_id, finding)
+
+
+def _show(job_id: str, finding: dict[str, Any]) -> None:
+    say(f"\n{finding['severity']}: {finding['cause']} [{finding['code']}]", STYLES[finding["severity"]])
+    for line in finding["evidence"]:
+        say(f"  {line}")
+    if finding["advice"]:
+        say(f"  {finding['advice']}")
+    if finding["patch"] is not None:
+        say(f"  {command(job_id, finding['patch'])}")
+    elif finding["field"]:
+        say(f"  Change {finding['field']}.")
+
+
+def command(job_id: str, patch: Mapping[str, Any]) -> str:
+    """What makes the job again with this patch."""
+    changes = [f"--set {shlex.quote(f'{path}={json.dumps(value)}')}" for path, value in _leaves(patch)]
+    return " ".join(["grpo retry", job_id, *changes])
+
+
+def _leaves(patch: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in patch.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def retry(
+    context: typer.Context,
+    job_id: JobId,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field, by its place in the request."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Watch it to the end.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a job again: the same request and seed, but for what --set changes (null removes a field)."""
+    patch = patch_of(changes or [])
+    with client_of(context) as client:
+        job = _cloned(client, job_id, patch)
+        say_created(job, as_json=as_json)
+        if watch:
+            watch_and_exit(client, job["id"], as_json=as_json)
+
+
+def _cloned(client: Client, job_id: str, patch: dict[str, Any]) -> dict[str, Any]:
+    with explained(CREATING), waiting("checking the job and its rows…"):
+        return client.create(f"{JOBS}/{job_id}/clone", patch)
+
+
+def patch_of(changes: list[str]) -> dict[str, Any]:
+    """`a.b=1` → {"a": {"b": 1}}. A value that is not JSON is text. Raises CommandError."""
+    patch: dict[str, Any] = {}
+    for change in changes:
+        path, separator, value = change.partition("=")
+        names = path.split(".")
+        if not separator or not all(names):
+            raise CommandError(f"--set {change}: write FIELD=VALUE, as in method.reinforcement.… =0.1")
+        place = patch
+        for name in names[:-1]:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise CommandError(f"--set {change}: {name} has a value already")
+        place[names[-1]] = _value(value)
+    return patch
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,191 @@
+"""`grpo watch`: a job live, from its event stream: bar, reward, KL, tokens a second, warnings.
+
+The stream ends with the job. Ctrl-C only stops watching.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Protocol
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from service.cli.http import complete
+from service.cli.http.client import JOBS, Client
+from service.cli.http.sse import StreamEvent, follow
+from service.cli.options import client_of
+from service.cli.terminal.output import JsonFlag, console, literal, plain, print_json, say
+
+LINE_SECONDS = 2.0
+"""Without a terminal at most one metrics line in so many seconds."""
+SHOWN = (
+    ("reward", "reward", ".3f"),
+    ("loss", "loss", ".4f"),
+    ("mean_token_accuracy", "accuracy", ".3f"),
+    ("kl", "KL", ".4f"),
+    ("completions/mean_length", "length", ".0f"),
+    ("perf/sampled_tokens_per_second", "sampled/s", ".0f"),
+    ("perf/trained_tokens_per_second", "trained/s", ".0f"),
+)
+STYLES = {"warn": "yellow", "error": "red"}
+
+
+class Display(Protocol):
+    """Where a watched job appears."""
+
+    def metrics(self, values: dict[str, Any]) -> None: ...
+    def message(self, text: str, level: str) -> None: ...
+    def status(self, status: str, phase: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class _WithValues(Progress):
+    """The bar and, where there is something to say, a line below it: both fit 80 columns."""
+
+    values = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.values:
+            yield Text(self.values, no_wrap=True, overflow="ellipsis")
+
+
+class Bar:
+    """Two live lines at the terminal's foot; messages scroll above them."""
+
+    def __init__(self, job: dict[str, Any], console: Console) -> None:
+        self._progress = _WithValues(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        progress = job["progress"]
+        self._task = self._progress.add_task(
+            plain(job["phase"] or job["status"]),
+            total=progress["total_steps"] or None,
+            completed=progress["step"],
+        )
+        self._progress.start()
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        self._progress.values = summary(values)
+        self._progress.update(self._task, completed=values["step"], total=values.get("total_steps"))
+
+    def message(self, text: str, level: str) -> None:
+        self._progress.console.print(literal(text, STYLES.get(level, "")))
+
+    def status(self, status: str, phase: str) -> None:
+        self._progress.update(self._task, description=plain(phase or status))
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class Lines:
+    """For logs and pipes: one line after another, metrics no more often than can be read."""
+
+    def __init__(self, job: dict[str, Any], console: Console) -> None:
+        self._console = console
+        self._shown_at = 0.0
+        self._waiting: str | None = None
+
+    def metrics(self, values: dict[str, Any]) -> None:
+        self._waiting = f"step {values['step']}/{values.get('total_steps', '?')}  {summary(values)}"
+        if time.monotonic() - self._shown_at >= LINE_SECONDS:
+            self._flush()
+
+    def message(self, text: str, level: str) -> None:
+        self._flush()
+        prefix = "" if level == "info" else f"{level}: "
+        self._console.print(literal(prefix + text), soft_wrap=True)
+
+    def status(self, status: str, phase: str) -> None:
+        self.message(status if phase in ("", status) else f"{status}: {phase}", "info")
+
+    def close(self) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting is not None:
+            self._console.print(literal(self._waiting), soft_wrap=True)
+            self._waiting, self._shown_at = None, time.monotonic()
+
+
+def summary(values: dict[str, Any]) -> str:
+    """`reward 0.412  KL 0.0031 …` of the metrics that are there."""
+    return "  ".join(f"{label} {values[name]:{form}}" for name, label, form in SHOWN if name in values)
+
+
+def watch(
+    context: typer.Context,
+    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
+    as_json: JsonFlag = False,
+) -> None:
+    """Watch a job live. Ctrl-C stops watching; the job goes on."""
+    with client_of(context) as client:
+        watch_and_exit(client, job_id, as_json=as_json)
+
+
+def watch_and_exit(client: Client, job_id: str, *, as_json: bool) -> None:
+    """Watches to the end; exit code 1 where the job did not succeed."""
+    try:
+        job = watch_job(client, job_id, as_json=as_json)
+    except KeyboardInterrupt:
+        if not as_json:
+            say(f"\nThe job goes on. `grpo watch {job_id}` comes back, `grpo cancel {job_id}` stops it.")
+        return
+    if job["status"] != "succeeded":
+        raise typer.Exit(1)
+
+
+def watch_job(client: Client, job_id: str, *, as_json: bool = False) -> dict[str, Any]:
+    """Shows the stream until the job ended and returns the job as it ended."""
+    job = client.get(f"{JOBS}/{job_id}")
+    if as_json:
+        for event in follow(client, job_id):
+            print_json({"id": event.id, "event": event.name, "data": event.data})
+        return client.get(f"{JOBS}/{job_id}")
+    display: Display = (Bar if console.is_terminal else Lines)(job, console)
+    try:
+        for event in follow(client, job_id):
+            show(event, display)
+    finally:
+        display.close()
+    job = client.get(f"{JOBS}/{job_id}")
+    _conclude(job)
+    return job
+
+
+def show(event: StreamEvent, display: Display) -> None:
+    """One event of the stream on the display."""
+    data = event.data
+    if event.name == "status":
+        display.status(data["status"], data.get("phase") or "")
+    elif event.name != "metrics":
+        display.message(data["message"], data["level"])
+    elif evaluated := {name.removeprefix("eval/"): v for name, v in data.items() if name.startswith("eval/")}:
+        display.message(f"Held-out rows after step {data['step']}: {summary(evaluated)}", "info")
+    else:
+        display.metrics(data)
+
+
+def _conclude(job: dict[str, Any]) -> None:
+    say(f"{job['id']} {job['status']}", "green" if job["status"] == "succeeded" else "red")
+    if job.get("fine_tuned_model"):
+        say(f"Model: {job['fine_tuned_model']}")
+    if failure := job.get("failure"):
+        say(f"{failure['code']}: {failure['message']}\n{failure['hint']}")

@@ -1,0 +1,205 @@
+"""`grpo up`: the embedded service in one command, an API process and one worker process.
+
+The order matters: lock the home, migrate, write the first key, start both, wait for `/readyz`. On SIGTERM
+or Ctrl-C the worker goes first (its engine writes a checkpoint and the job is released), then the API, so
+that a client can watch until the end; a second signal kills both.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import httpx
+import typer
+
+from service.cli.operate.settings import (
+    api_command,
+    keep_private,
+    migrate_database,
+    settings_here,
+    worker_command,
+)
+from service.cli.operate.supervisor import Child
+from service.cli.terminal.errors import CommandError
+from service.cli.terminal.output import JsonFlag, console, print_json, stderr
+from service.settings import Settings
+
+READY_SECONDS = 60.0
+API_DRAIN_SECONDS = 10.0
+TICK_SECONDS = 0.1
+RECOVERY = {
+    "GRPO_LEASE_SECONDS": "30",
+    "GRPO_SELF_FENCE_SECONDS": "20",
+    "GRPO_HEARTBEAT_SECONDS": "4",
+    "GRPO_SWEEP_SECONDS": "3",
+}
+"""One worker beside its database notices a death sooner than a fleet should. The environment goes first."""
+
+
+class Embedded:
+    """The two children and the signals that end them."""
+
+    def __init__(self, settings: Settings, host: str, port: int) -> None:
+        self.settings = settings
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self.api = Child("API process", api_command(host, port), orphan_signal=signal.SIGKILL)
+        # an orphaned worker still writes its checkpoint and gives the job back
+        self.worker = Child("worker process", worker_command(settings.pool), orphan_signal=signal.SIGTERM)
+        self.stops = 0
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stops += 1
+
+    def start(self) -> None:
+        """Starts both and returns when the API is ready. Raises CommandError where it does not come up."""
+        self.api.start()
+        self.worker.start()
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.stops and not self._ready():
+            if not self.api.alive:
+                raise CommandError("the API process ended while it was starting", hint="its log is above")
+            if time.monotonic() > deadline:
+                raise CommandError(f"not ready after {READY_SECONDS:g} s", hint="its log is above")
+            time.sleep(TICK_SECONDS)
+
+    def _ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=2, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def tend(self) -> None:
+        """Keeps both alive until a signal comes."""
+        while not self.stops:
+            self.api.tend(_tell)
+            self.worker.tend(_tell)
+            time.sleep(TICK_SECONDS)
+
+    def drain(self) -> None:
+        """Worker first, then the API; kills what is left, at once where a second signal comes."""
+        if self.worker.alive:
+            _tell("stopping: a running job writes a checkpoint first (again to kill)")
+        self._stop(self.worker, self.settings.stop_grace_seconds + 30)
+        self._stop(self.api, API_DRAIN_SECONDS)
+
+    def _stop(self, child: Child, seconds: float) -> None:
+        child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + seconds
+        while child.alive and self.stops < 2 and time.monotonic() < deadline:
+            time.sleep(TICK_SECONDS)
+        child.kill()
+
+
+def up(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
+    as_json: JsonFlag = False,
+) -> None:
+    """Start the embedded service: API and one worker, all of it under $GRPO_HOME."""
+    for name, value in RECOVERY.items():
+        os.environ.setdefault(name, value)
+    settings = settings_here()
+    if settings.mode != "embedded":
+        raise CommandError("GRPO_MODE is production", hint="`grpo serve` and `grpo worker` start its parts")
+    keep_private()
+    with only_one(settings.home):
+        port = usable_port(host, port)
+        migrate_database(settings)
+        write_first_key(settings)
+        embedded = Embedded(settings, host, port)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, embedded.on_signal)
+        try:
+            embedded.start()
+            if not embedded.stops:
+                _announce(embedded, as_json)
+            embedded.tend()
+        finally:
+            embedded.drain()
+
+
+def _announce(embedded: Embedded, as_json: bool) -> None:
+    key_file = embedded.settings.key_file
+    if as_json:
+        pids = {"api_pid": embedded.api.pid, "worker_pid": embedded.worker.pid}
+        print_json({"url": embedded.url, "key_file": str(key_file), **pids})
+        return
+    console.print(f"Ready: {embedded.url}  (API documentation: {embedded.url}/docs)", soft_wrap=True)
+    console.print(f"Key:   {key_file}", soft_wrap=True)
+
+
+def _tell(message: str) -> None:
+    stderr.print(f"grpo up: {message}", soft_wrap=True)
+
+
+@contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Holds the home's lock. Raises CommandError where another `grpo up` has it; the kernel frees it."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if home.stat().st_uid == os.geteuid():
+        # one that was there before may be open to all
+        home.chmod(0o700)
+    with (home / "up.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = f" (pid {pid})" if (pid := lock.read().strip()) else ""
+            raise CommandError(
+                f"`grpo up` already runs on {home}{holder}",
+                code="home_in_use",
+                hint="set GRPO_HOME to another",
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def usable_port(host: str, port: int) -> int:
+    """The port, or a free one for 0. Raises CommandError where it cannot be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # as the server will: a port whose last connections are still closing is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise CommandError(
+                f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
+                code="port_unusable",
+                hint="choose another with --port, or 0 for a free one",
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def write_first_key(settings: Settings) -> None:
+    """Creates the first key where the home has none: mode 600, whole or not there at all."""
+    if settings.key_file.exists():
+        return
+    from service.platform.db import connect
+    from service.web.auth import create_key
+
+    database = connect(settings)
+    with database.transaction() as session:
+        key = create_key(session, "default", name="grpo up")
+    database.engine.dispose()
+    partial = settings.key_file.with_suffix(".new")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(key + "\n")
+        file.flush()
+        os.fsync(descriptor)
+    partial.rename(settings.key_file)

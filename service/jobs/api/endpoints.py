@@ -1,0 +1,263 @@
+"""`/v1/fine_tuning/jobs`: HTTP in, HTTP out. What is decided is decided in `service.py` and `creation.py`."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+
+from service.jobs.api import endpoints_manifest, endpoints_series
+from service.jobs.api.dependencies import WakeupsDep
+from service.jobs.api.service import Jobs
+from service.jobs.diagnosis.facts import diagnosis_of
+from service.jobs.diagnosis.findings import Diagnosis
+from service.jobs.intake import cloning, creation
+from service.jobs.intake.preflight import Preflight
+from service.jobs.model.schemas import (
+    MAX_LABELS,
+    CheckpointRead,
+    EventRead,
+    JobCreate,
+    JobRead,
+    ProblemRead,
+    RowCounts,
+    ValidationRead,
+)
+from service.jobs.results import adapters
+from service.jobs.results.merging.service import Merging
+from service.platform.errors import InvalidRequest
+from service.web.answers import answer
+from service.web.auth import Reader, Writer
+from service.web.dependencies import (
+    CatalogDep,
+    DatabaseDep,
+    RequestId,
+    RetryCount,
+    SettingsDep,
+    StorageDep,
+    is_retry,
+)
+from service.web.downloads import Content, file_response, ranged_response
+from service.web.pagination import After, Limit, Page, page_of
+
+router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
+router.include_router(endpoints_series.router)
+router.include_router(endpoints_manifest.router)
+
+_LABEL = re.compile(r"metadata\[(.+)\]")
+
+
+async def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
+    return Jobs(database, wakeups, settings.max_running_jobs)
+
+
+async def _preflight(request: Request) -> Preflight:
+    """From the state at once: FastAPI would solve six dependencies more, with each request."""
+    return Preflight(**{place.name: getattr(request.app.state, place.name) for place in fields(Preflight)})
+
+
+async def _merging(
+    request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep
+) -> Merging:
+    return Merging(database, storage, catalog, request.app.state.merge_turns)
+
+
+JobsDep = Annotated[Jobs, Depends(_jobs)]
+MergingDep = Annotated[Merging, Depends(_merging)]
+PreflightDep = Annotated[Preflight, Depends(_preflight)]
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
+Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
+
+
+@router.post("/jobs", response_model=JobRead)
+def create_job(
+    body: JobCreate,
+    principal: Writer,
+    preflight: PreflightDep,
+    wakeups: WakeupsDep,
+    jobs: JobsDep,
+    request_id: RequestId,
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> Response:
+    """Check everything, queue the job, answer it; the same request twice makes one job."""
+    request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
+    created = creation.create_job(preflight, wakeups, request)
+    return answer(jobs.read(principal.tenant, created.job_id), created.headers)
+
+
+@router.post("/jobs/{job_id}/clone")
+def clone_job(
+    job_id: str,
+    principal: Writer,
+    preflight: PreflightDep,
+    wakeups: WakeupsDep,
+    jobs: JobsDep,
+    request_id: RequestId,
+    response: Response,
+    patch: Patch = {},  # noqa: B006 - nobody writes into it
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> JobRead:
+    """A new job that asks for the same, the seed included, but for what the patch changes.
+
+    Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation hold.
+    """
+    asked = (idempotency_key, is_retry(retry_count), request_id)
+    created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
+    response.headers.update(created.headers)
+    return jobs.read(principal.tenant, created.job_id)
+
+
+@router.get("/jobs/{job_id}/diagnosis")
+def diagnose_job(job_id: str, principal: Reader, database: DatabaseDep) -> Diagnosis:
+    """Why the job failed or learns poorly: causes with their evidence, and the patch that a clone takes."""
+    return diagnosis_of(database, principal.tenant, job_id)
+
+
+@router.post("/jobs/validate")
+def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) -> ValidationRead:
+    """All that creating this job would refuse, and what it will probably cost, without creating it."""
+    report = preflight.check(principal.tenant, body)
+    problems = [ProblemRead(param=one.param, message=one.message) for one in report.problems.found]
+    return ValidationRead(
+        valid=not problems,
+        problems=problems,
+        warnings=report.warnings,
+        rows=RowCounts(training=report.num_training_rows, validation=report.num_validation_rows),
+        total_steps=report.total_steps,
+        method=report.method.model_dump(mode="json"),
+        estimate=preflight.estimate(principal.tenant, body, report, fresh=True),
+    )
+
+
+@router.get("/jobs", response_model=Page[JobRead])
+def list_jobs(
+    request: Request, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
+) -> Response:
+    """Newest first; `metadata[k]=v` narrows to jobs with that pair, `metadata=null` to those without any."""
+    labels = _labels(request)
+    return answer(page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit))
+
+
+def _labels(request: Request) -> dict[str, str] | None:
+    """Deep-object query parameters, which FastAPI does not parse."""
+    given = [pair for pair in request.query_params.multi_items() if pair[0].startswith("metadata")]
+    if given == [("metadata", "null")]:
+        return {}
+    found: dict[str, str] = {}
+    for name, value in given:
+        match = _LABEL.fullmatch(name)
+        if match is None or match[1] in found:
+            message = "metadata: write metadata[key]=value, each key once, or metadata=null"
+            raise InvalidRequest(message, param="metadata")
+        found[match[1]] = value
+    if len(found) > MAX_LABELS:
+        raise InvalidRequest(f"metadata: a job has at most {MAX_LABELS} pairs", param="metadata")
+    return found or None
+
+
+@router.get("/jobs/{job_id}", response_model=JobRead)
+def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> Response:
+    return answer(jobs.read(principal.tenant, job_id))
+
+
+@router.post("/jobs/{job_id}/cancel")
+def cancel_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+    """Ends the job; its last checkpoint and adapter stay downloadable."""
+    return jobs.cancel(principal, job_id, request_id)
+
+
+@router.post("/jobs/{job_id}/pause")
+def pause_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+    """Rests the job after a checkpoint."""
+    return jobs.pause(principal, job_id, request_id)
+
+
+@router.post("/jobs/{job_id}/resume")
+def resume_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+    """Queues a paused job again; it goes on from its last checkpoint."""
+    return jobs.resume(principal, job_id, request_id)
+
+
+@router.get("/jobs/{job_id}/events")
+def list_events(
+    job_id: str, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
+) -> Page[EventRead]:
+    """Newest first."""
+    return page_of(jobs.events(principal.tenant, job_id, after=after, limit=limit), limit)
+
+
+@router.get("/jobs/{job_id}/checkpoints")
+def list_checkpoints(
+    job_id: str, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 10
+) -> Page[CheckpointRead]:
+    """Newest first."""
+    return page_of(jobs.checkpoints(principal.tenant, job_id, after=after, limit=limit), limit)
+
+
+@router.get("/jobs/{job_id}/adapter", response_class=Response)
+def download_adapter(
+    request: Request,
+    job_id: str,
+    principal: Reader,
+    jobs: JobsDep,
+    storage: StorageDep,
+    merging: MergingDep,
+    which: Which = "final",
+    checkpoint: str | None = None,
+    format: Literal["peft", "merged"] = "peft",
+) -> Response:
+    """tar.gz in PEFT layout (the whole model for `lora: full`); with ETag, ranges and its sha256.
+
+    The job's final weights, with `checkpoint=best` the best ones by held-out reward, or a checkpoint's.
+
+    With `format=merged` a plain tar of the base model with the adapter in its weights: safetensors that load
+    without PEFT. It is made while it is sent, so its sha256 is not told; ETag and ranges hold.
+    """
+    weights = jobs.weights(principal.tenant, job_id, which=which, checkpoint=checkpoint)
+    base = merging.base_of(principal.tenant, job_id) if format == "merged" else None
+    if base is None:
+        return _send(request, storage, weights)
+    with ExitStack() as stack:
+        archive = stack.enter_context(merging.merged(principal.tenant, weights, base))
+        name = weights.filename.replace(".tar.gz", "-merged.tar")
+        content = Content(archive.version(weights.sha256), archive.num_bytes, name, "application/x-tar")
+        response = ranged_response(request, content, archive.pieces, stack)
+    response.headers["x-step"] = str(weights.step)
+    return response
+
+
+@router.get("/jobs/{job_id}/checkpoints/{checkpoint_id}/content", response_class=Response)
+def download_checkpoint(
+    request: Request, job_id: str, checkpoint_id: str, principal: Reader, jobs: JobsDep, storage: StorageDep
+) -> Response:
+    """The adapter as of a checkpoint, tar.gz."""
+    weights = jobs.checkpoint_weights(principal.tenant, checkpoint_id, job_id)
+    return _send(request, storage, weights)
+
+
+@router.get("/checkpoints/{checkpoint_id}/content", response_class=Response)
+def download_any_checkpoint(
+    request: Request, checkpoint_id: str, principal: Reader, jobs: JobsDep, storage: StorageDep
+) -> Response:
+    """The same, without the job's id."""
+    return _send(request, storage, jobs.checkpoint_weights(principal.tenant, checkpoint_id))
+
+
+def _send(request: Request, storage: StorageDep, weights: adapters.Weights) -> Response:
+    response = file_response(
+        request,
+        storage,
+        weights.storage_key,
+        size=weights.num_bytes,
+        sha256=weights.sha256,
+        filename=weights.filename,
+        media_type="application/gzip",
+    )
+    response.headers["x-step"] = str(weights.step)
+    return response

@@ -1,0 +1,77 @@
+"""`GET …/jobs/{id}/manifest`: all that decided a job's result, and how it is served.
+
+Boundary: HTTP; what a manifest holds is decided in `manifest.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from service.jobs.results.manifest import document
+from service.jobs.results.provenance import facts_of
+from service.jobs.results.vllm_command import serve_line
+from service.jobs.store.repository import require_job
+from service.web.auth import Reader
+from service.web.dependencies import CatalogDep, DatabaseDep
+
+router = APIRouter(prefix="/jobs/{job_id}")
+
+
+class ManifestJob(BaseModel):
+    """Who the job is: what two equal jobs differ in."""
+
+    id: str
+    created_at: int
+    fine_tuned_model: str | None
+    suffix: str | None
+    metadata: dict[str, str] | None
+    files: dict[str, str]
+    """The field that names it → the file's id."""
+    serve: str
+    """The line that serves the adapter in vLLM, once it is unpacked into a folder of the job's name."""
+
+
+class ManifestRead(BaseModel):
+    """All that decided a job's result; `job` is not in the archive's manifest.json."""
+
+    object: Literal["fine_tuning.job.manifest"] = "fine_tuning.job.manifest"
+    job: ManifestJob
+    format: Literal[1]
+    model: dict[str, Any]
+    """`name` as the job has it; `base` and `revision` of what it comes from, `fingerprint` of its weights."""
+    data: dict[str, Any]
+    """The field that names a file → `sha256` and `bytes` of its content."""
+    graders: dict[str, Any]
+    method: dict[str, Any]
+    """In our own terms, with the values of headers hidden."""
+    seed: int
+    resources: dict[str, Any]
+    configuration_sha256: str
+    engine: dict[str, Any]
+    """`versions`, `device`, `dtype` and `sampler` of the run; empty before it has started."""
+    service: dict[str, Any]
+    evaluation: dict[str, Any]
+
+
+@router.get("/manifest")
+def retrieve_manifest(
+    job_id: str, principal: Reader, database: DatabaseDep, catalog: CatalogDep
+) -> ManifestRead:
+    """Data and grader by their SHA-256, configuration, seed, versions: what a job can be repeated from."""
+    with database.reading() as session:
+        job = require_job(session, principal.tenant, job_id)
+        facts = facts_of(session, job, catalog)
+    manifest = document(facts)
+    who = ManifestJob(
+        id=job.id,
+        created_at=int(job.created_at),
+        fine_tuned_model=job.fine_tuned_model,
+        suffix=job.suffix,
+        metadata=job.labels,
+        files={name: file.id for name, file in facts.files.items()},
+        serve=serve_line(manifest, name=job.id, path=f"./{job.id}"),
+    )
+    return ManifestRead(job=who, **manifest)

@@ -1,0 +1,132 @@
+"""What a job has said over time: metrics and the live stream, under `…/jobs/{id}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from pydantic import BaseModel, StringConstraints
+from starlette.concurrency import run_in_threadpool
+
+from service.jobs.api.responses import event_read
+from service.jobs.model.states import TERMINAL, JobState
+from service.jobs.progress import metrics
+from service.jobs.progress.stream import Feed, stop_on_signals
+from service.jobs.store.repository import require_job
+from service.platform.db import Database
+from service.platform.tables.core import Job, JobEvent
+from service.web.auth import Reader
+from service.web.dependencies import DatabaseDep, SettingsDep
+from service.web.pagination import MAX_NUMBER
+
+router = APIRouter(prefix="/jobs/{job_id}")
+
+RECONNECT_MS = 2000
+Name = Annotated[str, StringConstraints(pattern="[^,]")]
+Names = Annotated[list[Name] | None, Query(description="Metric names, separated by commas or repeated.")]
+
+
+class MetricPage(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    """`{"step": …, name: value, …}`"""
+    has_more: bool
+
+
+@router.get("/metrics")
+def list_metrics(
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
+    names: Names = None,
+    max_points: Annotated[int | None, Query(ge=2, le=10_000)] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> MetricPage:
+    """Flat rows in order of steps; `max_points` thins all of them evenly, first and last kept."""
+    chosen = _split_names(names)
+    with database.reading() as session:
+        require_job(session, principal.tenant, job_id)
+        place = (session, principal.tenant, job_id)
+        if max_points is not None:
+            rows = metrics.thinned_rows(*place, after_step=after_step, names=chosen, max_points=max_points)
+            return MetricPage(data=rows, has_more=False)
+        rows = metrics.metric_rows(*place, after_step=after_step, names=chosen, limit=limit + 1)
+    return MetricPage(data=rows[:limit], has_more=len(rows) > limit)
+
+
+@router.get("/metrics.csv", response_class=Response)
+def download_metrics(job_id: str, principal: Reader, database: DatabaseDep, names: Names = None) -> Response:
+    """All metrics as CSV, `step` first."""
+    with database.reading() as session:
+        require_job(session, principal.tenant, job_id)
+        rows = metrics.metric_rows(session, principal.tenant, job_id, names=_split_names(names))
+    headers = {"Content-Disposition": f'attachment; filename="{job_id}-metrics.csv"'}
+    return Response(metrics.to_csv(rows), media_type="text/csv", headers=headers)
+
+
+async def _open_feed(
+    request: Request, principal: Reader, database: DatabaseDep, settings: SettingsDep
+) -> AsyncIterator[Feed]:
+    """The process's one feed, made with the first stream, and a place at it until the answer has ended."""
+    state = request.app.state
+    if not hasattr(state, "feed"):
+        state.feed = Feed(database)
+        stop_on_signals(state.feed)
+    feed: Feed = state.feed
+    with feed.place(principal.tenant, settings.max_streams):
+        yield feed
+
+
+@router.get("/stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+async def stream_job(
+    job_id: str,
+    principal: Reader,
+    database: DatabaseDep,
+    feed: Annotated[Feed, Depends(_open_feed)],
+    after: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
+    since: Annotated[Literal["start", "now"], Query(alias="from")] = "start",
+    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=MAX_NUMBER)] = None,
+) -> Response:
+    """Server-sent events `metrics`, `event` and `status`; `id:` is the event's number.
+
+    Starts after `Last-Event-ID` (or `after`), else with the whole history, or with `from=now` at its end.
+    Ends with the terminal status; asked again after that end it answers 204, so that browsers stop. A key
+    that is revoked or expires ends it too.
+    """
+    job = await run_in_threadpool(_require, database, principal.tenant, job_id)
+    is_over = JobState(job.state) in TERMINAL
+    if last_event_id is not None and is_over and last_event_id >= job.event_sequence:
+        return Response(status_code=204)
+    start = last_event_id if last_event_id is not None else after
+    if start is None:
+        start = job.event_sequence if since == "now" else 0
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return EventSourceResponse(_framed(feed, job_id, start, principal.key_id), headers=headers)
+
+
+def _require(database: Database, tenant: str, job_id: str) -> Job:
+    with database.reading() as session:
+        return require_job(session, tenant, job_id)
+
+
+async def _framed(feed: Feed, job_id: str, after: int, key_id: str) -> AsyncIterator[bytes]:
+    yield format_sse_event(retry=RECONNECT_MS)
+    async for row in feed.rows(job_id, after, key_id):
+        yield KEEPALIVE_COMMENT if row is None else _frame(row)
+
+
+def _frame(row: JobEvent) -> bytes:
+    kind = row.type if row.type in ("metrics", "status") else "event"
+    data = event_read(row).model_dump(mode="json") if kind == "event" else row.data
+    text = json.dumps(data, ensure_ascii=False)
+    return format_sse_event(data_str=text, event=kind, id=str(row.sequence))
+
+
+def _split_names(names: list[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    return [name for part in names for name in part.split(",") if name]

@@ -1,0 +1,174 @@
+"""Rows → answers. Boundary: pure functions; whatever needs a query is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.jobs.intake import costs
+from service.jobs.model import names
+from service.jobs.model.openai_terms import in_openai_terms
+from service.jobs.model.schemas import (
+    ArtifactRead,
+    CheckpointRead,
+    ErrorRead,
+    EvalRead,
+    EventRead,
+    FailureRead,
+    JobRead,
+    ProgressRead,
+    QueueRead,
+)
+from service.jobs.model.states import HELD, PUBLIC, JobState
+from service.jobs.progress.evaluations import in_openai_names
+from service.jobs.progress.metrics import EVALUATION
+from service.jobs.store.backlog import MAX_PLACE
+from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
+
+_RESULT_ORDER = ("metrics", "adapter", "model", "experiences")
+
+
+def job_read(
+    job: Job,
+    *,
+    position: int | None,
+    waits_for_own: int | None,
+    results: Sequence[tuple[Artifact, File]],
+    now: float,
+    best_checkpoint: str | None = None,
+) -> JobRead:
+    """The whole answer. `now`: the database's clock, Unix seconds; `best_checkpoint`: its id;
+    `waits_for_own`: how many other jobs of the tenant run, where that is why no more of its begin.
+    """
+    state = JobState(job.state)
+    seconds = seconds_remaining(job, now)
+    ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
+    failure = FailureRead.model_validate(job.failure) if state is JobState.FAILED and job.failure else None
+    return JobRead(
+        id=job.id,
+        created_at=int(job.created_at),
+        started_at=_seconds(job.started_at),
+        finished_at=_seconds(job.finished_at),
+        estimated_finish=None if seconds is None else int(now + seconds),
+        model=job.model,
+        fine_tuned_model=job.fine_tuned_model,
+        organization_id=job.tenant,
+        status=PUBLIC[state].value,
+        training_file=job.training_file,
+        validation_file=job.validation_file,
+        result_files=[file.id for _, file in ordered],
+        trained_tokens=job.trained_tokens,
+        error=_error(failure),
+        failure=failure,
+        hyperparameters=_openai_hyperparameters(job.method),
+        seed=job.seed,
+        suffix=job.suffix,
+        metadata=job.labels,
+        integrations=[one for one in job.integrations or () if one["type"] == "wandb"],
+        method=in_openai_terms(job.method),
+        queue=_queue(job, position, waits_for_own, now),
+        progress=ProgressRead(step=job.step, total_steps=job.total_steps, seconds_remaining=seconds),
+        phase=_phase(job),
+        attempt=job.attempt,
+        warnings=job.warnings,
+        eval=_evaluation(job, best_checkpoint),
+        artifacts=[_artifact(artifact, file) for artifact, file in ordered],
+        resources=job.resources,
+        estimate=job.estimate,
+        actual=costs.shown(job),
+        sinks=job.integrations or [],
+    )
+
+
+def event_read(event: JobEvent) -> EventRead:
+    """OpenAI's event; a change of status is a message there."""
+    return EventRead(
+        id=names.event_id(event.job_id, event.sequence),
+        created_at=int(event.created_at),
+        level=event.level,
+        type="metrics" if event.type == "metrics" else "message",
+        message=event.message,
+        data=event.data,
+    )
+
+
+def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, float]) -> CheckpointRead:
+    """`evaluated`: what its policy did on the held-out rows, as `eval/…`; empty where nobody looked."""
+    in_short = {name.removeprefix(EVALUATION): value for name, value in evaluated.items()}
+    return CheckpointRead(
+        id=checkpoint.id,
+        created_at=int(checkpoint.created_at),
+        fine_tuning_job_id=job.id,
+        fine_tuned_model_checkpoint=names.checkpoint_model(names.model_of(job), checkpoint.step),
+        step_number=checkpoint.step,
+        is_best=checkpoint.step == job.evaluation.get("best", {}).get("step"),
+        metrics={"step": checkpoint.step, **checkpoint.metrics, **evaluated, **in_openai_names(in_short)},
+        bytes=checkpoint.adapter_bytes,
+        sha256=checkpoint.adapter_sha256,
+    )
+
+
+def seconds_remaining(job: Job, now: float) -> float | None:
+    """At the mean rate since the first start; None where no step is done or nobody works on it."""
+    if JobState(job.state) not in HELD or not job.step or job.started_at is None:
+        return None
+    rate = (now - job.started_at) / job.step
+    return round(max(0.0, rate * (job.total_steps - job.step)), 1)
+
+
+def _evaluation(job: Job, best_checkpoint: str | None) -> EvalRead:
+    known = EvalRead(**{name: job.evaluation.get(name) for name in EvalRead.model_fields})
+    if known.best is None:
+        return known
+    return known.model_copy(update={"best": {**known.best, "checkpoint": best_checkpoint}})
+
+
+def _seconds(time: float | None) -> int | None:
+    return None if time is None else int(time)
+
+
+def _error(failure: FailureRead | None) -> ErrorRead | None:
+    if failure is None:
+        return None
+    param = "training_file" if failure.code == "dataset_invalid" else None
+    return ErrorRead(code=failure.code, message=failure.message, param=param)
+
+
+def _openai_hyperparameters(method: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's deprecated top-level field: of supervised jobs its three names, else empty."""
+    if method.get("type") != "supervised":
+        return {}
+    given = method["supervised"]["hyperparameters"]
+    return {name: given[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")}
+
+
+def _queue(job: Job, position: int | None, waits_for_own: int | None, now: float) -> QueueRead:
+    if job.state != JobState.QUEUED.value:
+        return QueueRead()
+    if job.not_before > now:
+        seconds = max(1, round(job.not_before - now))
+        return QueueRead(position=position, reason=f"retrying after attempt {job.attempt} in {seconds} s")
+    if waits_for_own is not None:
+        reason = f"{waits_for_own} of the tenant's jobs run, as many as may at once"
+        return QueueRead(position=position, reason=reason)
+    if position is None:
+        return QueueRead(reason=f"more than {MAX_PLACE} before it in the queue")
+    if position > 1:
+        return QueueRead(position=position, reason=f"{position - 1} before it in the queue")
+    return QueueRead(position=position, reason="waiting for a worker")
+
+
+def _phase(job: Job) -> str:
+    """What a running worker is busy with; else, and where an end was asked for, the state's own name."""
+    return job.phase if job.state == JobState.RUNNING.value else job.state
+
+
+def _artifact(artifact: Artifact, file: File) -> ArtifactRead:
+    return ArtifactRead(
+        id=file.id,
+        kind=artifact.kind,
+        step=artifact.step,
+        bytes=file.num_bytes,
+        sha256=file.sha256,
+        filename=file.filename,
+    )

@@ -1,0 +1,134 @@
+"""What may be done with existing jobs: list, read, cancel, pause, resume, events, checkpoints, downloads.
+
+Boundary: decides and opens transactions; no HTTP beyond the error tree. Creation is `creation.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast, get_args
+
+from sqlalchemy.orm import Session
+
+from service.jobs.api.reading import read_jobs
+from service.jobs.api.responses import checkpoint_read, event_read
+from service.jobs.model import names
+from service.jobs.model.schemas import CheckpointRead, EventRead, JobRead
+from service.jobs.model.states import TERMINAL, JobState
+from service.jobs.progress.metrics import evaluations_at
+from service.jobs.results import adapters
+from service.jobs.store import queue, repository
+from service.jobs.store.repository import require_job
+from service.jobs.store.wakeups import Wakeups
+from service.platform import audit
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest, NotFound
+from service.platform.principal import Principal
+from service.web.pagination import unknown_cursor
+
+Ask = Callable[[Session, str, str], JobState | None]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of one deployment."""
+
+    database: Database
+    wakeups: Wakeups
+    max_running: int | None
+    """On workers at once, of one tenant's."""
+
+    def page(
+        self, tenant: str, *, after: str | None, limit: int, labels: Mapping[str, str] | None
+    ) -> list[JobRead]:
+        """Newest first, `limit` + 1 at most. `labels`: metadata to match; empty: jobs without any."""
+        with self.database.reading() as session:
+            last = None if after is None else repository.find_job(session, tenant, after)
+            if after is not None and last is None:
+                raise unknown_cursor(after)
+            jobs = repository.page_of_jobs(session, tenant, after=last, limit=limit, labels=labels)
+            return read_jobs(session, tenant, jobs, self.max_running)
+
+    def read(self, tenant: str, job_id: str) -> JobRead:
+        with self.database.reading() as session:
+            return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.max_running)[0]
+
+    def cancel(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
+        """Cancelled at once where no worker holds it; else as soon as the worker has heard of it."""
+        return self._ask(principal, job_id, request_id, "cancel", queue.request_cancel)
+
+    def pause(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
+        return self._ask(principal, job_id, request_id, "pause", queue.request_pause)
+
+    def resume(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
+        return self._ask(principal, job_id, request_id, "resume", queue.request_resume)
+
+    def _ask(self, principal: Principal, job_id: str, request_id: str, verb: str, ask: Ask) -> JobRead:
+        with self.database.transaction() as session:
+            try:
+                state = ask(session, principal.tenant, job_id)
+            except queue.WrongState as error:
+                raise _wrong_state(error.current, verb) from error
+            job = require_job(session, principal.tenant, job_id)
+            audit.record(session, principal, f"job.{verb}", job_id, request_id)
+            answer = read_jobs(session, principal.tenant, [job], self.max_running)[0]
+        if state is JobState.QUEUED:
+            self.wakeups.send(job.pool)
+        return answer
+
+    def events(self, tenant: str, job_id: str, *, after: str | None, limit: int) -> list[EventRead]:
+        """Newest first, `limit` + 1 at most."""
+        before = None if after is None else names.event_sequence(job_id, after)
+        with self.database.reading() as session:
+            require_job(session, tenant, job_id)
+            if after is not None and before is None:
+                raise unknown_cursor(after)
+            rows = repository.events_before(session, tenant, job_id, before=before, limit=limit)
+        return [event_read(row) for row in rows]
+
+    def checkpoints(self, tenant: str, job_id: str, *, after: str | None, limit: int) -> list[CheckpointRead]:
+        """Newest first, `limit` + 1 at most."""
+        with self.database.reading() as session:
+            job = require_job(session, tenant, job_id)
+            last = None if after is None else repository.find_checkpoint(session, tenant, after)
+            if after is not None and (last is None or last.job_id != job_id):
+                raise unknown_cursor(after)
+            step = last.step if last else None
+            rows = repository.checkpoints_of(session, tenant, job_id, before_step=step, limit=limit + 1)
+            evaluated = evaluations_at(session, job_id, [row.step for row in rows])
+            return [checkpoint_read(row, job, evaluated.get(row.step, {})) for row in rows]
+
+    def weights(
+        self, tenant: str, job_id: str, *, which: adapters.Which, checkpoint: str | None
+    ) -> adapters.Weights:
+        """What to download of a job: a checkpoint's adapter where one is named, else the job's.
+
+        `checkpoint` is an id, or like `which` the word "final" or "best".
+        """
+        if checkpoint in get_args(adapters.Which):
+            which, checkpoint = cast(adapters.Which, checkpoint), None
+        with self.database.reading() as session:
+            job = require_job(session, tenant, job_id)
+            if checkpoint is None:
+                return adapters.chosen_weights(session, tenant, job, which)
+        return self.checkpoint_weights(tenant, checkpoint, job_id, param="checkpoint")
+
+    def checkpoint_weights(
+        self, tenant: str, checkpoint_id: str, job_id: str | None = None, *, param: str = "checkpoint_id"
+    ) -> adapters.Weights:
+        """A checkpoint's adapter. Raises NotFound where it is not the tenant's, or not that job's."""
+        with self.database.reading() as session:
+            found = repository.find_checkpoint(session, tenant, checkpoint_id)
+        if found is None or job_id not in (None, found.job_id):
+            message = f"There is no checkpoint {checkpoint_id}."
+            raise NotFound(message, param=param, code="checkpoint_not_found")
+        return adapters.of_checkpoint(found)
+
+
+def _wrong_state(current: JobState, verb: str) -> InvalidRequest:
+    if current in TERMINAL:
+        message = f"The job already {'is cancelled' if current is JobState.CANCELLED else current.value}."
+    else:
+        message = f"A job that is {current.value} cannot be {verb.removesuffix('e')}ed."
+    return InvalidRequest(message, code="invalid_state")

@@ -1,0 +1,107 @@
+"""What a method needs beyond its own fields: endpoints and models that the operator offers.
+
+Boundary: asks nobody. Files of the operator and the model catalogue are read, no URL is opened; URLs
+themselves are checked where they are written (`grpo_engine.outbound.addresses`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_engine.graders.base import GraderBase
+from grpo_engine.graders.rules.endpoint import Endpoint
+from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.process import Process
+from grpo_engine.graders.rules.reward_model import RewardModel
+from grpo_engine.graders.rules.score_model import ScoreModel
+from grpo_engine.outbound.chat_client import ChatClient
+from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint, load_endpoints
+from service.jobs.model.dataset import Problems
+from service.jobs.model.method_parts import leaves, retention_of, settings_of
+from service.platform.catalog import Catalog
+
+
+def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Problems) -> None:
+    """All that this deployment lacks for a grader."""
+    for place, rule in leaves(where, grader):
+        match rule:
+            case RewardModel():
+                _check_reward_model(place, rule, catalog, problems)
+            case ScoreModel():
+                _check_judge(place, rule, problems)
+            case Endpoint(endpoint=str(name)):
+                check_endpoint(f"{place}.endpoint", name, None, problems)
+
+
+def check_speakers(method: Any, problems: Problems) -> None:
+    """Endpoints and prices for models that speak for the job's own, in training-free jobs."""
+    given, where = settings_of(method).hyperparameters, f"method.{method.type}.hyperparameters"
+    speakers: dict[str, Any] = {name: getattr(given, name, "model") for name in ("rollouts", "reflection")}
+    for name, speaker in speakers.items():
+        if speaker != "model":
+            check_endpoint(f"{where}.{name}.endpoint", speaker.endpoint, speaker.model, problems)
+            limit = given.max_cost_usd
+            _check_prices(f"{where}.max_cost_usd", speaker.endpoint, limit, problems)
+
+
+def check_endpoint(where: str, name: str, model: str | None, problems: Problems) -> None:
+    """Whether the operator has this endpoint and, where a model is named, offers it there."""
+    try:
+        find_endpoint(name) if model is None else ChatClient.named(name, model)
+    except EndpointError as error:
+        problems.add(where, str(error), code="endpoint_not_found")
+
+
+def _check_judge(place: str, judge: ScoreModel, problems: Problems) -> None:
+    check_endpoint(f"{place}.endpoint", judge.endpoint, judge.model, problems)
+    _check_prices(f"{place}.max_cost_usd", judge.endpoint, judge.max_cost_usd, problems)
+
+
+def _check_prices(where: str, name: str, limit: float | None, problems: Problems) -> None:
+    """A limit of cost means nothing where nobody said what a token costs."""
+    endpoint = load_endpoints().get(name) if limit is not None and not problems.found else None
+    if endpoint is not None and endpoint.cost_usd(0, 0) is None:
+        reason = f"the operator states no prices for the endpoint {name!r}: use max_calls"
+        problems.add(where, reason, code="invalid_value")
+
+
+def _check_reward_model(place: str, rule: RewardModel, catalog: Catalog, problems: Problems) -> None:
+    for name in ("path", "revision"):
+        if getattr(rule, name) is not None:
+            problems.add(
+                f"{place}.{name}", "is the catalogue's to say: give model only", code="invalid_value"
+            )
+    if catalog.find(rule.model) is None:
+        reason = f"{rule.model!r} is not in the model catalogue"
+        problems.add(f"{place}.model", reason, code="model_not_found")
+
+
+def with_places(grader: Any, catalog: Catalog) -> Any:
+    """The same grader, its reward models with the catalogue's places. Raises LookupError with a name."""
+    match grader:
+        case RewardModel():
+            entry = catalog.find(grader.model)
+            if entry is None:
+                raise LookupError(grader.model)
+            return grader.model_copy(update={"path": entry.path, "revision": entry.revision})
+        case Multi():
+            parts = {key: with_places(part, catalog) for key, part in grader.graders.items()}
+            return grader.model_copy(update={"graders": parts})
+        case Process():
+            return grader.model_copy(update={"grader": with_places(grader.grader, catalog)})
+    return grader
+
+
+def method_with_places(method: Any, catalog: Catalog) -> Any:
+    """`with_places` of every grader of a method."""
+    settings = settings_of(method)
+    changed: dict[str, Any] = {
+        name: with_places(given, catalog)
+        for name in ("grader", "eval_grader")
+        if (given := getattr(settings, name, None)) is not None
+    }
+    if retention := retention_of(method):
+        changed["retention"] = tuple(
+            kept.model_copy(update={"grader": with_places(kept.grader, catalog)}) for kept in retention
+        )
+    return method.model_copy(update={method.type: settings.model_copy(update=changed)})

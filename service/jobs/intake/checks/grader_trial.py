@@ -1,0 +1,156 @@
+"""A job's grader tried on some rows before anything is queued: does it break, is it mute, is it constant?
+
+Boundary: grades made-up completions; no model, no storage, no server of anybody is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+from grpo_engine.contract.records import GradeError, Sample, Score
+from grpo_engine.graders import Grader, make_sample
+from grpo_engine.graders import formula as formulas
+from grpo_engine.graders.base import GraderBase, row_value
+from grpo_engine.graders.leaf import LeafGrader
+from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.process import Process
+from grpo_engine.graders.rules.reward_model import RewardModel
+from grpo_engine.graders.template import uses_sample
+from service.jobs.intake.checks.method import Warn
+from service.jobs.model.dataset import Problems, Row
+from service.jobs.model.method_parts import leaves
+
+TRIAL_COMPLETIONS = ("", "The answer is 42.", '{"answer": 42}')
+DEADLINE_SECONDS = 5.0
+"""For one completion."""
+TRIAL_SECONDS = 20.0
+"""For all of them: what has no score by then is not waited for."""
+RAISED = "python_grader_runtime_error"
+HOPELESS = re.compile(
+    r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
+)
+"""A name, a package or a field of the row that is not there; a reward that is no number."""
+MAX_ROW_VALUES = 4
+MAX_VALUE_CHARACTERS = 2000
+
+
+def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
+    """A grader that breaks on trial completions is refused, a mute or constant one is told.
+
+    Rules that ask a server, or load a model, are not tried; nor is anything said of what only workers have.
+    """
+    if not all(_runs_here(rule) for _, rule in leaves(where, grader)):
+        return
+    try:
+        scores = _tried_apart(grader, rows) if grader.execution == "process" else _tried(grader, rows)
+    except _Broken as broken:
+        problems.add(where, str(broken), code="invalid_grader")
+        return
+    rewards = {score.reward for score in scores}
+    if rewards == {None}:
+        errors = [error for score in scores for error in score.errors.values()]
+        shown = f"could score no trial completion: {[*(error.message for error in errors), 'no reason'][0]}"
+        if _is_broken(errors):
+            problems.add(where, shown, code="invalid_grader")
+        else:
+            warn("grader_unscorable", f"The grader {shown}")
+    elif raised := [error for score in scores for error in score.errors.values() if error.code == RAISED]:
+        last_line = raised[0].message.strip().rpartition("\n")[2]
+        message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
+        warn("grader_raises", f"{message}. Such completions have no score, and too many of them end the job.")
+    elif len(rewards) == 1 and not _wants_a_shape(grader):
+        message = f"The grader gave every trial completion the reward {rewards.pop():g}"
+        warn("grader_constant", f"{message}: if it always does, no group can have signal.")
+
+
+class _Broken(Exception):
+    """The grader raises; says where."""
+
+
+def _is_broken(errors: Sequence[GradeError]) -> bool:
+    """Whether no completion can be scored ever: always the same fault, and one that looks at none."""
+    last_lines = {error.message.strip().rpartition("\n")[2] for error in errors}
+    return (
+        all(error.code == RAISED for error in errors)
+        and len(last_lines) == 1
+        and HOPELESS.match(last_lines.pop()) is not None
+    )
+
+
+def _runs_here(rule: GraderBase) -> bool:
+    return rule.execution != "thread" and not isinstance(rule, RewardModel)
+
+
+def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
+    """None at all where they take too long. Raises _Broken."""
+    end = time.monotonic() + TRIAL_SECONDS
+    scores: list[Score] = []
+    for row in rows:
+        try:
+            for sample in _samples(grader, row):
+                if time.monotonic() > end:
+                    return []
+                scores.append(grader.grade(sample, row.item))
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
+            raise _Broken(f"fails on row {row.line}: {error}") from error
+    return scores
+
+
+def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
+    """Scores from a grading process, but those that this machine could not give."""
+    end = time.monotonic() + TRIAL_SECONDS
+    scores: list[Score] = []
+    with open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+        futures = [grading.submit(sample, row.item) for row in rows for sample in _samples(grader, row)]
+        for future in futures:
+            try:
+                scores.append(future.result(max(0.0, end - time.monotonic())))
+            except TimeoutError:
+                break
+    return [score for score in scores if not any(map(_is_the_machines, score.errors.values()))]
+
+
+def _is_the_machines(error: GradeError) -> bool:
+    """No sandbox or no library here: workers may have it."""
+    return error.code == "python_grader_server_error" or "grading process" in error.message
+
+
+def _samples(grader: Grader, row: Row) -> Iterator[Sample]:
+    """Completions that say little, and right ones: what the grader's own references are for this row."""
+    texts = list(TRIAL_COMPLETIONS)
+    for part in _parts(grader):
+        for template in part.templates().values():
+            answer = row_value(template, row.item)
+            tag = getattr(part, "tag", None) or "answer"
+            texts += [] if answer is None else [answer, f"<{tag}>{answer}</{tag}>"]
+        if part.type == "python":
+            texts += _values(row)
+    for text in dict.fromkeys(texts):
+        yield make_sample(text, num_tokens=max(1, len(text) // 4))
+
+
+def _values(row: Row) -> list[str]:
+    """Short texts and numbers of the row: one of them may be what a python grader compares with."""
+    found = [str(value) for value in row.item.values() if isinstance(value, str | int | float)]
+    return [text for text in found if len(text) <= MAX_VALUE_CHARACTERS][:MAX_ROW_VALUES]
+
+
+def _parts(grader: Grader) -> list[LeafGrader]:
+    """The rules that the reward depends on; of a process grader the one for its steps."""
+    if not isinstance(grader, Multi):
+        return [grader.grader if isinstance(grader, Process) else grader]
+    variables = formulas.parse(grader.calculate_output).variables
+    return [rule for key, part in grader.graders.items() if key in variables for rule in _parts(part)]
+
+
+def _wants_a_shape(grader: Grader) -> bool:
+    """Whether it looks at lengths, formats or fields, of which no right completion can be made up here."""
+    return any(
+        part.type in ("length", "code_tests")
+        or (part.type == "format" and uses_sample(part.input))
+        or any("sample.output_json" in template for template in part.templates().values())
+        for part in _parts(grader)
+    )

@@ -1,0 +1,83 @@
+"""Options that a job states and that change nothing in it: told as warnings, because their author expects
+something of them.
+
+Boundary: pure. An option counts as stated where it is neither its default nor what the recipe or the loss
+sets, since an expanded configuration states everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from grpo_engine.config.guards import default_guards
+from grpo_engine.config.job import ReinforcementHyperparameters, ReinforcementMethod
+from grpo_engine.config.recipes import CLIPS, RECIPES
+from service.jobs.intake.checks.method import Warn
+
+WITH_SPREAD = ("group_std", "batch_std", "reinforce_plus_plus", "gdpo", "process")
+"""Advantages that divide by a standard deviation."""
+CISPO_MIN = 1.0
+
+
+def warn_of_idle_options(method: Any, has_validation: bool, warn: Warn) -> None:
+    """One warning for each such option of a reinforcement method; other methods have none."""
+    if method.type != "reinforcement":
+        return
+    given: ReinforcementMethod = method.reinforcement
+    settings = given.hyperparameters
+    for reason, names in _idle(given, has_validation):
+        for name in names:
+            if getattr(settings, name) != _unstated(settings, name):
+                warn("option_without_effect", f"{name} has no effect: {reason}.")
+    _warn_of_unmeasured_kl(settings, warn)
+    if settings.loss_type == "cispo" and settings.epsilon_high < CISPO_MIN:
+        message = "epsilon_high bounds the ratio itself under cispo: below 1 it scales every update down."
+        warn("cispo_bound_below_1", f"{message} 5 is usual.")
+
+
+def _warn_of_unmeasured_kl(settings: ReinforcementHyperparameters, warn: Warn) -> None:
+    if settings.beta > 0 or settings.guards == default_guards():
+        return
+    for index, guard in enumerate(settings.guards):
+        if guard.watch == "kl":
+            message = f"guards[{index}] has no effect: beta is 0, so the KL is not measured."
+            warn("option_without_effect", message)
+
+
+def _unstated(settings: ReinforcementHyperparameters, name: str) -> Any:
+    """The value that the option has where the job does not state it."""
+    default = type(settings).model_fields[name].get_default(call_default_factory=True)
+    by_recipe = RECIPES[settings.recipe].get(name, default)
+    return CLIPS.get(settings.loss_type, {}).get(name, by_recipe)
+
+
+def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Reasons, and the options that have no effect for them."""
+    settings = method.hyperparameters
+    loss, estimator = settings.loss_type, settings.advantage
+    yield "models here have no such switch", ("reasoning_effort",)
+    if settings.beta == 0:
+        yield "beta is 0, so there is no KL term", ("kl_estimator", "kl_placement", "kl_ratio_weight")
+    elif settings.kl_placement == "reward":
+        yield "kl_placement is reward, so there is no KL in the loss", ("kl_ratio_weight",)
+    if settings.entropy_coef == 0 and (settings.beta == 0 or settings.kl_placement == "reward"):
+        yield "no term of the loss is left for such groups", ("train_groups_without_signal",)
+    if settings.kl_target is None:
+        yield "kl_target is not set", ("kl_horizon",)
+    if loss in ("sapo", "reinforce"):
+        yield f"{loss} does not clip the ratio", ("delta", "epsilon_low", "epsilon_high")
+    if loss == "cispo":
+        yield "cispo bounds the ratio by epsilon_high alone", ("delta", "epsilon_low")
+    if loss != "sapo":
+        yield f"{loss} has no soft gate", ("sapo_temperature_positive", "sapo_temperature_negative")
+    if estimator not in WITH_SPREAD:
+        yield f"{estimator} divides by no standard deviation", ("advantage_ddof",)
+    if settings.importance_correction == "none":
+        yield "importance_correction is none", ("importance_cap",)
+    if settings.overlong_buffer_tokens == 0:
+        yield "overlong_buffer_tokens is 0", ("overlong_penalty",)
+    if not method.tools:
+        yield "the job has no tools", ("max_turns",)
+    if not has_validation and not method.retention:
+        yield "there are no held-out rows", ("eval_interval", "eval_samples", "eval_temperature")

@@ -1,0 +1,86 @@
+"""What a job needs of the machine that runs it, and the refusal of what no machine offers.
+
+Boundary: the table of machines and the names of capabilities are `capabilities.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from grpo_engine.sandbox import SandboxUnavailable, monty
+from service.jobs.model.dataset import Problems
+from service.jobs.model.method_parts import rules_of, settings_of
+from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING, Capabilities, Machine
+
+_NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
+
+
+def needs_of(method: Any) -> list[tuple[str, str]]:
+    """Place and capability of each part of a method that runs untrusted code."""
+    found = [(where, _NEEDS[rule.type]) for where, rule in rules_of(method) if rule.type in _NEEDS]
+    tools = getattr(settings_of(method), "tools", ())
+    places = enumerate(tools)
+    return found + [
+        (f"method.{method.type}.tools[{n}]", SANDBOX) for n, tool in places if tool.type == "python"
+    ]
+
+
+def required_by(method: Any) -> Capabilities:
+    return frozenset(needed for _, needed in needs_of(method))
+
+
+def check_gpus(
+    gpus: int, method: Any, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
+) -> None:
+    """A problem where no machine that can run the method has so many; a warning of what is not divided."""
+    required = required_by(method)
+    able = [machine for machine in machines if required <= machine.capabilities] or machines
+    most = max((machine.gpus for machine in able), default=gpus)
+    if most < gpus:
+        reason = f"the job asks for {gpus}, and no worker that could run it has more than {most}"
+        problems.add("resources.gpus", reason, code="gpus_unavailable")
+    if gpus > 1 and method.type == "training_free":
+        reason = "a training-free job trains no weights and runs on one"
+        problems.add("resources.gpus", reason, code="invalid_value")
+    for where, rule in rules_of(method) if gpus > 1 else ():
+        if getattr(rule, "max_calls", None) or getattr(rule, "max_cost_usd", None):
+            message = f"{where}: its limit of calls or cost counts on each of the {gpus} GPUs by itself."
+            warn("limit_on_each_gpu", message)
+
+
+def check_capabilities(
+    method: Any, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
+) -> None:
+    """A problem at each part that no machine can run; also at graders beyond the subset that there is."""
+    needs = needs_of(method)
+    if not needs:
+        return
+    hosts = [machine.capabilities for machine in machines]
+    if any(UNSAFE in host for host in hosts):
+        warn(UNSAFE_WARNING["code"], UNSAFE_WARNING["message"])
+    required = frozenset(needed for _, needed in needs)
+    if not hosts or any(required | {SANDBOX} <= host for host in hosts):
+        return
+    able = any(required <= host for host in hosts)
+    for where, needed in needs:
+        if not able and not any(needed in host for host in hosts):
+            reason = "it runs untrusted code, and no worker has a sandbox that holds: their logs say why"
+            problems.add(where, reason, code="sandbox_unavailable")
+    if able and monty.installed():
+        _check_subset(method, problems)
+
+
+def _check_subset(method: Any, problems: Problems) -> None:
+    """Without bubblewrap python graders run in a subset of the language."""
+    for where, rule in rules_of(method):
+        if rule.type != "python":
+            continue
+        try:
+            found = monty.subset_problems(rule.source)
+        except SandboxUnavailable as error:
+            problems.add(where, str(error), code="sandbox_unavailable")
+            continue
+        for reason in found:
+            shown = f"there is no sandbox here but a subset of Python: {reason[-500:]}"
+            problems.add(f"{where}.source", shown, code="invalid_grader")

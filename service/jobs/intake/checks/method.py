@@ -1,0 +1,166 @@
+"""What is wrong with a method whatever the rows: response format, adapter targets, formulas without a value,
+fields that need a file that is not given.
+
+Boundary: pure; problems and warnings go to the caller's report. Ranges of single fields are the engine's
+configuration's business, rows are `preflight.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from grpo_engine.config.job import Lora
+from grpo_engine.config.tools import HttpTool, function_schemas
+from grpo_engine.graders import Grader
+from grpo_engine.graders import formula as formulas
+from grpo_engine.graders.rules.json_schema import check_schema
+from grpo_engine.graders.rules.multi import Multi
+from service.jobs.model.dataset import Problems
+from service.jobs.model.method_parts import graders_of, settings_of
+from service.platform.token_counting import ModelText, RenderError
+
+Warn = Callable[[str, str], None]
+"""Takes `code` and `message`."""
+NOT_ENFORCED = (
+    "response_format does not constrain what the model writes: a completion that is no such JSON is graded "
+    "as it is, and templates read it as sample.output_json."
+)
+
+
+class _Format(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Text(_Format):
+    type: Literal["text"]
+
+
+class _JsonObject(_Format):
+    type: Literal["json_object"]
+
+
+class _NamedSchema(_Format):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = Field(None, max_length=4096)
+    strict: bool | None = None
+    json_schema: Annotated[dict[str, Any], AfterValidator(check_schema)] = Field(alias="schema")
+
+
+class _JsonSchema(_Format):
+    type: Literal["json_schema"]
+    json_schema: _NamedSchema
+
+
+_response_format: TypeAdapter[Any] = TypeAdapter(
+    Annotated[_Text | _JsonObject | _JsonSchema, Field(discriminator="type")]
+)
+
+
+def check_method(method: Any, has_validation: bool, problems: Problems, warn: Warn) -> None:
+    """All of these checks, for a method of any type."""
+    settings, where = settings_of(method), f"method.{method.type}"
+    lora = getattr(settings.hyperparameters, "lora", None)
+    if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
+        reason = 'name at least one module, or write "all-linear"'
+        problems.add(f"{where}.hyperparameters.lora.target_modules", reason, code="invalid_value")
+    _check_held_out(method, has_validation, problems)
+    _check_response_format(
+        f"{where}.response_format", getattr(settings, "response_format", None), problems, warn
+    )
+    _check_tool_parameters(where, settings, problems)
+    for place, grader in graders_of(method):
+        check_formula(place, grader, problems)
+
+
+def _check_held_out(method: Any, has_validation: bool, problems: Problems) -> None:
+    """Fields that only held-out rows give a meaning."""
+    if has_validation:
+        return
+    settings, where = settings_of(method), f"method.{method.type}"
+    if getattr(settings.hyperparameters, "early_stopping", None) is not None:
+        reason = "needs a validation_file: the held-out reward decides"
+        problems.add(f"{where}.hyperparameters.early_stopping", reason, code="missing_validation_file")
+    if getattr(settings, "eval_grader", None) is not None:
+        reason = "needs a validation_file: it scores the held-out rows"
+        problems.add(f"{where}.eval_grader", reason, code="missing_validation_file")
+
+
+def _check_tool_parameters(where: str, settings: Any, problems: Problems) -> None:
+    """Chat templates and models read them as a JSON schema of an object."""
+    for index, tool in enumerate(getattr(settings, "tools", ())):
+        if not isinstance(tool, HttpTool):
+            continue
+        place = f"{where}.tools[{index}].parameters"
+        try:
+            check_schema(tool.parameters)
+        except ValueError as error:
+            problems.add(place, str(error), code="invalid_value")
+            continue
+        if tool.parameters.get("type") != "object":
+            problems.add(place, 'arguments are an object: write "type": "object"', code="invalid_value")
+
+
+def check_tools(method: Any, text: ModelText | None, warn: Warn) -> None:
+    """Whether the model gets to know of the job's tools."""
+    tools = tuple(getattr(settings_of(method), "tools", ()))
+    if not tools or text is None:
+        return
+    messages = [{"role": "user", "content": "question"}]
+    try:
+        plain = text.render(messages, None, for_completion=True)
+        shown = text.render(messages, function_schemas(tools), for_completion=True)
+    except RenderError:
+        return  # told for the rows
+    if shown == plain:
+        message = "The model's chat template does not show tools: the prompts must say how to call them."
+        warn("tools_not_shown", message)
+
+
+def _check_response_format(where: str, given: dict[str, Any] | None, problems: Problems, warn: Warn) -> None:
+    if given is None:
+        return
+    try:
+        found = _response_format.validate_python(given)
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
+        place = ".".join([where, *(str(part) for part in error["loc"][1:])])
+        problems.add(place, error["msg"].removeprefix("Value error, "), code="invalid_value")
+        return
+    if not isinstance(found, _Text):
+        warn("response_format_not_enforced", NOT_ENFORCED)
+
+
+def check_formula(place: str, grader: Grader, problems: Problems) -> None:
+    """A problem where a multi grader can never give a reward."""
+    reason = never_a_number(grader.calculate_output) if isinstance(grader, Multi) else None
+    if reason is not None:
+        where = f"{place}.calculate_output"
+        problems.add(where, f"can never give a number: {reason}", code="invalid_value")
+
+
+def never_a_number(text: str) -> str | None:
+    """Why a formula has no value whatever its variables are, as in `a + 1/0`; None where it may have one.
+
+    Every part of a formula is always computed, so one constant part without a value is enough.
+    """
+    stack: list[float | None] = []
+    """None: depends on a variable."""
+    for step in formulas.parse(text).code:
+        if not isinstance(step, formulas.Call):
+            stack.append(None if isinstance(step, str) else step)
+            continue
+        operands = stack[-step.arity :]
+        constants = [value for value in operands if value is not None]
+        if step.name == "/" and operands[0] is None and operands[1] == 0:
+            return "it divides by 0"
+        value: float | None = None
+        if len(constants) == len(operands):
+            try:
+                value = formulas.evaluate(formulas.Formula((*constants, step), frozenset()), {})
+            except formulas.EvaluationError as error:
+                return str(error)
+        stack[-step.arity :] = [value]
+    return None

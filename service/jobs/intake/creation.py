@@ -1,0 +1,225 @@
+"""Making a job: preflight, one transaction, then the wake-up; and once only, however often it is asked for.
+
+Boundary: decides about creation; queries are `repository.py`'s, the answer's shape is `views.py`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from sqlalchemy.orm import Session
+
+from grpo_engine.process.fault_points import fault_point
+from service.integrations import as_documents
+from service.jobs.intake.checks.machine import required_by
+from service.jobs.intake.estimate import Estimate
+from service.jobs.intake.preflight import InvalidJob, Preflight, Report
+from service.jobs.model import names
+from service.jobs.model.method_parts import datasets_of
+from service.jobs.model.schemas import JobCreate, ProbeCreate
+from service.jobs.model.states import JobState
+from service.jobs.store import history, repository
+from service.jobs.store.backlog import num_unfinished
+from service.jobs.store.machines import as_text
+from service.jobs.store.wakeups import Wakeups
+from service.platform import audit
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest, Unprocessable
+from service.platform.ids import new_id
+from service.platform.locks import lock_request, lock_tenant, share_tenant
+from service.platform.principal import Principal
+from service.platform.tables.core import IdempotencyKey, Job
+from service.platform.tables.sinks import sinks_of
+from service.settings import Settings
+from service.web import quotas
+from service.web.auth import require_good_key
+
+NUM_FIRST_EVENTS = 2
+"""Created, and queued."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One POST: what is asked for, by whom, and what tells whether it was asked before."""
+
+    principal: Principal
+    body: JobCreate
+    idempotency_key: str | None = None
+    is_retry: bool = False
+    """The client says that it has sent this before (`x-stainless-retry-count` above 0)."""
+    request_id: str = ""
+    cloned_from: str | None = None
+    """Id of the job that this one repeats: creating it and cloning it are two requests."""
+
+    @property
+    def may_be_known(self) -> bool:
+        """Whether it may have been answered before."""
+        return self.idempotency_key is not None or self.is_retry
+
+    @property
+    def identity(self) -> str:
+        """What its twin has too."""
+        return self.idempotency_key or self.sha256
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the canonical body: the order of keys and omitted defaults make no other request."""
+        body = self.body.model_dump(mode="json")
+        canonical = json.dumps([self.cloned_from, body] if self.cloned_from else body, sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class Draft(NamedTuple):
+    """What was found out about a job before it is stored."""
+
+    report: Report
+    expected: Estimate
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Created:
+    """The job's id, and headers that mark it as the job of an earlier request."""
+
+    job_id: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Created:
+    """A queued job, or the one that the same request has made before.
+
+    Raises InvalidJob with every problem found, Unprocessable where the key came with another body, and
+    TooManyRequests at one of the tenant's limits; then nothing is queued.
+    """
+    tenant, settings = request.principal.tenant, preflight.settings
+    if request.may_be_known:
+        with preflight.database.reading() as session:
+            if earlier := _earlier(session, request):
+                return earlier
+    report = preflight.check(tenant, request.body)
+    if report.problems.found:
+        raise InvalidJob(report.problems.found)
+    expected = preflight.estimate(tenant, request.body, report)
+    fault_point("job.checked")
+    new = Draft(report, expected, settings)
+    try:
+        job = _store(preflight.database, request, new, alone=False)
+    except quotas.NearLimit:
+        job = _store(preflight.database, request, new, alone=True)
+    if isinstance(job, Created):
+        return job
+    fault_point("job.committed")
+    wakeups.send(settings.pool)
+    fault_point("job.rung")
+    return Created(job.id)
+
+
+def _store(database: Database, request: Request, new: Draft, *, alone: bool) -> Job | Created:
+    """The transaction: a new job, or the answer that its twin got meanwhile."""
+    with database.transaction() as session:
+        lock_request(session, request.principal.tenant, request.identity)
+        if request.may_be_known and (earlier := _earlier(session, request)):
+            return earlier
+        require_good_key(session, request.principal)
+        job = _insert(session, request, new)
+        _check_under_lock(session, request, new.settings, alone=alone)
+        fault_point("job.inserted")
+    return job
+
+
+def _earlier(session: Session, request: Request) -> Created | None:
+    """The answer to the same request, where it was given before."""
+    tenant, key = request.principal.tenant, request.idempotency_key
+    if key is not None:
+        record = repository.find_idempotency_key(session, tenant, key)
+        if record is not None and record.request_sha256 != request.sha256:
+            raise Unprocessable(
+                "This Idempotency-Key was used with another body: take a new key for a new request.",
+                code="idempotency_key_reuse",
+                headers={"x-should-retry": "false"},
+            )
+        header = "Idempotency-Replayed"
+    else:
+        sha256 = request.sha256
+        record = repository.find_recent_request(session, tenant, sha256)
+        header = "x-deduplicated"
+    find = repository.find_probe if isinstance(request.body, ProbeCreate) else repository.find_job
+    job = find(session, tenant, record.job_id) if record else None
+    return None if job is None else Created(job.id, {header: "true"})
+
+
+def _check_under_lock(session: Session, request: Request, settings: Settings, *, alone: bool) -> None:
+    """What two requests at once could break: the limits, and files that are being deleted.
+
+    Asked last, with the job already stored. Far from its limits a tenant's requests do not wait here for one
+    another; raises quotas.NearLimit where they must (`alone`).
+    """
+    tenant = request.principal.tenant
+    unseen = lock_tenant(session, tenant) if alone else share_tenant(session, tenant, request.identity)
+    quotas.check_jobs(num_unfinished(session, tenant, settings.max_queued_jobs + 1), unseen, settings)
+    quotas.check_storage(repository.stored_bytes(session, tenant), 0, settings)
+    _check_still_there(session, request)
+
+
+def _check_still_there(session: Session, request: Request) -> None:
+    """What preflight found may have been deleted while it read the rows."""
+    tenant, body = request.principal.tenant, request.body
+    wanted = {use.param: use.file_id for use in datasets_of(body, body.method)}
+    there = repository.existing_files(session, tenant, wanted.values())
+    for param, file_id in wanted.items():
+        if file_id not in there:
+            raise InvalidRequest(f"{param}: there is no file {file_id}", param=param, code="file_not_found")
+    if repository.base_model_name(session, tenant, body.model) is None:
+        message = f"model: {body.model!r} is no longer there"
+        raise InvalidRequest(message, param="model", code="model_not_found")
+
+
+def _insert(session: Session, request: Request, new: Draft) -> Job:
+    job = _job_of(request, new.report, new.settings)
+    job.estimate = new.expected.model_dump()
+    key = request.idempotency_key or f"auto:{job.id}"
+    record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
+    origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
+    created = history.Entry("message", f"Created fine-tuning job: {job.id}{origin}")
+    queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
+    noun = "job" if job.probe is None else "probe"
+    audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
+    repository.add(session, job, record, *sinks_of(job))
+    history.store(session, job.id, job.event_sequence, created, queued)
+    return job
+
+
+def _job_of(request: Request, report: Report, settings: Settings) -> Job:
+    body = request.body
+    job = Job(
+        id=new_id("ftjob"),
+        tenant=request.principal.tenant,
+        state=JobState.QUEUED.value,
+        pool=settings.pool,
+        model=body.model,
+        training_file=body.training_file,
+        validation_file=body.validation_file,
+        suffix=body.suffix,
+        seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
+        resources=body.resources.model_dump(),
+        method=report.method.model_dump(mode="json"),
+        requested=body.given,
+        integrations=as_documents(body.integrations or (), settings.integrations) or None,
+        total_steps=report.total_steps,
+        event_sequence=NUM_FIRST_EVENTS,
+        warnings=report.warnings,
+        required_capabilities=as_text(required_by(report.method)),
+        required_gpus=body.resources.gpus,
+    )
+    if body.metadata is not None:
+        job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null
+    if isinstance(body, ProbeCreate):
+        job.id, job.probe, job.total_steps = new_id(names.PROBE), body.probe.model_dump(), 0
+        job.integrations = None  # what keeps the metrics of jobs need not hear of it
+    return job

@@ -1,0 +1,248 @@
+"""What a job will probably cost: steps, tokens, memory and, where past jobs tell, time. Ranges, not promises.
+
+Boundary: pure functions of plain numbers. Tokens follow from rows and limits; memory from the model's shape;
+time only from what ran here before, and without that there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_engine.config.job import Lora, Runtime
+from service.jobs.intake.costs import Past
+from service.jobs.intake.model_size import ModelShape
+from service.jobs.model.method_parts import settings_of
+from service.jobs.model.schemas import Estimate, Range, TokenRange
+
+SHORTEST_SHARE = 1 / 8
+"""Of max_completion_tokens: how short completions may be on average where nothing is known of them."""
+LEAST_TRAINED_SHARE = 1 / 4
+"""Of what is sampled: groups without signal train nothing, and a job with more of them hardly learns."""
+SAME_SPREAD, SIMILAR_SPREAD = 1.5, 3.0
+"""Factors by which the speed of a past job of this model, or of one of its size, may be off."""
+SIMILAR_SIZE = 4.0
+"""A model at most so many times larger or smaller tells something about this one's speed."""
+MODEL_JOBS = 8
+"""Past jobs of one model that are looked at, newest first."""
+SHORT_SHARE = 10
+"""Past runs that lasted a tenth of the longest one are no measure beside it."""
+TRAIN_PER_SAMPLE = (0.3, 3.0)
+"""Seconds of training for one of sampling, where nothing was trained yet."""
+PROCESS_BYTES = 370 * 2**20
+"""Of an engine without a model, on a CPU: Python, torch and transformers."""
+BYTES_PER_TRAINED = 16
+"""Weight, gradient and Adam's two moments in float32."""
+CPU_ACTIVATION_BYTES, GPU_TOKENS = 160 * 2**20, 16_384
+"""What one training pass may take, if no token budget is set (the engine's `micro_batch_budget.py`)."""
+LOGITS_TOKENS = 1024
+"""Rows of logits that are there at a time."""
+MARGIN = 1.4
+"""What allocators, copies and buffers add at most."""
+
+
+@dataclass(frozen=True)
+class RowTokens:
+    """How long a file's rows are for the model."""
+
+    rows: int = 0
+    total: int = 0
+    longest: int = 0
+    targets: int = 0
+    """Supervised: those of them that are learnt."""
+
+    def with_row(self, tokens: int, targets: int) -> RowTokens:
+        """One row more."""
+        longest = max(self.longest, tokens)
+        return RowTokens(self.rows + 1, self.total + tokens, longest, self.targets + targets)
+
+    @property
+    def mean_targets(self) -> float:
+        return self.targets / max(1, self.rows)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is estimated."""
+
+    model: str
+    """The base."""
+    method: Any
+    total_steps: int
+    rows: RowTokens | None
+    """None: the rows' lengths are not known."""
+    shape: ModelShape | None
+    on_gpu: bool
+    runtime: Runtime
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Past runs that tell this job's speed."""
+
+    runs: Sequence[Past]
+    is_same_model: bool
+    """False: of models about as large, which tell less."""
+
+    @property
+    def spread(self) -> float:
+        """The factor by which their speed may be off."""
+        return SAME_SPREAD if self.is_same_model else SIMILAR_SPREAD
+
+    def __str__(self) -> str:
+        runs = f"{len(self.runs)} run{'s' if len(self.runs) > 1 else ''}"
+        whose = "with this model" if self.is_same_model else "with models of a similar size"
+        machines = ", ".join(sorted({each.machine for each in self.runs if each.machine}))
+        return f"{runs} {whose}{f' on {machines}' if machines else ''}"
+
+
+def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
+    """The whole answer."""
+    notes: list[str] = []
+    basis = comparable(subject, past)
+    sampled = sampled_tokens(subject, basis, notes)
+    trained = trained_tokens(subject, sampled, notes)
+    return Estimate(
+        steps=subject.total_steps,
+        completions=num_completions(subject),
+        sampled_tokens=sampled,
+        trained_tokens=trained,
+        peak_memory_bytes=None if trained is None else peak_memory(subject, notes),
+        seconds=None if trained is None else job_seconds(subject, sampled, trained, basis, notes),
+        notes=notes,
+    )
+
+
+def comparable(subject: Subject, past: Sequence[Past]) -> Basis:
+    """Runs of the same model where there are any, else of models about as large."""
+    if same := [each for each in past if each.model == subject.model]:
+        return Basis(same[:MODEL_JOBS], is_same_model=True)
+    size = subject.shape.num_parameters if subject.shape else 0
+    near = [each for each in past if size and 1 / SIMILAR_SIZE <= each.num_parameters / size <= SIMILAR_SIZE]
+    return Basis(near[:MODEL_JOBS], is_same_model=False)
+
+
+def num_completions(subject: Subject) -> int:
+    settings = settings_of(subject.method).hyperparameters
+    if subject.method.type == "supervised":
+        return 0
+    return int(subject.total_steps * settings.prompts_per_step * settings.group_size)
+
+
+def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRange:
+    """Completions times their length: at most the limit, at least what this model wrote lately or a guess."""
+    count = num_completions(subject)
+    if not count:
+        return TokenRange(low=0, high=0)
+    limit = settings_of(subject.method).hyperparameters.max_completion_tokens
+    lengths = [each.mean_completion_tokens for each in basis.runs if each.mean_completion_tokens]
+    if lengths and basis.is_same_model:
+        shortest = min(limit, min(lengths)) / 2
+        seen = f"{min(lengths):.0f}" + (f" to {max(lengths):.0f}" if max(lengths) - min(lengths) > 1 else "")
+        notes.append(f"This model's completions had about {seen} tokens so far.")
+    else:
+        shortest = limit * SHORTEST_SHARE
+        notes.append("How long completions will be is not known yet: a probe measures it.")
+    return TokenRange(low=round(count * max(1.0, shortest)), high=count * limit)
+
+
+def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> TokenRange | None:
+    """Tokens of completions (or of targets) that gradients come from, each time they do."""
+    settings = settings_of(subject.method).hyperparameters
+    if subject.method.type == "training_free":
+        notes.append("A training-free job trains no weights; its time is that of the models it asks.")
+        return None
+    if subject.method.type == "reinforcement":
+        times = settings.num_iterations
+        return TokenRange(low=round(sampled.low * times * LEAST_TRAINED_SHARE), high=sampled.high * times)
+    if subject.rows is None:
+        notes.append("The model is not on this machine: neither tokens nor memory nor time are known.")
+        return None
+    tokens = round(subject.total_steps * settings.rows_per_step * subject.rows.mean_targets)
+    return TokenRange(low=tokens, high=tokens)
+
+
+def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
+    """Weights, what is trained, and the larger of sampling's cache and training's activations."""
+    shape = subject.shape
+    if shape is None:
+        notes.append("The model's size is not known on this machine, so neither is the memory.")
+        return None
+    settings = settings_of(subject.method).hyperparameters
+    width = bytes_per_value(subject)
+    held = shape.num_parameters * width + (0 if subject.on_gpu else PROCESS_BYTES)
+    if settings.lora == "full":
+        has_reference = getattr(settings, "beta", 0) > 0
+        held += shape.num_parameters * (BYTES_PER_TRAINED - width + (width if has_reference else 0))
+    else:
+        lora = settings.lora or Lora()
+        held += shape.adapter_parameters(lora.rank, lora.target_modules) * BYTES_PER_TRAINED
+    working = max(cache_bytes(subject, shape, width), activation_bytes(subject, shape, width))
+    logits = LOGITS_TOKENS * shape.vocabulary * 4
+    if subject.on_gpu:
+        notes.append("With vLLM its share of the GPU's memory (sampler_memory) comes on top.")
+    return TokenRange(low=round(held), high=round(MARGIN * (held + working + logits)))
+
+
+def bytes_per_value(subject: Subject) -> int:
+    if subject.runtime.dtype != "auto":
+        return {"float32": 4, "bfloat16": 2}[subject.runtime.dtype]
+    return 2 if subject.on_gpu else 4
+
+
+def cache_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
+    """Keys and values of the completions that are sampled side by side; a prompt's once for its group."""
+    if subject.method.type == "supervised":
+        return 0
+    settings = settings_of(subject.method).hyperparameters
+    together = min(subject.runtime.sample_budget, settings.prompts_per_step * settings.group_size)
+    prompts = -(-together // settings.group_size) * (subject.rows.longest if subject.rows else 0)
+    tokens = together * settings.max_completion_tokens + prompts
+    return int(2 * shape.layers * shape.kv_width * width * tokens)
+
+
+def activation_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
+    """Of one training pass."""
+    per_token = shape.layers * (8 * shape.hidden + 3 * shape.intermediate) * width
+    if subject.runtime.token_budget:
+        return subject.runtime.token_budget * per_token
+    return GPU_TOKENS * per_token if subject.on_gpu else max(CPU_ACTIVATION_BYTES, 512 * per_token)
+
+
+def job_seconds(
+    subject: Subject, sampled: TokenRange, trained: TokenRange, basis: Basis, notes: list[str]
+) -> Range | None:
+    """None where nothing comparable has run here."""
+    size, spread = subject.shape.num_parameters if subject.shape else 0, basis.spread
+    sampling = steady([(each.sample_seconds, each.sampling_rate(size)) for each in basis.runs])
+    training = steady([(each.train_seconds, each.training_rate(size)) for each in basis.runs])
+    if not (sampling if sampled.high else training):
+        probing = ": a probe tells the speed" if sampled.high else ""
+        notes.append(f"There is no time, because nothing comparable has run here yet{probing}.")
+        return None
+    sample = phase_seconds(sampled, sampling, spread)
+    if training:
+        train = phase_seconds(trained, training, spread)
+    else:
+        train = Range(low=sample.low * TRAIN_PER_SAMPLE[0], high=sample.high * TRAIN_PER_SAMPLE[1])
+        notes.append("Nothing was trained with such a model yet, so the speed of training is a guess.")
+    notes.append(f"The time follows from {basis}.")
+    others = [each.other_seconds for each in basis.runs]
+    return Range(
+        low=round(sample.low + train.low + min(others) / spread, 1),
+        high=round(sample.high + train.high + max(others) * spread, 1),
+    )
+
+
+def steady(measured: Sequence[tuple[float, float | None]]) -> list[float]:
+    """Of seconds with the rate in them: rates of runs that lasted; of short ones most is their start."""
+    longest = max((seconds for seconds, rate in measured if rate), default=0.0)
+    return [rate for seconds, rate in measured if rate and seconds * SHORT_SHARE >= longest]
+
+
+def phase_seconds(tokens: TokenRange, rates: Sequence[float], spread: float) -> Range:
+    """At the highest rate seen for the fewest tokens, and at the lowest one for the most."""
+    if not tokens.high:
+        return Range(low=0, high=0)
+    return Range(low=tokens.low / (max(rates) * spread), high=tokens.high / (min(rates) / spread))

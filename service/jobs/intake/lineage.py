@@ -1,0 +1,45 @@
+"""What a job inherits from the job it goes on from: the shape of its adapter.
+
+Boundary: pure. A job on a catalogue model, or on another job's whole weights, starts a fresh adapter. From a
+training-free job nothing can go on: it has lessons and no weights.
+"""
+
+from __future__ import annotations
+
+from grpo_engine.config.job import Lora, Method, Reinforcement, Supervised, TrainingFree, hyperparameters_of
+from service.jobs.model.dataset import Problems
+
+NO_WEIGHTS = (
+    "is what a training-free job has learnt: lessons for a prompt, and no weights to go on from; name the "
+    "model that it was made with"
+)
+
+
+def with_adapter_shape(method: Method, parent: Method | None, problems: Problems) -> Method:
+    """The method with its adapter spelled out; a given field that is not the parent's is a problem.
+
+    The adapter that is gone on from keeps its shape, so another one would silently do nothing. `parent`:
+    the method of the job whose adapter that is, None where there is no such adapter.
+    """
+    if isinstance(parent, TrainingFree):
+        problems.add("model", NO_WEIGHTS, code="model_without_weights")
+        return method
+    if isinstance(method, TrainingFree):
+        return method
+    given = hyperparameters_of(method).lora
+    inherited = None if parent is None else hyperparameters_of(parent).lora
+    if given == "full" or inherited is None or inherited == "full":
+        return _with_lora(method, given or Lora())
+    for name in () if given is None else sorted(given.model_fields_set):
+        asked, there = getattr(given, name), getattr(inherited, name)
+        if asked != there:
+            reason = f"is {asked}, but the adapter of the model has {name} {there}: leave lora out"
+            problems.add(f"method.{method.type}.hyperparameters.lora.{name}", reason, code="invalid_value")
+    return _with_lora(method, inherited)
+
+
+def _with_lora(method: Reinforcement | Supervised, lora: object) -> Method:
+    settings = method.reinforcement if isinstance(method, Reinforcement) else method.supervised
+    hyperparameters = settings.hyperparameters.model_copy(update={"lora": lora})
+    inner = settings.model_copy(update={"hyperparameters": hyperparameters})
+    return method.model_copy(update={method.type: inner})

@@ -1,0 +1,87 @@
+"""Names that are derived from others: fine-tuned models, their checkpoints, events, rollouts, completions.
+
+Boundary: pure functions; a name that does not parse is None.
+"""
+
+from __future__ import annotations
+
+import re
+
+from service.platform.tables.core import Job
+
+MODEL_PREFIX = "ft:"
+PROBE = "ftprobe"
+"""Begins the ids of probes."""
+
+
+def base_of(model: str) -> str:
+    """The catalogue name inside a fine-tuned model's name; any other name is its own base."""
+    return model.split(":")[1] if model.startswith(MODEL_PREFIX) and model.count(":") >= 4 else model
+
+
+def fine_tuned_model(model: str, tenant: str, suffix: str | None, job_id: str) -> str:
+    """`ft:<base>:<organisation>:<suffix>:<id>` for a job that starts from `model`."""
+    organisation, suffix = (re.sub(r"[^A-Za-z0-9._-]", "-", part) for part in (tenant, suffix or ""))
+    return f"ft:{base_of(model)}:{organisation}:{suffix}:{job_id.removeprefix('ftjob-')}"
+
+
+def model_of(job: Job) -> str:
+    """The name of a job's model: the one it has, or will have once it succeeds."""
+    return job.fine_tuned_model or fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
+
+
+def checkpoint_prefix(fine_tuned: str) -> str:
+    return f"{fine_tuned}:ckpt-step-"
+
+
+def checkpoint_model(fine_tuned: str, step: int) -> str:
+    """Name of the model as of a checkpoint."""
+    return f"{checkpoint_prefix(fine_tuned)}{step}"
+
+
+def checkpoint_of(model: str) -> tuple[str, int] | None:
+    """A checkpoint's model name → the fine-tuned name in it, and the step."""
+    match = re.fullmatch(r"(ft:.+):ckpt-step-(\d{1,9})", model)
+    return (match[1], int(match[2])) if match else None
+
+
+def job_of(fine_tuned: str) -> str:
+    """Id of the job that a fine-tuned name was derived from; the name may still be another's, or nobody's."""
+    return f"ftjob-{fine_tuned.rpartition(':')[2]}"
+
+
+def is_probe(row_id: str) -> bool:
+    """Whether a row of the queue is a probe."""
+    return row_id.startswith(f"{PROBE}-")
+
+
+def event_id(job_id: str, sequence: int) -> str:
+    return f"ftevent-{job_id.removeprefix('ftjob-')}-{sequence}"
+
+
+def event_sequence(job_id: str, event: str) -> int | None:
+    """The number inside an event id of this job."""
+    match = re.fullmatch(rf"ftevent-{re.escape(job_id.removeprefix('ftjob-'))}-(\d{{1,15}})", event)
+    return int(match[1]) if match else None
+
+
+def rollout_id(split: str, step: int, position: int) -> str:
+    return f"rollout-{split}-{step}-{position}"
+
+
+def rollout_place(rollout: str) -> tuple[str, int, int] | None:
+    """Split, step and position of a rollout id."""
+    match = re.fullmatch(r"rollout-(train|validation|retention)-(\d{1,15})-(\d{1,15})", rollout)
+    return (match[1], int(match[2]), int(match[3])) if match else None
+
+
+def completion_id(split: str, step: int, position: int, index: int) -> str:
+    return f"completion-{split}-{step}-{position}-{index}"
+
+
+def completion_place(completion: str) -> tuple[str, int, int, int] | None:
+    """Split, step, position and index of a completion's id."""
+    match = re.fullmatch(
+        r"completion-(train|validation|retention)-(\d{1,15})-(\d{1,15})-(\d{1,9})", completion
+    )
+    return (match[1], int(match[2]), int(match[3]), int(match[4])) if match else None

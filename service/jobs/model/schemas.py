@@ -1,0 +1,283 @@
+"""What a job request may say and what its answer always has (OpenAI's `fine_tuning.job` and our additions).
+
+Boundary: shapes only. The method is the engine's own configuration class, so what passes here runs there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
+
+from grpo_engine.config.job import Method, ProbeSize, Reinforcement
+from grpo_engine.config.recipes import problem_at
+from grpo_engine.contract.records import filled_in
+from service.integrations import Integration
+from service.jobs.model.openai_terms import from_openai_terms
+
+Label = Annotated[str, StringConstraints(max_length=512)]
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+MAX_LABELS = 16
+FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
+class Request(BaseModel):
+    """Unknown fields are refused: a typo is an error where it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Resources(Request):
+    gpus: int = Field(0, ge=0, le=64)
+    """Devices, one process of the training on each; 0: one of whatever the worker has."""
+
+
+def _in_openais_older_form(schema: dict[str, Any]) -> None:
+    """That form has no method, or null: `JobCreate` fills it in."""
+    filled_in("method")(schema)
+    schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
+
+
+class JobCreate(Request):
+    """Body of `POST /v1/fine_tuning/jobs`."""
+
+    model_config = ConfigDict(json_schema_extra=_in_openais_older_form)
+
+    model: str = Field(min_length=1, max_length=256)
+    """A name of the catalogue, or the `ft:…` name of an earlier job."""
+    training_file: FileId
+    validation_file: FileId | None = None
+    suffix: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")
+    """Stands in the model's name with a dash for whatever a name cannot hold."""
+    seed: int | None = Field(None, ge=0, lt=2**31)
+    metadata: dict[LabelName, Label] | None = Field(None, max_length=MAX_LABELS)
+    resources: Resources = Resources()
+    method: Method
+    hyperparameters: dict[str, Any] | None = None
+    """Deprecated by OpenAI: where no method is given they are the supervised method's, else unused."""
+    integrations: list[Integration] | None = Field(None, max_length=8)
+    """Where metrics go too: OpenAI's `wandb`, and ours."""
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was sent, before recipes and aliases were expanded: a clone asks for the same again."""
+        return self._given
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remembering(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        job = handler(data)
+        if isinstance(data, dict):
+            # beside a method they mean nothing, and nobody has looked at what is in them
+            unused = "hyperparameters" if data.get("method") is not None else None
+            job._given = {name: value for name, value in data.items() if name != unused}
+        return job
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_our_terms(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("method") is not None:
+            return from_openai_terms(data)
+        given = {"hyperparameters": data.get("hyperparameters") or {}}
+        rest = {name: value for name, value in data.items() if name != "hyperparameters"}
+        return {**rest, "method": {"type": "supervised", "supervised": given}}
+
+
+class ProbeCreate(JobCreate):
+    """Body of `POST /v1/fine_tuning/probes`: a reinforcement job, and how much of it to try."""
+
+    probe: ProbeSize = ProbeSize()
+
+    @model_validator(mode="after")
+    def _samples(self) -> Self:
+        if not isinstance(self.method, Reinforcement):
+            message = "only a reinforcement job can be probed: the others do not sample groups from the model"
+            raise problem_at(message, "method", "type")
+        return self
+
+
+class ErrorRead(BaseModel):
+    code: str
+    message: str
+    param: str | None = None
+
+
+class FailureRead(BaseModel):
+    code: str
+    message: str
+    hint: str = ""
+    evidence: list[Any] = []
+
+
+class QueueRead(BaseModel):
+    position: int | None = None
+    """1: the next one; None where the job does not wait, or more than 1000 wait before it."""
+    reason: str | None = None
+
+
+class ProgressRead(BaseModel):
+    step: int
+    total_steps: int
+    seconds_remaining: float | None = None
+    """At the mean rate so far; None where nothing is known."""
+
+
+class EvalRead(BaseModel):
+    """Each evaluation as `{step, reward, …}`; `verdict` and `retention` are there once there is something."""
+
+    baseline: dict[str, Any] | None = None
+    """Before step 1."""
+    best: dict[str, Any] | None = None
+    """By held-out reward; `checkpoint` is its id where one is kept."""
+    last: dict[str, Any] | None = None
+    verdict: dict[str, Any] | None = None
+    """`last` against `baseline`, row by row: {text, difference, low, high, rows}."""
+    retention: dict[str, dict[str, Any]] | None = None
+    """Retention set → its baseline, last and verdict."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        always = {"baseline", "best", "last"}
+        shown: dict[str, Any] = handler(self)
+        return {name: value for name, value in shown.items() if value is not None or name in always}
+
+
+class ArtifactRead(BaseModel):
+    """A result file: `GET /v1/files/{id}/content` fetches it."""
+
+    object: Literal["fine_tuning.job.artifact"] = "fine_tuning.job.artifact"
+    id: str
+    kind: str
+    step: int
+    bytes: int
+    sha256: str
+    filename: str
+
+
+class JobRead(BaseModel):
+    """OpenAI's `fine_tuning.job`; the fields after `method` are ours and always there."""
+
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    id: str
+    created_at: int
+    finished_at: int | None
+    estimated_finish: int | None
+    model: str
+    fine_tuned_model: str | None
+    organization_id: str
+    status: str
+    training_file: str
+    validation_file: str | None
+    result_files: list[str]
+    trained_tokens: int | None
+    """Once it has succeeded, OpenAI's number: all tokens that were sampled, or of the rows' targets. What
+    gradients came from is in `actual`."""
+    error: ErrorRead | None
+    hyperparameters: dict[str, Any]
+    seed: int
+    suffix: str | None
+    metadata: dict[str, str] | None
+    integrations: list[Any] = []
+    """Those that OpenAI's clients know; `sinks` has all."""
+    method: dict[str, Any]
+    queue: QueueRead
+    progress: ProgressRead
+    phase: str
+    attempt: int
+    warnings: list[Any]
+    eval: EvalRead
+    artifacts: list[ArtifactRead]
+    failure: FailureRead | None
+    resources: dict[str, Any]
+    sinks: list[dict[str, Any]]
+    """Where metrics go beside this service, in the shape of `integrations`."""
+    started_at: int | None
+    estimate: dict[str, Any] | None
+    """What it was expected to cost when it was made, as `…/jobs/validate` says it."""
+    actual: dict[str, Any] | None
+    """What its steps have cost so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, and
+    at its end the seconds since it was first started."""
+
+
+class EventRead(BaseModel):
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    id: str
+    created_at: int
+    level: str
+    type: Literal["message", "metrics"]
+    message: str
+    data: dict[str, Any]
+
+
+class CheckpointRead(BaseModel):
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    id: str
+    created_at: int
+    fine_tuning_job_id: str
+    fine_tuned_model_checkpoint: str
+    step_number: int
+    is_best: bool
+    """Its policy is the best of all evaluated ones."""
+    metrics: dict[str, Any]
+    bytes: int
+    sha256: str
+
+
+class ProblemRead(BaseModel):
+    param: str
+    message: str
+
+
+class Range(BaseModel):
+    low: float
+    high: float
+
+
+class TokenRange(BaseModel):
+    low: int
+    high: int
+
+
+class Estimate(BaseModel):
+    """Null: nothing is known; `notes` say why, and what the rest rests on."""
+
+    steps: int
+    completions: int
+    """Sampled in all: prompts × group_size × steps."""
+    sampled_tokens: TokenRange
+    trained_tokens: TokenRange | None
+    peak_memory_bytes: TokenRange | None
+    """Of the engine: the GPU's memory, or on a CPU its process's."""
+    seconds: Range | None
+    notes: list[str]
+
+
+class RowCounts(BaseModel):
+    training: int
+    validation: int
+
+
+class ValidationRead(BaseModel):
+    """Answer of `POST /v1/fine_tuning/jobs/validate`."""
+
+    object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
+    valid: bool
+    problems: list[ProblemRead]
+    warnings: list[dict[str, str]]
+    rows: RowCounts
+    total_steps: int
+    method: dict[str, Any]
+    estimate: Estimate

@@ -1,0 +1,69 @@
+"""What a job knows of its evaluations: `jobs.evaluation`, and what is told of them.
+
+    {"baseline": …, "best": …, "last": …, "verdict": …, "retention": {name: {"baseline", "last", "verdict"}}}
+
+Boundary: pure; the recorder stores the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_engine.contract.events import VALIDATION, Evaluated, quality
+from service.jobs.progress.metrics import EVALUATION
+
+OPENAI_NAMES = {
+    "reward": "full_valid_mean_reward",
+    "loss": "full_valid_loss",
+    "mean_token_accuracy": "full_valid_mean_token_accuracy",
+}
+
+
+def with_event(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
+    """The document after an evaluation; None where it is known already.
+
+    The first evaluation of a step counts: a resumed engine repeats those since its checkpoint.
+    """
+    if event.name == VALIDATION:
+        found = _newer(known, event)
+        if found is None:
+            return None
+        best = max(known.get("best", found["last"]), found["last"], key=quality)
+        return {**known, **found, "best": best}
+    sets = known.get("retention", {})
+    found = _newer(sets.get(event.name, {}), event)
+    return None if found is None else {**known, "retention": {**sets, event.name: found}}
+
+
+def _newer(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
+    last = known.get("last")
+    if last is not None and event.step <= last["step"]:
+        return None
+    found = {"step": event.step, **event.metrics}
+    verdict = {"verdict": event.verdict.model_dump(mode="json")} if event.verdict else {}
+    return {"baseline": known.get("baseline", found), "last": found, **verdict}
+
+
+def metrics(event: Evaluated) -> dict[str, float]:
+    """Under the names of the metrics table: `eval/…`, of a retention set `eval/<name>/…`."""
+    prefix = EVALUATION if event.name == VALIDATION else f"{EVALUATION}{event.name}/"
+    return {f"{prefix}{name}": value for name, value in event.metrics.items()}
+
+
+def conclusion(event: Evaluated) -> tuple[str, dict[str, Any], str] | None:
+    """Message, data and level of what the whole training did; None before its end."""
+    if not event.is_final or event.verdict is None:
+        return None
+    verdict = event.verdict
+    data = {"step": event.step, "set": event.name, "verdict": verdict.model_dump(mode="json")}
+    is_loss = verdict.high is not None and verdict.high < 0
+    rows = f"{verdict.rows} rows compared"
+    subject = "Held-out reward" if event.name == VALIDATION else f"Retention set {event.name}"
+    message = f"{subject} after {event.step} steps: {verdict.text} ({rows})."
+    return message, data, "warn" if is_loss else "info"
+
+
+def in_openai_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those of an evaluation's metrics for which OpenAI has a name."""
+    return {theirs: metrics[ours] for ours, theirs in OPENAI_NAMES.items() if ours in metrics}

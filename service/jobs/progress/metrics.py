@@ -1,0 +1,112 @@
+"""A job's metrics: flat rows by step, thinned for charts, or as CSV with `step` first.
+
+Boundary: queries and shapes of the `metrics` table; the caller has checked whose job it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from service.platform.tables.core import Job, Metric
+
+MetricRow = dict[str, Any]
+EVALUATION = "eval/"
+"""Begins the names of what was measured on held-out rows."""
+
+
+def add_metrics(session: Session, job_id: str, measured: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+    """Stores (step, values), of training or of an evaluation: all meet in the step's row, in any order.
+
+    Values whose names are there are a repetition, and the first write wins. The caller holds the job's row,
+    so nobody else writes here.
+    """
+    steps = {step for step, _ in measured}
+    query = select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps))
+    rows = {row.step: row for row in session.scalars(query)}
+    for step, values in measured:
+        row = rows.get(step)
+        if row is None:
+            rows[step] = Metric(job_id=job_id, step=step, values=dict(values))
+        elif values.keys().isdisjoint(row.values):
+            row.values = {**row.values, **values}
+    session.add_all(rows.values())
+    session.flush()
+
+
+def metric_rows(
+    session: Session,
+    tenant: str,
+    job_id: str,
+    *,
+    after_step: int = -1,
+    names: Collection[str] | None = None,
+    limit: int | None = None,
+) -> list[MetricRow]:
+    """`{"step": …, name: value, …}` in order of steps; only `names` where given. `limit` rows at most."""
+    query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step).limit(limit)
+    return [_flat(metric.step, metric.values, names) for metric in session.scalars(query)]
+
+
+def evaluations_at(session: Session, job_id: str, steps: Collection[int]) -> dict[int, dict[str, float]]:
+    """Step → what was measured on the held-out rows there, as `{"eval/reward": …}`, where anything was."""
+    rows = session.scalars(select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps)))
+    own = ((row.step, _held_out(row.values)) for row in rows)
+    return {step: values for step, values in own if values}
+
+
+def _held_out(values: Mapping[str, float]) -> dict[str, float]:
+    """Without those of retention sets, `eval/<name>/…`."""
+    return {
+        name: value
+        for name, value in values.items()
+        if name.startswith(EVALUATION) and "/" not in name.removeprefix(EVALUATION)
+    }
+
+
+def thinned_rows(
+    session: Session,
+    tenant: str,
+    job_id: str,
+    *,
+    after_step: int,
+    names: Collection[str] | None,
+    max_points: int,
+) -> list[MetricRow]:
+    """At most `max_points` rows, evenly spread over all after `after_step`, first and last among them."""
+    query = _owned(tenant, job_id).where(Metric.step > after_step).with_only_columns(Metric.step)
+    steps = thinned(list(session.scalars(query.order_by(Metric.step))), max_points)
+    rows = session.scalars(_owned(tenant, job_id).where(Metric.step.in_(steps)).order_by(Metric.step))
+    return [_flat(metric.step, metric.values, names) for metric in rows]
+
+
+def thinned(values: Sequence[int], max_points: int) -> list[int]:
+    """At most `max_points` (2 or more) of the values, evenly spread, the first and the last among them."""
+    if len(values) <= max_points:
+        return list(values)
+    last = len(values) - 1
+    return [values[round(index * last / (max_points - 1))] for index in range(max_points)]
+
+
+def to_csv(rows: Sequence[MetricRow]) -> str:
+    """One line a step; `step` is the first column, the others are sorted; a missing value is empty."""
+    columns = sorted({name for row in rows for name in row} - {"step"})
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ["step", *columns], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _owned(tenant: str, job_id: str) -> Select[Metric]:
+    return select(Metric).join(Job, Job.id == Metric.job_id).where(Job.id == job_id, Job.tenant == tenant)
+
+
+def _flat(step: int, values: Mapping[str, Any], names: Collection[str] | None) -> MetricRow:
+    chosen = values if names is None else {name: values[name] for name in names if name in values}
+    return {"step": step, **{name: value for name, value in chosen.items() if name != "step"}}

@@ -1,0 +1,112 @@
+"""Published checkpoints as rows: written under the fence, withdrawn when damaged, retired when too many.
+
+Boundary: rows only. The worker uploads archives before their row and deletes them after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from service.jobs.model import names
+from service.jobs.store import history
+from service.jobs.store.queue import QUIET, holds, lock
+from service.platform.tables.core import Checkpoint, Job
+
+
+@dataclass(frozen=True)
+class Archives:
+    """Where a checkpoint's two archives lie in storage."""
+
+    state_key: str
+    state_sha256: str
+    adapter_key: str
+    adapter_sha256: str
+    adapter_bytes: int
+
+
+def publish_checkpoint(
+    session: Session,
+    job_id: str,
+    fence: int,
+    *,
+    checkpoint_id: str,
+    step: int,
+    archives: Archives,
+    metrics: dict[str, Any],
+) -> bool:
+    """Make a checkpoint visible; a new step clears the failures. False: the fence is stale."""
+    if lock(session, *holds(job_id, fence)) is None:
+        return False
+    session.execute(
+        update(Job)
+        .where(*holds(job_id, fence), Job.checkpoint_step < step)
+        .values(checkpoint_step=step, failures=0)
+        .execution_options(**QUIET)
+    )
+    found = select(Checkpoint).where(Checkpoint.job_id == job_id, Checkpoint.step == step)
+    row = session.scalars(found).one_or_none()
+    if row is None:
+        row = Checkpoint(id=checkpoint_id, job_id=job_id, step=step)
+        session.add(row)
+    for name, value in vars(archives).items():
+        setattr(row, name, value)
+    row.fence, row.metrics = fence, metrics
+    data = {"step": step, "checkpoint": row.id}
+    message = f"Checkpoint created at step {step}."
+    history.append(session, job_id, history.Entry("message", message, data=data, fence=fence))
+    return True
+
+
+def usable_checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
+    """Checkpoints a run can go on from, newest first."""
+    rows = select(Checkpoint).where(Checkpoint.job_id == job_id, Checkpoint.state_key.is_not(None))
+    return list(session.scalars(rows.order_by(Checkpoint.step.desc())))
+
+
+def withdraw_checkpoint(session: Session, job_id: str, fence: int, step: int, reason: str) -> bool:
+    """Never resume from this checkpoint again: its state is damaged. False: the fence is stale."""
+    if lock(session, *holds(job_id, fence)) is None:
+        return False
+    where = (Checkpoint.job_id == job_id, Checkpoint.step == step)
+    session.execute(update(Checkpoint).where(*where).values(state_key=None).execution_options(**QUIET))
+    usable = (Checkpoint.job_id == job_id, Checkpoint.state_key.is_not(None))
+    newest = select(func.coalesce(func.max(Checkpoint.step), 0)).where(*usable).scalar_subquery()
+    session.execute(
+        update(Job).where(*holds(job_id, fence)).values(checkpoint_step=newest).execution_options(**QUIET)
+    )
+    message = f"The checkpoint of step {step} is skipped: {reason}"
+    entry = history.Entry("message", message, "warn", {"step": step}, fence)
+    history.append(session, job_id, entry)
+    return True
+
+
+def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> list[str] | None:
+    """Drop all but the newest `keep`, the best evaluated one and those that other jobs started from.
+
+    Answers storage keys to delete. None: the fence is stale.
+    """
+    held = select(Job.evaluation).where(*holds(job_id, fence)).with_for_update()
+    evaluation = session.execute(held).scalar_one_or_none()
+    if evaluation is None:
+        return None
+    rows = session.scalars(
+        select(Checkpoint).where(Checkpoint.job_id == job_id).order_by(Checkpoint.step.desc())
+    ).all()
+    best = evaluation.get("best", {}).get("step")
+    started_from = _steps_started_from(session, job_id, [row.step for row in rows[keep:]])
+    retired = [row for row in rows[keep:] if row.step != best and row.step not in started_from]
+    ids = [row.id for row in retired]
+    session.execute(delete(Checkpoint).where(Checkpoint.id.in_(ids)).execution_options(**QUIET))
+    return [key for row in retired for key in (row.state_key, row.adapter_key) if key is not None]
+
+
+def _steps_started_from(session: Session, job_id: str, steps: list[int]) -> set[int]:
+    """Those whose checkpoint some job names as its model: its own descendants are found through it."""
+    job = session.get_one(Job, job_id)
+    by_name = {names.checkpoint_model(names.model_of(job), step): step for step in steps}
+    used = select(Job.model).where(Job.tenant == job.tenant, Job.model.in_(by_name))
+    return {by_name[name] for name in session.scalars(used)}

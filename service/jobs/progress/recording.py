@@ -1,0 +1,229 @@
+"""What the engine says → rows: metrics, rollouts, evaluations, warnings, history. Fenced and idempotent.
+
+One UPDATE moves `engine_sequence` from the value that was read, under the fence; events up to it are
+ignored, and a metric or rollout that exists stays as it is: the first write wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from grpo_engine.contract import events as engine
+from service.jobs.intake import costs
+from service.jobs.model.states import JobState
+from service.jobs.progress import evaluations
+from service.jobs.progress.metrics import add_metrics
+from service.jobs.store import history
+from service.jobs.store.queue import QUIET, holds
+from service.platform.tables.core import Base, Job, Rollout
+
+MAX_WARNINGS = 100
+BATCH_ROWS = 500
+TRAINING_NAMES = {
+    "reward": "train_mean_reward",
+    "loss": "train_loss",
+    "mean_token_accuracy": "train_mean_token_accuracy",
+}
+"""Our metric → OpenAI's name beside it in a metrics event."""
+
+
+def record_events(
+    session: Session,
+    job_id: str,
+    fence: int,
+    events: Sequence[engine.Event],
+    rollouts: Sequence[tuple[int, dict[str, Any]]] = (),
+    notes: Sequence[history.Entry] = (),
+) -> int | None:
+    """Store a batch in order, and the worker's own `notes` after it. Answers how many events were new.
+
+    `rollouts`: `rollout_rows` of the same events, made before the transaction began. None: the fence is
+    stale, and nothing was written.
+    """
+    held = select(Job).where(*holds(job_id, fence)).with_for_update()
+    job = session.scalars(held.execution_options(populate_existing=True)).one_or_none()
+    if job is None:
+        return None
+    batch = _Batch(job)
+    new = [event for event in events if event.sequence > job.engine_sequence]
+    for event in new:
+        batch.add(event)
+    if new and not _advance(session, job, new[-1].sequence, batch.values):
+        return None
+    if batch.metrics:
+        add_metrics(session, job_id, batch.metrics)
+    _insert_new(session, Rollout, [row for sequence, row in rollouts if sequence > job.engine_sequence])
+    if entries := [*batch.entries, *notes]:
+        history.append(session, job_id, *entries)
+    return len(new)
+
+
+def rollout_rows(job_id: str, events: Sequence[engine.Event]) -> list[tuple[int, dict[str, Any]]]:
+    """(Event's sequence, row) of each recorded group. Large, so it needs no session and holds no lock."""
+    return [
+        (
+            event.sequence,
+            {
+                "job_id": job_id,
+                "split": event.split,
+                "step": event.step,
+                "position": position,
+                "has_signal": group.has_signal,
+                "data": clean(group.model_dump(mode="json") | ({"set": event.name} if event.name else {})),
+            },
+        )
+        for event in events
+        if isinstance(event, engine.RolloutsRecorded)
+        for position, group in enumerate(event.groups, event.first)
+    ]
+
+
+def _advance(session: Session, job: Job, sequence: int, values: dict[str, Any]) -> bool:
+    moved = session.execute(
+        update(Job)
+        .where(*holds(job.id, job.fence), Job.engine_sequence == job.engine_sequence)
+        .values(engine_sequence=sequence, **values)
+        .returning(Job.id)
+        .execution_options(**QUIET)
+    )
+    return moved.scalar_one_or_none() is not None
+
+
+def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]]) -> None:
+    """Rows whose key is not there yet; the others stay as they are."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    for start in range(0, len(rows), BATCH_ROWS):
+        statement: Insert = dialect.insert(table).on_conflict_do_nothing()
+        session.execute(statement, rows[start : start + BATCH_ROWS])
+
+
+BETWEEN_STEPS = {"training", "evaluating"}
+"""Phases that follow one another all the time: told when the job starts, and in its row."""
+STARTED = "Training "
+"""Begins the message whose data says what the engine runs with."""
+SKIPPED: dict[engine.SkipReason, str] = {
+    "no_signal": "no group had two different rewards",
+    "all_masked": "every completion was cut, and cut ones are masked",
+    "nothing_to_distil": "no attempt failed with something to tell about it",
+}
+
+
+class _Batch:
+    """What a run of events changes, gathered before anything is written."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.total_steps = job.total_steps
+        self.values: dict[str, Any] = {}
+        self.metrics: list[tuple[int, dict[str, float]]] = []
+        self.entries: list[history.Entry] = []
+
+    def add(self, event: engine.Event) -> None:
+        match event:
+            case engine.Started():
+                self._started(event)
+            case engine.PhaseChanged():
+                self._phase(event)
+            case engine.StepFinished() | engine.StepSkipped():
+                self._step(event)
+            case engine.Evaluated():
+                self._evaluated(event)
+            case engine.Warned():
+                self._warned(event)
+            case engine.Probed():
+                result = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
+                self.values["probe"] = {**(self.job.probe or {}), "result": clean(result)}
+            case engine.RolloutsRecorded():
+                pass  # `rollout_rows` has made their rows
+            case engine.CheckpointSaved() | engine.Stopped() | engine.Finished() | engine.Failed():
+                pass  # the worker acts on these itself and writes their history then
+
+    def _tell(self, type_: str, message: str, data: dict[str, Any], level: str = "info") -> None:
+        self.entries.append(history.Entry(type_, clean(message), level, clean(data), self.job.fence))
+
+    @property
+    def _actual(self) -> costs.Cost | None:
+        return self.values.get("actual", self.job.actual)
+
+    def _phase(self, event: engine.PhaseChanged) -> None:
+        before = self.values.get("phase", self.job.phase)
+        if self.job.state != JobState.RUNNING.value or event.phase == before:
+            return
+        self.values["phase"] = event.phase
+        if event.step == 0 or {before, event.phase} != BETWEEN_STEPS:
+            message = f"The engine is {event.phase}."
+            entry = history.status(JobState.RUNNING, message, phase=event.phase, fence=self.job.fence)
+            self.entries.append(entry)
+
+    def _started(self, event: engine.Started) -> None:
+        self.total_steps = self.values["total_steps"] = event.total_steps
+        self.values["actual"] = costs.with_start(self._actual, event)
+        how = f"resumed from step {event.resumed_from_step}" if event.resumed_from_step else "started"
+        data = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
+        self._tell("message", f"{STARTED}{how} on {event.device} ({event.dtype}, {event.sampler}).", data)
+
+    def _step(self, event: engine.StepFinished | engine.StepSkipped) -> None:
+        self.values["step"] = max(event.step, self.values.get("step", self.job.step))
+        self.metrics.append((event.step, event.metrics))
+        self.values["actual"] = costs.with_step(self._actual, event.metrics)
+        data = self._numbers(event.step, event.metrics, TRAINING_NAMES)
+        if isinstance(event, engine.StepSkipped):
+            text = f"Step {event.step}/{self.total_steps} skipped: {SKIPPED[event.reason]}."
+            self._tell("metrics", text, data | {"skipped": event.reason}, level="warn")
+        else:
+            text = f"Step {event.step}/{self.total_steps}: {_headline(event.metrics)}"
+            self._tell("metrics", text, data)
+
+    def _numbers(self, step: int, metrics: dict[str, float], names: dict[str, str]) -> dict[str, Any]:
+        openai = {theirs: metrics[ours] for ours, theirs in names.items() if ours in metrics}
+        return {"step": step, "total_steps": self.total_steps, **metrics, **openai}
+
+    def _evaluated(self, event: engine.Evaluated) -> None:
+        known = self.values.get("evaluation", self.job.evaluation)
+        changed = evaluations.with_event(known, event)
+        if changed is None:
+            return
+        self.values["evaluation"] = changed
+        prefixed = evaluations.metrics(event)
+        if event.step:  # steps count from 1; what was before them is the baseline
+            self.metrics.append((event.step, prefixed))
+        data = {"step": event.step, "total_steps": self.total_steps, **prefixed}
+        shown = _headline(event.metrics) + (f"; {event.verdict.text}" if event.verdict else "")
+        if event.name == engine.VALIDATION:
+            data |= evaluations.in_openai_names(event.metrics)
+            self._tell("metrics", f"Evaluation after step {event.step}: {shown}", data)
+        else:
+            self._tell("message", f"Retention set {event.name} after step {event.step}: {shown}", data)
+        if (conclusion := evaluations.conclusion(event)) is not None:
+            self._tell("message", *conclusion)
+
+    def _warned(self, event: engine.Warned) -> None:
+        warning = clean({"code": event.code, "message": event.message})
+        known = self.values.get("warnings", self.job.warnings)
+        if event.step is not None and warning in known:
+            return  # a resumed engine repeats the steps since its checkpoint
+        if warning not in known and len(known) < MAX_WARNINGS:
+            self.values["warnings"] = [*known, warning]
+        self._tell("message", event.message, {"code": event.code}, level="warn")
+
+
+def _headline(metrics: dict[str, float]) -> str:
+    shown = [f"{name}={metrics[name]:.4g}" for name in ("reward", "kl", "loss") if name in metrics]
+    return ", ".join(shown) or "done"
+
+
+def clean(value: Any) -> Any:
+    """`value` without NUL characters and lone surrogates, which PostgreSQL refuses and models do write."""
+    if isinstance(value, str):
+        readable = value.replace("\x00", "\ufffd")
+        return readable.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {clean(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value

@@ -1,0 +1,90 @@
+"""What `auditing.check_history` judges: a job's whole history, and every archive of it read and hashed.
+
+Boundary: reads only, and no bytes move inside a session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import select
+
+from service.jobs.model.states import JobState
+from service.jobs.results.integrity import Event, Stored, Violation, check_history
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.storage import ObjectMissing, Storage
+from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
+
+
+def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures: int = 3) -> list[Violation]:
+    """All that is wrong with the job as it is now. Raises LookupError where there is none of this id."""
+    with database.reading() as session:
+        if (job := session.get(Job, job_id)) is None:
+            raise LookupError(f"there is no job {job_id}")
+        now = session.scalar(select(db_now()))
+    is_probe = job.probe is not None
+    stored = [*stored_of(database, storage, job_id), *(() if is_probe else _deleted(job))]
+    told = history_of(database, job_id)
+    return check_history(told, stored, max_failures=max_failures, is_probe=is_probe, now=now)
+
+
+def job_ids(database: Database) -> list[str]:
+    """Of every job, oldest first."""
+    with database.reading() as session:
+        return list(session.scalars(select(Job.id).order_by(Job.created_at, Job.id)))
+
+
+def history_of(database: Database, job_id: str) -> list[Event]:
+    """In order."""
+    columns = (JobEvent.sequence, JobEvent.created_at, JobEvent.type, JobEvent.level, JobEvent.fence)
+    query = select(*columns, JobEvent.data).where(JobEvent.job_id == job_id).order_by(JobEvent.sequence)
+    with database.reading() as session:
+        return [Event(*row) for row in session.execute(query)]
+
+
+def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Stored]:
+    """Checkpoints (the state to resume from and the adapter) and results."""
+    results = select(Artifact, File).join(File, File.id == Artifact.id).where(Artifact.job_id == job_id)
+    with database.reading() as session:
+        files = session.execute(results).all()
+    for row in _checkpoints(database, job_id):
+        name, about = f"the checkpoint of step {row.step}", ("checkpoint", row.step, row.fence)
+        archives = {
+            "state": (row.state_key, row.state_sha256),
+            "adapter": (row.adapter_key, row.adapter_sha256),
+        }
+        for part, (key, sha256) in archives.items():
+            found = _sha256(storage, key) if key is not None else None
+            if key is not None and (found is not None or _is_kept(database, job_id, row.id)):
+                yield Stored(f"{name} ({part})", *about, sha256, found)
+    for artifact, file in files:
+        about = (artifact.kind, artifact.step, artifact.fence)
+        yield Stored(file.filename, *about, file.sha256, _sha256(storage, file.storage_key))
+
+
+def _deleted(job: Job) -> Iterator[Stored]:
+    """The result of a job whose model its owner has deleted."""
+    if job.state == JobState.SUCCEEDED.value and job.fine_tuned_model is None:
+        yield Stored("the deleted model", "adapter", job.step, job.fence, "", None, was_deleted=True)
+
+
+def _checkpoints(database: Database, job_id: str) -> Sequence[Checkpoint]:
+    with database.reading() as session:
+        return session.scalars(select(Checkpoint).where(Checkpoint.job_id == job_id)).all()
+
+
+def _is_kept(database: Database, job_id: str, checkpoint_id: str) -> bool:
+    """A running job may have retired it while others were read."""
+    return checkpoint_id in {row.id for row in _checkpoints(database, job_id)}
+
+
+def _sha256(storage: Storage, key: str) -> str | None:
+    digest = hashlib.sha256()
+    try:
+        for piece in storage.stream(key):
+            digest.update(piece)
+    except ObjectMissing:
+        return None
+    return digest.hexdigest()

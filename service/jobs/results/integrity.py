@@ -1,0 +1,195 @@
+"""Is what a job did sound? One pure function over its history and what is stored of it.
+
+Boundary: plain records in, violations out; `evidence.py` reads the records. It knows no configuration but
+how many attempts may fail in a row, so that it can judge any job's past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.jobs.model.states import HELD, TERMINAL, TRANSITIONS, JobState
+
+RESULTS = frozenset({"adapter", "model", "experiences"})
+
+
+@dataclass(frozen=True)
+class Event:
+    """One entry of the history (`models.JobEvent`)."""
+
+    sequence: int
+    at: float
+    """Unix seconds by the database's clock."""
+    type: str
+    level: str
+    fence: int
+    data: dict[str, Any]
+
+    @property
+    def state(self) -> JobState | None:
+        """The inner state that it tells; None where it tells none."""
+        return JobState(self.data["state"]) if self.type == "status" else None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint's archive or a result: what the database says of it and what the storage holds."""
+
+    name: str
+    kind: str
+    """`checkpoint`, `adapter`, `model`, `experiences` or `metrics`."""
+    step: int
+    fence: int
+    """Of the attempt that wrote it."""
+    sha256: str
+    found_sha256: str | None
+    """None: the storage has nothing under its key."""
+    was_deleted: bool = False
+    """By its owner; then nothing need be there."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was broken."""
+
+    rule: str
+    message: str
+
+
+def check_history(
+    events: Sequence[Event],
+    artifacts: Sequence[Stored],
+    *,
+    max_failures: int = 3,
+    is_probe: bool = False,
+    now: float | None = None,
+    quiet_seconds: float = 3600.0,
+) -> list[Violation]:
+    """What is wrong with a job; empty: nothing.
+
+    `events`: all of them, in order. `is_probe`: its success leaves no weights. `now`: by the database's
+    clock; with it, a job that a worker holds must have said something in the last `quiet_seconds`.
+    """
+    return [
+        *_numbers(events),
+        *_states(events),
+        *_fences(events),
+        *_metrics(events),
+        *_attempts(events, max_failures),
+        *_artifacts(events, artifacts, is_probe),
+        *(_progress(events, now - quiet_seconds) if now is not None else ()),
+    ]
+
+
+def _numbers(events: Sequence[Event]) -> Iterator[Violation]:
+    for expected, event in enumerate(events, 1):
+        if event.sequence != expected:
+            message = f"event {expected} is missing: {event.sequence} stands in its place"
+            yield Violation("events are numbered without gaps", message)
+            return
+
+
+def _states(events: Sequence[Event]) -> Iterator[Violation]:
+    """Each change is one of the transition table; nothing at all follows a terminal state."""
+    before: Event | None = None
+    for event in events:
+        if before is not None and before.state in TERMINAL:
+            message = f"event {event.sequence} follows the job's end, event {before.sequence}"
+            yield Violation("terminal states never change", message)
+        if event.state is None:
+            continue
+        if not _may_follow(before, event):
+            came_from = before.state if before is not None else "nothing"
+            message = f"event {event.sequence}: {came_from} → {event.state} under fence {event.fence}"
+            yield Violation("states change as the table says", message)
+        before = event
+
+
+def _may_follow(before: Event | None, event: Event) -> bool:
+    if before is None or before.state is None or event.state is None:
+        return event.state in (JobState.QUEUED, JobState.RUNNING)
+    if event.state is before.state:  # an attempt goes on in another phase
+        return event.state in HELD and event.fence == before.fence
+    return event.state in TRANSITIONS[before.state]
+
+
+def _fences(events: Sequence[Event]) -> Iterator[Violation]:
+    """What was accepted came from the newest holder."""
+    newest, claims = 0, 0
+    for event in events:
+        if event.fence < newest:
+            message = f"event {event.sequence} was written under fence {event.fence} after one under {newest}"
+            yield Violation("fences never decrease", message)
+        if _is_claim(event):
+            if event.fence <= claims:
+                message = f"event {event.sequence} claims under fence {event.fence}, which was used before"
+                yield Violation("each claim has a new fence", message)
+            claims = event.fence
+        newest = max(newest, event.fence)
+
+
+def _metrics(events: Sequence[Event]) -> Iterator[Violation]:
+    """A step's published value never changes, and no step is left out."""
+    known: dict[int, dict[str, Any]] = {}
+    for event in (each for each in events if each.type == "metrics"):
+        values = known.setdefault(int(event.data["step"]), {})
+        for name, value in event.data.items():
+            if values.setdefault(name, value) != value:
+                message = (
+                    f"event {event.sequence}: {name} of step {event.data['step']} is another than before"
+                )
+                yield Violation("a published metric never changes", message)
+    if missing := set(range(1, max(known, default=0) + 1)) - set(known):
+        message = f"steps {_some(missing)} have no metrics, later ones do"
+        yield Violation("every step has its metrics", message)
+
+
+def _attempts(events: Sequence[Event], max_failures: int) -> Iterator[Violation]:
+    """So many attempts in a row may end without a new checkpoint, and no more."""
+    failures = 0
+    for event in events:
+        if event.type == "message" and "checkpoint" in event.data:
+            failures = 0
+        elif event.state is JobState.QUEUED and event.level == "warn":
+            failures += 1
+            if failures >= max_failures:
+                message = f"event {event.sequence} queues the job again after {failures} failures in a row"
+                yield Violation("attempts are bounded", message)
+
+
+def _artifacts(events: Sequence[Event], artifacts: Sequence[Stored], is_probe: bool) -> Iterator[Violation]:
+    claims = {event.fence for event in events if _is_claim(event)}
+    for each in artifacts:
+        if each.found_sha256 != each.sha256 and not each.was_deleted:
+            message = f"{each.name} is {'another' if each.found_sha256 else 'missing'} in the storage"
+            yield Violation("what is stored is what was stored", message)
+        if claims and each.fence not in claims:
+            message = f"{each.name} was written under fence {each.fence}, which no claim has given"
+            yield Violation("only a holder publishes", message)
+    yield from _results([] if is_probe else events, [each for each in artifacts if each.kind in RESULTS])
+
+
+def _results(events: Sequence[Event], results: Sequence[Stored]) -> Iterator[Violation]:
+    """A job that succeeded, and no other, has one result: its last holder's."""
+    ends = [event for event in events if event.state is JobState.SUCCEEDED]
+    found = [(each.name, each.fence) for each in results]
+    if len(ends) != len(results) or any(each.fence != ends[-1].fence for each in results):
+        message = f"{len(ends)} successes, but these results: {found}"
+        yield Violation("a success has its one result", message)
+
+
+def _progress(events: Sequence[Event], heard_since: float) -> Iterator[Violation]:
+    states = [event.state for event in events if event.state is not None]
+    if states and states[-1] in HELD and events[-1].at < heard_since:
+        message = f"it is {states[-1].value}, and event {events[-1].sequence} was the last for a long time"
+        yield Violation("a job is over or gets on", message)
+
+
+def _is_claim(event: Event) -> bool:
+    return event.state is JobState.RUNNING and event.data.get("phase") == "preparing"
+
+
+def _some(steps: set[int], limit: int = 10) -> str:
+    return ", ".join(map(str, sorted(steps)[:limit])) + (", …" if len(steps) > limit else "")

@@ -1,0 +1,70 @@
+"""The facts of a job's manifest, out of its rows and the catalogue.
+
+Boundary: queries; the worker uses it too. `manifest.py` makes a document of them.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.jobs.progress.recording import STARTED
+from service.jobs.results.manifest import DataFile, Facts
+from service.jobs.store import repository
+from service.platform.catalog import Catalog
+from service.platform.tables.core import File, Job, JobEvent
+
+ENGINE = ("versions", "device", "dtype", "sampler")
+
+
+def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
+    """What is known by now."""
+    base = _base(session, job, catalog)
+    entry, told = catalog.find(base), _told_at_start(session, job.id)
+    return Facts(
+        model=job.model,
+        base=entry.path if entry and entry.folder is None else base,
+        revision=entry.revision if entry else None,
+        method=job.method,
+        seed=job.seed,
+        resources=job.resources,
+        files=_files(session, job),
+        evaluation=job.evaluation,
+        engine={name: told[name] for name in ENGINE if name in told},
+        service_version=version("grpo-service"),
+        fingerprint=told.get("base_fingerprint") or None,
+    )
+
+
+def _base(session: Session, job: Job, catalog: Catalog) -> str:
+    """What an adapter of this job lies on: a model of the catalogue, or an earlier job's whole weights."""
+    name = job.model
+    for _ in range(repository.MAX_LINEAGE):
+        parent = None if catalog.find(name) else repository.resolve_model(session, job.tenant, name)
+        if parent is None or parent.kind == "model":
+            break
+        name = parent.job.model
+    return name
+
+
+def _files(session: Session, job: Job) -> dict[str, DataFile]:
+    """Also those that were deleted since: what was trained on does not change."""
+    settings = job.method[job.method["type"]]
+    ids = {"training_file": job.training_file, "validation_file": job.validation_file}
+    ids |= {f"retention.{kept['name']}": kept["file"] for kept in settings.get("retention") or ()}
+    rows = session.scalars(
+        select(File).where(File.tenant == job.tenant, File.id.in_(filter(None, ids.values())))
+    )
+    found = {row.id: DataFile(row.id, row.filename, row.num_bytes, row.sha256) for row in rows}
+    return {name: found[file_id] for name, file_id in ids.items() if file_id in found}
+
+
+def _told_at_start(session: Session, job_id: str) -> dict[str, Any]:
+    """By the engine of the first attempt that started to train."""
+    told = select(JobEvent.data).where(
+        JobEvent.job_id == job_id, JobEvent.type == "message", JobEvent.message.startswith(STARTED)
+    )
+    return session.scalars(told.order_by(JobEvent.sequence).limit(1)).first() or {}

@@ -1,0 +1,287 @@
+"""Queries about jobs. Each takes the tenant: a foreign id finds nothing.
+
+Boundary: SELECTs and INSERTs inside the caller's transaction. State changes are `queue.py`'s, history is
+`history.py`'s; metrics, rollouts and the queue's length have their own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from service.jobs.model import names
+from service.jobs.model.names import MODEL_PREFIX
+from service.jobs.model.states import TERMINAL
+from service.platform.clock import db_now
+from service.platform.errors import NotFound
+from service.platform.tables.core import Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent, exists_now
+
+DEDUPLICATION_SECONDS = 600
+"""So long a client may go on sending a request whose answer was lost."""
+MAX_LINEAGE = 100
+_ENDED = [state.value for state in TERMINAL]
+
+
+# What nearly every request asks is built once: that takes longer than the database takes to answer.
+_ROW = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
+_JOB, _PROBE = _ROW.where(Job.probe.is_(None)), _ROW.where(Job.probe.is_not(None))
+_RESULTS = (
+    select(Artifact, File)
+    .join(File, File.id == Artifact.id)
+    .where(Artifact.job_id.in_(bindparam("job_ids", expanding=True)))
+    .where(File.tenant == bindparam("of_tenant"), File.deleted_at.is_(None))
+)
+_ARE_THERE = (
+    File.id.in_(bindparam("file_ids", expanding=True)),
+    File.tenant == bindparam("of_tenant"),
+    exists_now(),
+)
+_FILES, _FILE_IDS = select(File).where(*_ARE_THERE), select(File.id).where(*_ARE_THERE)
+_NOW = select(db_now())
+
+WeightsKind = Literal["adapter", "model", "experiences"]
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """What a fine-tuned model's name stands for: a job's result, or one of its checkpoints."""
+
+    job: Job
+    kind: WeightsKind
+    """`model`: whole weights; `experiences`: none, but the library of a training-free job."""
+    storage_key: str
+    """Of the tar.gz."""
+    sha256: str
+    created_at: float
+    """Unix seconds."""
+
+
+def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
+    return session.scalar(_JOB, {"job_id": job_id, "of_tenant": tenant})
+
+
+def require_job(session: Session, tenant: str, job_id: str) -> Job:
+    """The tenant's job. Raises NotFound for any other id, whoever owns it."""
+    job = find_job(session, tenant, job_id)
+    if job is None:
+        message = f"There is no fine-tuning job {job_id}."
+        raise NotFound(message, param="fine_tuning_job_id", code="job_not_found")
+    return job
+
+
+def find_probe(session: Session, tenant: str, probe_id: str) -> Job | None:
+    return session.scalar(_PROBE, {"job_id": probe_id, "of_tenant": tenant})
+
+
+def find_by_model(session: Session, tenant: str, fine_tuned_model: str) -> Job | None:
+    """The job that made a fine-tuned model."""
+    return session.scalar(select(Job).where(Job.fine_tuned_model == fine_tuned_model, Job.tenant == tenant))
+
+
+def fine_tuned(session: Session, tenant: str) -> list[Job]:
+    """The tenant's jobs that made a model, newest first."""
+    query = select(Job).where(Job.tenant == tenant, Job.fine_tuned_model.is_not(None))
+    return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
+
+
+def resolve_model(session: Session, tenant: str, name: str) -> ModelWeights | None:
+    """The tenant's weights of a fine-tuned model's name, or of a checkpoint's; None where there are none."""
+    if not name.startswith(MODEL_PREFIX):
+        return None
+    point = names.checkpoint_of(name)
+    if point is not None:
+        return _checkpoint_weights(session, tenant, *point)
+    job = find_by_model(session, tenant, name)
+    pairs = [] if job is None else artifacts_of(session, tenant, [job.id])
+    for artifact, file in pairs:
+        if job is not None and artifact.kind != "metrics":
+            created_at = job.finished_at or job.created_at
+            return ModelWeights(job, kind_of(job), file.storage_key, file.sha256, created_at)
+    return None
+
+
+def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: int) -> ModelWeights | None:
+    """A job that has not succeeded has no model's name; its checkpoints carry the one it would have had."""
+    job = find_by_model(session, tenant, fine_tuned) or find_job(session, tenant, names.job_of(fine_tuned))
+    if job is None or names.model_of(job) != fine_tuned:
+        return None
+    found = select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.step == step)
+    point = session.scalar(found)
+    if point is None:
+        return None
+    return ModelWeights(job, kind_of(job), point.adapter_key, point.adapter_sha256, point.created_at)
+
+
+def kind_of(job: Job) -> WeightsKind:
+    """What a job makes."""
+    if job.method["type"] == "training_free":
+        return "experiences"
+    is_whole = job.method[job.method["type"]]["hyperparameters"]["lora"] == "full"
+    return "model" if is_whole else "adapter"
+
+
+def base_model_name(session: Session, tenant: str, model: str) -> str | None:
+    """The catalogue name a model comes from; None where an ancestor or its weights are not there."""
+    for _ in range(MAX_LINEAGE):
+        if not model.startswith(MODEL_PREFIX):
+            return model
+        parent = resolve_model(session, tenant, model)
+        if parent is None:
+            return None
+        model = parent.job.model
+    return None
+
+
+def descendants(session: Session, tenant: str, model: str) -> list[str]:
+    """Ids of unfinished jobs that start from a model or from one of its checkpoints."""
+    of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
+    starts_there = or_(Job.model == model, of_checkpoint)
+    query = select(Job.id).where(Job.tenant == tenant, starts_there, Job.state.not_in(_ENDED))
+    return list(session.scalars(query))
+
+
+def page_of_jobs(
+    session: Session, tenant: str, *, after: Job | None, limit: int, labels: Mapping[str, str] | None
+) -> list[Job]:
+    """Newest first, `limit` + 1 of them. `labels` empty: those without metadata; None: all."""
+    query = select(Job).where(Job.probe.is_(None))
+    if labels is not None and not labels:
+        query = query.where(Job.labels.is_(None))
+    for name, value in (labels or {}).items():
+        query = query.where(_has_label(session, name, value))
+    return _page(session, query, tenant, after, limit)
+
+
+def page_of_probes(session: Session, tenant: str, *, after: Job | None, limit: int) -> list[Job]:
+    """Newest first, `limit` + 1 of them."""
+    return _page(session, select(Job).where(Job.probe.is_not(None)), tenant, after, limit)
+
+
+def _page(session: Session, query: Select[Job], tenant: str, after: Job | None, limit: int) -> list[Job]:
+    query = query.where(Job.tenant == tenant)
+    if after is not None:
+        query = query.where(tuple_(Job.created_at, Job.id) < (after.created_at, after.id))
+    return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)))
+
+
+def _has_label(session: Session, name: str, value: str) -> ColumnElement[bool]:
+    if session.get_bind().dialect.name == "postgresql":
+        return Job.labels[name].as_string() == value
+    # SQLite's JSON paths can quote neither every key nor find an escaped one.
+    pair = func.json_each(Job.labels).table_valued("key", "value")
+    return select(pair.c.key).where(pair.c.key == name, pair.c.value == value).exists()
+
+
+def now(session: Session) -> float:
+    """The database's clock, Unix seconds."""
+    return float(session.scalar(_NOW) or 0.0)
+
+
+def artifacts_of(session: Session, tenant: str, job_ids: Sequence[str]) -> list[tuple[Artifact, File]]:
+    """Result files that still exist, of all these jobs."""
+    pairs = session.execute(_RESULTS, {"job_ids": list(job_ids), "of_tenant": tenant})
+    return [(artifact, file) for artifact, file in pairs]
+
+
+def is_result(session: Session, file_id: str) -> bool:
+    """Whether a file is what a job has made."""
+    return session.get(Artifact, file_id) is not None
+
+
+def files_by_id(session: Session, tenant: str, ids: Iterable[str | None]) -> dict[str, File]:
+    """Existing files of the tenant."""
+    wanted = [file_id for file_id in ids if file_id is not None]
+    return {file.id: file for file in session.scalars(_FILES, {"file_ids": wanted, "of_tenant": tenant})}
+
+
+def existing_files(session: Session, tenant: str, ids: Iterable[str]) -> set[str]:
+    """Those of the ids that the tenant's files have."""
+    return set(session.scalars(_FILE_IDS, {"file_ids": list(ids), "of_tenant": tenant}))
+
+
+def find_idempotency_key(session: Session, tenant: str, key: str) -> IdempotencyKey | None:
+    query = select(IdempotencyKey).where(IdempotencyKey.tenant == tenant, IdempotencyKey.key == key)
+    return session.scalar(query)
+
+
+def find_recent_request(session: Session, tenant: str, request_sha256: str) -> IdempotencyKey | None:
+    """The newest POST with this body in the last ten minutes."""
+    query = (
+        select(IdempotencyKey)
+        .where(IdempotencyKey.request_sha256 == request_sha256, IdempotencyKey.tenant == tenant)
+        .where(IdempotencyKey.created_at > db_now() - DEDUPLICATION_SECONDS)
+    )
+    return session.scalar(query.order_by(IdempotencyKey.created_at.desc()).limit(1))
+
+
+def events_before(
+    session: Session, tenant: str, job_id: str, *, before: int | None, limit: int
+) -> list[JobEvent]:
+    """Newest first, `limit` + 1 of them, older than the sequence `before`."""
+    query = select(JobEvent).where(_belongs(JobEvent.job_id, tenant, job_id))
+    if before is not None:
+        query = query.where(JobEvent.sequence < before)
+    return list(session.scalars(query.order_by(JobEvent.sequence.desc()).limit(limit + 1)))
+
+
+def checkpoints_of(
+    session: Session, tenant: str, job_id: str, *, before_step: int | None = None, limit: int | None = None
+) -> list[Checkpoint]:
+    """Newest first."""
+    query = select(Checkpoint).where(_belongs(Checkpoint.job_id, tenant, job_id))
+    if before_step is not None:
+        query = query.where(Checkpoint.step < before_step)
+    return list(session.scalars(query.order_by(Checkpoint.step.desc()).limit(limit)))
+
+
+def best_checkpoints(session: Session, tenant: str, jobs: Sequence[Job]) -> dict[str, str]:
+    """Job → id of the checkpoint of its best evaluated step, where there is one."""
+    steps = {job.id: job.evaluation.get("best", {}).get("step") for job in jobs}
+    wanted = [(job_id, step) for job_id, step in steps.items() if step]
+    if not wanted:
+        return {}
+    query = select(Checkpoint.job_id, Checkpoint.id).join(Job, Job.id == Checkpoint.job_id)
+    query = query.where(tuple_(Checkpoint.job_id, Checkpoint.step).in_(wanted), Job.tenant == tenant)
+    return dict(session.execute(query).all())
+
+
+def find_checkpoint(session: Session, tenant: str, checkpoint_id: str) -> Checkpoint | None:
+    query = select(Checkpoint).join(Job, Job.id == Checkpoint.job_id)
+    return session.scalar(query.where(Checkpoint.id == checkpoint_id, Job.tenant == tenant))
+
+
+def forget_model(session: Session, tenant: str, job: Job) -> list[str]:
+    """Clears a fine-tuned model's name, its artifacts and its checkpoints; answers their storage keys."""
+    pairs = artifacts_of(session, tenant, [job.id])
+    weights = [(artifact, file) for artifact, file in pairs if artifact.kind != "metrics"]
+    checkpoints = checkpoints_of(session, tenant, job.id)
+    session.execute(update(Job).where(Job.id == job.id, Job.tenant == tenant).values(fine_tuned_model=None))
+    for artifact, file in weights:
+        file.deleted_at = now(session)
+        session.delete(artifact)
+    for checkpoint in checkpoints:
+        session.delete(checkpoint)
+    keys = [file.storage_key for _, file in weights]
+    keys += [key for point in checkpoints for key in (point.state_key, point.adapter_key) if key]
+    return keys
+
+
+def add(session: Session, *rows: Any) -> None:
+    """Stores new rows at once, so that later statements of the transaction see them."""
+    session.add_all(rows)
+    session.flush()
+
+
+def _belongs(column: InstrumentedAttribute[str], tenant: str, job_id: str) -> ColumnElement[bool]:
+    owned = select(Job.id).where(Job.id == job_id, Job.tenant == tenant).exists()
+    return and_(column == job_id, owned)
+
+
+def stored_bytes(session: Session, tenant: str) -> int:
+    """Of all content that is still stored, expired or not."""
+    query = select(func.coalesce(func.sum(File.num_bytes), 0))
+    return int(session.scalars(query.where(File.tenant == tenant, File.deleted_at.is_(None))).one())

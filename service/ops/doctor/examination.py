@@ -1,0 +1,60 @@
+"""All checks, side by side, each in a time of its own: one that hangs is a finding like any other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from service.ops.doctor import machine, software, stores
+from service.ops.doctor.findings import Finding, failure, ok
+from service.platform.logs import mask
+from service.settings import Settings
+
+CHECK_SECONDS = 10.0
+Check = Callable[[], Iterable[Finding]]
+
+
+class _Examined(threading.Thread):
+    """One check. Its thread is left behind where it hangs: the process ends without it."""
+
+    def __init__(self, name: str, check: Check) -> None:
+        super().__init__(name=name, daemon=True)
+        self.findings: list[Finding] = []
+        self._check = check
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for finding in self._check():
+                self.findings.append(finding)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong there, the other findings are wanted too
+            found = f"the check broke off: {type(error).__name__}: {error}"
+            self.findings.append(failure(self.name, found, "Its settings: docs/configuration.md."))
+
+
+def examine(settings: Settings, seconds: float = CHECK_SECONDS) -> Iterator[Finding]:
+    """Findings in a fixed order. No text of them holds a password."""
+    checks: dict[str, Check] = {
+        "packages": software.packages,
+        "settings": lambda: [ok("settings", f"mode {settings.mode}, home {settings.home}")],
+        "database": lambda: stores.database(settings),
+        "broker": lambda: stores.broker(settings),
+        "storage": lambda: stores.storage(settings),
+        "disk": lambda: stores.disk(settings),
+        "models": lambda: machine.models(settings),
+        "sandbox": machine.sandbox,
+        "engine": lambda: software.engine(settings),
+    }
+    started = time.monotonic()
+    examined = [_Examined(name, check) for name, check in checks.items()]
+    for each in examined:
+        limit = software.ENGINE_SECONDS + 1 if each.name == "engine" else seconds
+        each.join(max(0.0, started + limit - time.monotonic()))
+        findings = list(each.findings)
+        if each.is_alive():
+            advice = (
+                "It accepts connections and says nothing: look at that server, or at the network between."
+            )
+            findings.append(failure(each.name, f"no answer within {limit:g} s", advice))
+        yield from (finding._replace(found=mask(finding.found)) for finding in findings)

@@ -1,0 +1,133 @@
+"""What the service keeps things in: the database, the broker, the storage and the disk."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from service.jobs.store.pools import IDLE_WORKER, NO_LIVE_WORKER, UNRUNNABLE_JOBS, WARNINGS, pool_reports
+from service.jobs.store.wakeups import broker_check
+from service.ops.doctor.findings import Finding, failure, ok, warning
+from service.ops.health import NO_ANSWER, database_check, disk_check
+from service.platform.clock import db_now
+from service.platform.db import Database, connect
+from service.platform.ids import new_id
+from service.platform.migrate import head_revision
+from service.platform.storage import StorageError, open_storage
+from service.settings import Settings
+
+PROBE = b"grpo doctor"
+ADVICE = {
+    NO_LIVE_WORKER: "Start a worker of this pool: `grpo worker` or `celery -A worker.app worker`.",
+    IDLE_WORKER: "Restart the worker; its log says why it takes nothing.",
+    UNRUNNABLE_JOBS: "Start a worker that offers it (bubblewrap, GRPO_GPUS), or cancel the jobs.",
+}
+
+
+def database(settings: Settings) -> Iterator[Finding]:
+    """Reachable, with this code's schema, keeping what it was told; its clock; its waiting jobs."""
+    opened = connect(settings)
+    try:
+        with opened.reading() as session:
+            yield ok("database", _version(session))
+            yield from _durability(session)
+            yield _clock(session)
+        yield from _schema_and_pools(opened, settings)
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error)
+        yield failure("database", reason, "Start the database; GRPO_DATABASE_URL says where it is.")
+    finally:
+        opened.engine.dispose()
+
+
+def _version(session: Session) -> str:
+    if session.get_bind().dialect.name == "sqlite":
+        return f"SQLite {session.scalar(text('SELECT sqlite_version()'))}"
+    return f"PostgreSQL {session.scalar(text('SHOW server_version'))}"
+
+
+def _durability(session: Session) -> Iterator[Finding]:
+    if session.get_bind().dialect.name == "sqlite":
+        return
+    found = {name: session.scalar(text(f"SHOW {name}")) for name in ("synchronous_commit", "fsync")}
+    shown = ", ".join(f"{name} is {value}" for name, value in found.items())
+    off = [name for name, value in found.items() if value == "off"]
+    if off:
+        advice = f"ALTER SYSTEM SET {off[0]} = on: a job that was accepted may be lost in a crash."
+        yield failure("durability", shown, advice)
+    else:
+        yield ok("durability", shown)
+
+
+def _clock(session: Session) -> Finding:
+    """For information: only the database's clock decides anything."""
+    ahead = (session.scalar(select(db_now())) or 0.0) - time.time()
+    return ok("clock", f"the database's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}")
+
+
+def _schema_and_pools(opened: Database, settings: Settings) -> Iterator[Finding]:
+    schema = database_check(opened)
+    if schema != "ok":
+        yield failure("schema", schema, "Run `grpo migrate` with this version's code.")
+        return
+    yield ok("schema", head_revision())
+    with opened.reading() as session:
+        for report in pool_reports(session, settings.sweep_seconds):
+            for name in report.warnings:
+                yield warning(f"pool {report.pool}", WARNINGS[name], ADVICE[name])
+            if not report.warnings:
+                num_waiting = sum(need.num_jobs for need in report.needs)
+                found = f"machines: {report.num_live}, running: {report.num_held}, waiting: {num_waiting}"
+                yield ok(f"pool {report.pool}", found)
+
+
+def broker(settings: Settings) -> Iterator[Finding]:
+    """Answers and evicts nothing. Whether it keeps anything on disk does not matter."""
+    found = broker_check(settings)
+    if found == NO_ANSWER:
+        advice = "Start Redis; GRPO_BROKER_URL says where it is. Meanwhile no Celery worker is woken."
+        yield failure("broker", found, advice)
+    elif found not in ("ok", "none"):
+        yield failure("broker", found, "CONFIG SET maxmemory-policy noeviction, and in its configuration.")
+    else:
+        yield ok("broker", "none: workers poll" if found == "none" else "answers, and evicts nothing")
+
+
+def storage(settings: Settings) -> Iterator[Finding]:
+    """Writes, reads and deletes an object."""
+    key = f"probe/{new_id('doctor')}"
+    try:
+        store = open_storage(settings.storage_location)
+        store.put_bytes(key, PROBE)
+        is_same = store.get_bytes(key) == PROBE
+        store.delete(key)
+    except (StorageError, OSError, ValueError) as error:
+        advice = "GRPO_STORAGE_URL names a folder or bucket that this user may write to; AWS_… are its keys."
+        yield failure("storage", str(error), advice)
+        return
+    if is_same:
+        yield ok("storage", f"{settings.storage_location}: an object was written, read and deleted")
+    else:
+        yield failure("storage", "an object came back changed", "Look at what stands before the storage.")
+
+
+def disk(settings: Settings) -> Iterator[Finding]:
+    """Room in the home and, where it is a place of its own, in the engines' scratch."""
+    yield _room("disk", settings.home, settings)
+    if settings.runs_dir.is_dir() and settings.runs_dir.stat().st_dev != settings.home.stat().st_dev:
+        yield _room("disk of runs", settings.runs_dir, settings)
+
+
+def _room(name: str, folder: Path, settings: Settings) -> Finding:
+    found = disk_check(settings, folder)
+    if found != "ok":
+        return failure(name, f"{folder}: {found}", "Free some, or set GRPO_MIN_FREE_DISK_BYTES lower.")
+    usage: Any = shutil.disk_usage(folder)
+    return ok(name, f"{folder}: {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB are free")

@@ -1,0 +1,32 @@
+"""Who changed what: one row for each change, in the change's own transaction.
+
+Rows are only ever added: the database itself refuses to change or remove one (`migrations/`), so that who
+wants to must first undo that, as the tables' owner.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.platform.principal import Principal
+from service.platform.tables.core import AuditEntry
+
+
+def record(session: Session, principal: Principal, action: str, object_id: str, request_id: str = "") -> None:
+    """Note that `principal` did `action` (such as `file.delete`) to `object_id`."""
+    session.add(
+        AuditEntry(
+            tenant=principal.tenant,
+            key_id=principal.key_id,
+            action=action,
+            object_id=object_id,
+            request_id=request_id,
+        )
+    )
+
+
+def newest(session: Session, *, tenant: str | None, limit: int) -> list[AuditEntry]:
+    """The last changes (of one tenant), newest first."""
+    query = select(AuditEntry).order_by(AuditEntry.id.desc()).limit(limit)
+    return list(session.scalars(query if tenant is None else query.where(AuditEntry.tenant == tenant)))

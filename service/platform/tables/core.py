@@ -1,0 +1,293 @@
+"""The tables. Times are Unix seconds (double) by the database's clock, so arithmetic is alike everywhere.
+
+Boundary: columns and indexes only; queries live in repositories and in `jobs/queue.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    UniqueConstraint,
+    and_,
+    or_,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from service.platform.clock import db_now
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+Document = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {float: Double(), int: BigInteger(), dict[str, Any]: Document, list[Any]: Document}
+
+
+class ApiKey(Base):
+    """A tenant's key; only a digest of its secret is stored."""
+
+    __tablename__ = "api_keys"
+    public_id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    secret_sha256: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(128), default="")
+    scopes: Mapped[list[Any]] = mapped_column(Document, default=lambda: ["read", "write"])
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+
+
+class File(Base):
+    """An uploaded dataset or a result file. Content lies in storage under `storage_key`."""
+
+    __tablename__ = "files"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    filename: Mapped[str] = mapped_column(String(512))
+    purpose: Mapped[str] = mapped_column(String(32))
+    num_bytes: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    storage_key: Mapped[str] = mapped_column(String(512))
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    expires_at: Mapped[float | None]
+    deleted_at: Mapped[float | None]
+    __table_args__ = (Index(None, "tenant", "created_at"),)
+
+
+class Job(Base):
+    """One training job: the only truth about it."""
+
+    __tablename__ = "jobs"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    pool: Mapped[str] = mapped_column(String(64), default="default")
+    priority: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+    # what was asked for
+    model: Mapped[str] = mapped_column(String(256))
+    training_file: Mapped[str] = mapped_column(String(64))
+    validation_file: Mapped[str | None] = mapped_column(String(64))
+    suffix: Mapped[str | None] = mapped_column(String(64))
+    seed: Mapped[int]
+    # "metadata" is SQLAlchemy's own name
+    labels: Mapped[dict[str, Any] | None] = mapped_column("metadata", Document)
+    resources: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
+    integrations: Mapped[list[Any] | None] = mapped_column(Document)
+    """Where its metrics go beside this database (`service/sinks/`); None: nowhere."""
+    method: Mapped[dict[str, Any]] = mapped_column(Document)
+    """The expanded method: what the engine's `RunConfig.method` accepts."""
+    requested: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
+    """The body as it was sent, for clones; None: made before it was kept. Loaded where it is used."""
+    warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
+    required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
+    """What a machine must offer to run it, sorted, parted by spaces (`jobs/capabilities.py`)."""
+    required_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
+
+    # who holds it
+    fence: Mapped[int] = mapped_column(default=0)
+    """Grows with each claim and each sweep; a write under an older fence changes nothing."""
+    attempt: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+    """Attempts in a row that ended without a new checkpoint."""
+    lease_owner: Mapped[str | None] = mapped_column(String(128))
+    lease_expires_at: Mapped[float | None]
+    not_before: Mapped[float] = mapped_column(default=0.0)
+    last_woken_at: Mapped[float] = mapped_column(default=0.0)
+
+    # how far it is
+    phase: Mapped[str] = mapped_column(String(32), default="queued")
+    step: Mapped[int] = mapped_column(default=0)
+    total_steps: Mapped[int] = mapped_column(default=0)
+    checkpoint_step: Mapped[int] = mapped_column(default=0)
+    """Newest published checkpoint."""
+    engine_sequence: Mapped[int] = mapped_column(default=0)
+    """Newest engine event recorded."""
+    event_sequence: Mapped[int] = mapped_column(default=0)
+    """Newest row of this job in `job_events`."""
+    trained_tokens: Mapped[int | None]
+    evaluation: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
+    """`baseline`, `best`, `last`: each {step, …metrics}; `verdict`; `retention` (`jobs/evaluations.py`)."""
+    fine_tuned_model: Mapped[str | None] = mapped_column(String(512), unique=True)
+    failure: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """`code`, `message`, `hint`, `evidence`."""
+
+    probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """Of a probe, which trains nothing and is nobody's fine-tuning job: `prompts`, at its end `result`."""
+
+    estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What it was expected to cost when it was made (`jobs/estimate.py`)."""
+    actual: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """What its steps have cost so far (`jobs/costs.py`)."""
+
+    __table_args__ = (
+        Index(
+            "ix_jobs_claim",
+            "pool",
+            text("priority DESC"),
+            "created_at",
+            "required_gpus",
+            postgresql_where=text("state = 'queued'"),
+            sqlite_where=text("state = 'queued'"),
+        ),
+        # not over the lease's end itself: a renewal would have to touch every index of the row
+        Index(
+            "ix_jobs_held",
+            "id",
+            postgresql_where=text("state IN ('cancelling', 'pausing', 'running')"),
+            sqlite_where=text("state IN ('cancelling', 'pausing', 'running')"),
+        ),
+        Index(
+            "ix_jobs_unfinished",
+            "tenant",
+            postgresql_where=text("state IN ('cancelling', 'paused', 'pausing', 'queued', 'running')"),
+            sqlite_where=text("state IN ('cancelling', 'paused', 'pausing', 'queued', 'running')"),
+        ),
+        Index("ix_jobs_tenant", "tenant", "created_at", "id"),
+        # `/metrics` counts in it and reads no row
+        Index(
+            "ix_jobs_counts",
+            "state",
+            "pool",
+            "attempt",
+            "fence",
+            postgresql_where=text("probe IS NULL"),
+            sqlite_where=text("probe IS NULL"),
+        ),
+    )
+
+
+class JobEvent(Base):
+    """Append-only history of a job; `sequence` is the SSE id."""
+
+    __tablename__ = "job_events"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    level: Mapped[str] = mapped_column(String(8), default="info")
+    type: Mapped[str] = mapped_column(String(16), default="message")
+    """`message`, `metrics` or `status`."""
+    message: Mapped[str]
+    data: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
+    fence: Mapped[int] = mapped_column(default=0)
+
+
+class Metric(Base):
+    """One training step's metrics. First write wins: a repeated step never changes."""
+
+    __tablename__ = "metrics"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    values: Mapped[dict[str, Any]] = mapped_column(Document)
+
+
+class Rollout(Base):
+    """One group of completions (`grpo_engine.contract.records.GroupRecord` in `data`)."""
+
+    __tablename__ = "rollouts"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    split: Mapped[str] = mapped_column(String(16), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    has_signal: Mapped[bool]
+    data: Mapped[dict[str, Any]] = mapped_column(Document)
+
+
+class Checkpoint(Base):
+    """A published checkpoint: its state archive for resuming and its adapter archive for users."""
+
+    __tablename__ = "checkpoints"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    step: Mapped[int]
+    fence: Mapped[int]
+    state_key: Mapped[str | None] = mapped_column(String(512))
+    """Storage key of the whole checkpoint (tar); None once retention removed it."""
+    state_sha256: Mapped[str] = mapped_column(String(64))
+    adapter_key: Mapped[str] = mapped_column(String(512))
+    """Storage key of the adapter (tar.gz, PEFT layout) or of the whole model."""
+    adapter_sha256: Mapped[str] = mapped_column(String(64))
+    adapter_bytes: Mapped[int]
+    metrics: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    __table_args__ = (UniqueConstraint("job_id", "step"),)
+
+
+class Artifact(Base):
+    """A result of a job. It is also a File of the tenant, so that `files.content` fetches it."""
+
+    __tablename__ = "artifacts"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Its file id."""
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    """`adapter`, `model` (whole weights) or `metrics` (CSV)."""
+    step: Mapped[int]
+    fence: Mapped[int]
+    __table_args__ = (UniqueConstraint("job_id", "kind"),)
+
+
+class IdempotencyKey(Base):
+    """An answered POST, in the same transaction as what it created."""
+
+    __tablename__ = "idempotency_keys"
+    tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(String(256), primary_key=True)
+    request_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    job_id: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(default=db_now())
+
+
+class WorkerHost(Base):
+    """A machine with workers of a pool, and what it offers."""
+
+    __tablename__ = "worker_hosts"
+    host: Mapped[str] = mapped_column(String(128), primary_key=True)
+    pool: Mapped[str] = mapped_column(String(64), primary_key=True)
+    capabilities: Mapped[str] = mapped_column(String(256))
+    """Sorted, parted by spaces."""
+    gpus: Mapped[int] = mapped_column(default=0, server_default="0")
+    seen_at: Mapped[float] = mapped_column(default=db_now())
+
+
+class AuditEntry(Base):
+    """Who changed what."""
+
+    __tablename__ = "audit"
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True
+    )
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    tenant: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str] = mapped_column(String(16))
+    action: Mapped[str] = mapped_column(String(64))
+    object_id: Mapped[str] = mapped_column(String(64))
+    request_id: Mapped[str] = mapped_column(String(64), default="")
+
+
+def exists_now() -> ColumnElement[bool]:
+    """Condition: neither deleted nor expired."""
+    is_unexpired = or_(File.expires_at.is_(None), File.expires_at > db_now())
+    return and_(File.deleted_at.is_(None), is_unexpired)

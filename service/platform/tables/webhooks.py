@@ -1,0 +1,73 @@
+"""The webhooks' tables: who wants to hear of what, and what is to be sent to whom.
+
+Boundary: columns and indexes only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Index, String, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.platform.clock import db_now
+from service.platform.tables.core import Base, Document
+
+
+class WebhookEndpoint(Base):
+    """A tenant's receiver. Its secrets lie here as they are: they sign each request."""
+
+    __tablename__ = "webhook_endpoints"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(64), index=True)
+    name: Mapped[str] = mapped_column(String(128), default="")
+    url: Mapped[str] = mapped_column(String(2048))
+    event_types: Mapped[str] = mapped_column(String(256))
+    """Sorted, parted by spaces."""
+    enabled: Mapped[bool] = mapped_column(default=True)
+    disabled_reason: Mapped[str | None] = mapped_column(String(256))
+    secret: Mapped[str] = mapped_column(String(128))
+    previous_secret: Mapped[str | None] = mapped_column(String(128))
+    previous_secret_until: Mapped[float | None]
+    """Until then both secrets sign."""
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    updated_at: Mapped[float] = mapped_column(default=db_now())
+
+
+class WebhookDelivery(Base):
+    """One event for one endpoint: an outbox and a log in one.
+
+    Without a foreign key: a job's end must not fail because an endpoint is deleted at that moment. What is
+    left over then is sent to nobody.
+    """
+
+    __tablename__ = "webhook_deliveries"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """The `webhook-id`, made of event and endpoint: the same with every attempt."""
+    endpoint_id: Mapped[str] = mapped_column(String(64))
+    tenant: Mapped[str] = mapped_column(String(64))
+    event_id: Mapped[str] = mapped_column(String(64))
+    event_type: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(default=db_now())
+    """Of the event."""
+    state: Mapped[str] = mapped_column(String(16))
+    """`pending`, `delivered` or `failed`."""
+    due_at: Mapped[float | None]
+    """When it is sent next; while it is being sent, when another process may do so. None: never."""
+    claim: Mapped[int]
+    """Grows each time it is taken up; what an older claim writes changes nothing."""
+    failures: Mapped[int]
+    """Attempts in vain since the event, or since somebody asked for it again."""
+    attempts: Mapped[list[Any]] = mapped_column(Document)
+    """The latest, oldest first: `schemas.Attempt`."""
+
+    __table_args__ = (
+        Index("ix_webhook_deliveries_log", "endpoint_id", "created_at", "id"),
+        Index(
+            "ix_webhook_deliveries_due",
+            "due_at",
+            postgresql_where=text("due_at IS NOT NULL"),
+            sqlite_where=text("due_at IS NOT NULL"),
+        ),
+    )

@@ -1,0 +1,68 @@
+"""`/v1/fine_tuning/probes`: HTTP in, HTTP out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+
+from service.jobs.api.dependencies import WakeupsDep
+from service.jobs.api.endpoints import IdempotencyKey, PreflightDep, RetryCount, is_retry
+from service.jobs.intake import creation
+from service.jobs.model.schemas import ProbeCreate
+from service.probes.schemas import ProbeRead
+from service.probes.service import Probes
+from service.web.auth import Reader, Writer
+from service.web.dependencies import DatabaseDep, RequestId, SettingsDep
+from service.web.pagination import After, Limit, Page, page_of
+
+router = APIRouter(prefix="/v1/fine_tuning/probes", tags=["fine-tuning"])
+
+
+async def _probes(database: DatabaseDep, settings: SettingsDep) -> Probes:
+    return Probes(database, settings.max_running_jobs)
+
+
+ProbesDep = Annotated[Probes, Depends(_probes)]
+
+
+@router.post("")
+def create_probe(
+    body: ProbeCreate,
+    principal: Writer,
+    preflight: PreflightDep,
+    wakeups: WakeupsDep,
+    probes: ProbesDep,
+    request_id: RequestId,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> ProbeRead:
+    """Sample the model on some of the job's prompts and say, before any training, whether GRPO can learn.
+
+    The body is a job's, checked like one. A worker runs the probe; it counts against the limits of jobs.
+    """
+    request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
+    created = creation.create_job(preflight, wakeups, request)
+    response.headers.update(created.headers)
+    return probes.read(principal.tenant, created.job_id)
+
+
+@router.get("")
+def list_probes(
+    principal: Reader, probes: ProbesDep, after: After = None, limit: Limit = 20
+) -> Page[ProbeRead]:
+    """Newest first, each with its result and without its groups."""
+    return page_of(probes.page(principal.tenant, after=after, limit=limit), limit)
+
+
+@router.get("/{probe_id}")
+def retrieve_probe(probe_id: str, principal: Reader, probes: ProbesDep) -> ProbeRead:
+    """Its state; once it has succeeded, its result and some of its groups."""
+    return probes.read(principal.tenant, probe_id)
+
+
+@router.post("/{probe_id}/cancel")
+def cancel_probe(probe_id: str, principal: Writer, probes: ProbesDep, request_id: RequestId) -> ProbeRead:
+    """Ends the probe; it has no result then."""
+    return probes.cancel(principal, probe_id, request_id)

@@ -1,0 +1,148 @@
+"""`/v1/chat/completions` and `/v1/completions`: talk to a model before you download it.
+
+A key that only reads may: nothing is changed by it and nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.concurrency import run_in_threadpool
+
+from grpo_engine.serve.protocol import Piece
+from service.jobs.progress.stream import stop_on_signals
+from service.platform.errors import ServiceError
+from service.serving.answers import Answered, ChatCompletion, Completion, Document
+from service.serving.feed import Feed
+from service.serving.schemas import Body, ChatRequest, CompletionRequest
+from service.serving.service import Chat
+from service.serving.waiting import Talk
+from service.web.auth import Reader
+from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep
+
+router = APIRouter(prefix="/v1", tags=["models"])
+
+EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+CHUNKS = {
+    "description": "The completion; with `stream: true` its chunks as server-sent events, then `[DONE]`.",
+    "content": {"text/event-stream": {"itemSchema": EVENT}},
+}
+
+
+async def _chat(database: DatabaseDep, catalog: CatalogDep, settings: SettingsDep) -> Chat:
+    return Chat(database, catalog, settings)
+
+
+async def _feed(request: Request, database: DatabaseDep) -> Feed:
+    """The process's one, made with the first request."""
+    state = request.app.state
+    if not hasattr(state, "chat_feed"):
+        state.chat_feed = Feed(database)
+        stop_on_signals(state.chat_feed)
+    feed: Feed = state.chat_feed
+    return feed
+
+
+async def _chat_talk(feed: Annotated[Feed, Depends(_feed)], principal: Reader) -> AsyncIterator[Talk]:
+    """Closed when the answer has left, or the client has."""
+    talk = Talk(feed, "chatcmpl", principal.key_id)
+    try:
+        yield talk
+    finally:
+        talk.close()
+
+
+async def _text_talk(feed: Annotated[Feed, Depends(_feed)], principal: Reader) -> AsyncIterator[Talk]:
+    talk = Talk(feed, "cmpl", principal.key_id)
+    try:
+        yield talk
+    finally:
+        talk.close()
+
+
+ChatDep = Annotated[Chat, Depends(_chat)]
+
+
+@router.post("/chat/completions", response_model=ChatCompletion, responses={200: CHUNKS})
+async def create_chat_completion(
+    body: ChatRequest,
+    request: Request,
+    principal: Reader,
+    chat: ChatDep,
+    talk: Annotated[Talk, Depends(_chat_talk)],
+) -> Response:
+    """OpenAI's chat completions for base, fine-tuned and checkpoint models, by a worker's sampler.
+
+    For small traffic: to try a model before it is downloaded. What cannot be had is refused by name.
+    """
+    await run_in_threadpool(chat.submit, principal.tenant, talk.id, body)
+    await talk.begin(request.is_disconnected)
+    answered = _answered(talk, body)
+    if not body.stream:
+        return JSONResponse(answered.chat(*await talk.whole(request.is_disconnected)).model_dump())
+    opening = answered.chat_opening(body.n or 1)
+    return _streamed(_frames(talk, answered, "chat.completion.chunk", answered.chat_chunks, opening))
+
+
+@router.post("/completions", response_model=Completion, responses={200: CHUNKS})
+async def create_completion(
+    body: CompletionRequest,
+    request: Request,
+    principal: Reader,
+    chat: ChatDep,
+    talk: Annotated[Talk, Depends(_text_talk)],
+) -> Response:
+    """OpenAI's completions: the text goes to the model as it is, without a chat template."""
+    await run_in_threadpool(chat.submit, principal.tenant, talk.id, body)
+    await talk.begin(request.is_disconnected)
+    answered = _answered(talk, body)
+    if not body.stream:
+        return JSONResponse(answered.text(*await talk.whole(request.is_disconnected)).model_dump())
+    return _streamed(_frames(talk, answered, "text_completion", answered.text_chunks, []))
+
+
+def _answered(talk: Talk, body: Body) -> Answered:
+    return Answered(talk.id, int(time.time()), body.model, body.includes_usage)
+
+
+def _streamed(frames: AsyncIterator[bytes]) -> Response:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return EventSourceResponse(frames, headers=headers)
+
+
+async def _frames(
+    talk: Talk,
+    answered: Answered,
+    kind: str,
+    chunks_of: Callable[[Piece], list[Document]],
+    opening: list[Document],
+) -> AsyncIterator[bytes]:
+    """Chunks to the end; what goes wrong on the way is the last one, in OpenAI's error shape."""
+    for chunk in opening:
+        yield _frame(chunk)
+    try:
+        async with aclosing(talk.rest()) as rest:
+            async for news in rest:
+                if news is None:
+                    yield KEEPALIVE_COMMENT
+                    continue
+                for piece in news.pieces:
+                    for chunk in chunks_of(piece):
+                        yield _frame(chunk)
+                if news.usage is not None and answered.includes_usage:
+                    yield _frame(answered.usage_chunk(kind, news.usage))
+    except ServiceError as error:
+        yield _frame(error.body())
+        return
+    yield format_sse_event(data_str="[DONE]")
+
+
+def _frame(document: Any) -> bytes:
+    return format_sse_event(data_str=json.dumps(document, ensure_ascii=False))

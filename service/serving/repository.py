@@ -1,0 +1,163 @@
+"""Queries about requests to talk to a model: the API asks and reads, a worker answers.
+
+A worker's write names the state that it comes from and its fence; 0 rows means that nobody waits for the
+answer any more, or that another holds it. Only the database's clock decides leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service.jobs.model.states import HELD
+from service.jobs.store.statements import is_in
+from service.platform.clock import db_now
+from service.platform.tables.core import Job
+from service.platform.tables.serving import ChatWorker, Generation, GenerationChunk, GenerationState
+
+LIVE_SECONDS = 15.0
+"""A worker that has said nothing for so long answers nothing."""
+KEPT_SECONDS = 1800.0
+"""After so long nobody reads a row any more: the API that asked has died."""
+QUIET = {"synchronize_session": False}
+_IS_WAITING = Generation.state == GenerationState.WAITING.value
+_IS_GENERATING = Generation.state == GenerationState.GENERATING.value
+
+
+@dataclass(frozen=True)
+class Head:
+    """How far a request is."""
+
+    state: GenerationState
+    num_chunks: int
+    usage: dict[str, Any] | None
+    refusal: dict[str, Any] | None
+    is_lost: bool
+    """Its worker has not renewed the lease."""
+
+
+def live_workers(session: Session) -> list[bool]:
+    """Of each worker that is there: whether its machine is training and answers nothing meanwhile."""
+    fresh = ChatWorker.seen_at > db_now() - LIVE_SECONDS
+    return list(session.scalars(select(ChatWorker.is_training).where(fresh)))
+
+
+def num_open(session: Session, tenant: str) -> int:
+    """Requests of a tenant that are waiting or being answered."""
+    query = select(func.count()).where(Generation.tenant == tenant, or_(_IS_WAITING, _IS_GENERATING))
+    return session.execute(query).scalar_one()
+
+
+def heads(session: Session, ids: Sequence[str]) -> dict[str, Head]:
+    """By id; of those that are there."""
+    is_lost = and_(_IS_GENERATING, Generation.lease_expires_at < db_now())
+    columns = (Generation.state, Generation.num_chunks, Generation.usage, Generation.refusal)
+    rows = session.execute(select(Generation.id, *columns, is_lost).where(Generation.id.in_(ids)))
+    return {id: Head(GenerationState(state), *rest) for id, state, *rest in rows}
+
+
+def chunks_after(session: Session, seen: Mapping[str, int]) -> dict[str, list[GenerationChunk]]:
+    """Each request's chunks after the number that was seen, in order."""
+    chunk = GenerationChunk
+    newer = [and_(chunk.generation_id == id, chunk.sequence > number) for id, number in seen.items()]
+    found: dict[str, list[GenerationChunk]] = {}
+    for row in session.scalars(select(chunk).where(or_(*newer)).order_by(chunk.sequence)):
+        found.setdefault(row.generation_id, []).append(row)
+    return found
+
+
+def forget(session: Session, ids: Sequence[str]) -> None:
+    """Delivered, or wanted by nobody: whoever still answers finds nothing to write to."""
+    session.execute(delete(Generation).where(Generation.id.in_(ids)), execution_options=QUIET)
+
+
+def somebody_waits(session: Session) -> bool:
+    """Whether a claim is worth its write."""
+    return session.scalar(select(Generation.id).where(_IS_WAITING).limit(1)) is not None
+
+
+def claim(
+    session: Session, worker: str, lease_seconds: float, models: Collection[str] | None = None
+) -> Generation | None:
+    """The request that has waited longest (for one of these models), under a new fence. None: none waits."""
+    oldest = select(Generation.id).where(_IS_WAITING)
+    if models is not None:
+        oldest = oldest.where(Generation.model.in_(models))
+    oldest = oldest.order_by(Generation.created_at).limit(1).with_for_update(skip_locked=True)
+    taken = (
+        update(Generation)
+        .where(Generation.id == oldest.scalar_subquery(), _IS_WAITING)
+        .values(
+            state=GenerationState.GENERATING.value,
+            fence=Generation.fence + 1,
+            lease_owner=worker,
+            lease_expires_at=db_now() + lease_seconds,
+        )
+        .returning(Generation)
+    )
+    return session.scalar(taken, execution_options=QUIET)
+
+
+def add_chunk(session: Session, id: str, fence: int, sequence: int, pieces: list[dict[str, Any]]) -> bool:
+    """Written again after a lost connection it changes nothing. False: nobody waits for it."""
+    if not _written(session, id, fence, num_chunks=sequence):
+        return False
+    insert = _insert(session)(GenerationChunk).values(generation_id=id, sequence=sequence, pieces=pieces)
+    session.execute(insert.on_conflict_do_nothing())
+    return True
+
+
+def finish(session: Session, id: str, fence: int, usage: dict[str, Any]) -> bool:
+    return _written(session, id, fence, state=GenerationState.DONE.value, usage=usage)
+
+
+def fail(session: Session, id: str, fence: int, refusal: dict[str, Any]) -> bool:
+    return _written(session, id, fence, state=GenerationState.FAILED.value, refusal=refusal)
+
+
+def renew(session: Session, worker: str, lease_seconds: float) -> set[tuple[str, int]]:
+    """Extends all that a worker holds; answers ids and fences of what is still wanted."""
+    renewed = (
+        update(Generation)
+        .where(Generation.lease_owner == worker, _IS_GENERATING)
+        .values(lease_expires_at=db_now() + lease_seconds)
+        .returning(Generation.id, Generation.fence)
+    )
+    return {(id, fence) for id, fence in session.execute(renewed, execution_options=QUIET)}
+
+
+def announce(session: Session, name: str, *, is_training: bool) -> None:
+    """A worker is there. What is long over, of anybody, goes."""
+    said = {"is_training": is_training, "seen_at": db_now()}
+    row = _insert(session)(ChatWorker).values(name=name, **said)
+    session.execute(row.on_conflict_do_update(index_elements=["name"], set_=said))
+    session.execute(delete(ChatWorker).where(ChatWorker.seen_at < db_now() - KEPT_SECONDS))
+    session.execute(delete(Generation).where(Generation.created_at < db_now() - KEPT_SECONDS))
+
+
+def leave(session: Session, name: str) -> None:
+    """A worker that ends says so."""
+    session.execute(delete(ChatWorker).where(ChatWorker.name == name))
+
+
+def trains_on(session: Session, host: str) -> bool:
+    """Whether a worker of this machine holds a job."""
+    here = Job.lease_owner.startswith(f"{host}:", autoescape=True)
+    return session.scalar(select(Job.id).where(is_in("jobs", *HELD), here).limit(1)) is not None
+
+
+def _written(session: Session, id: str, fence: int, **values: Any) -> bool:
+    """The guarded change. False: the row is gone, or another's."""
+    held: tuple[ColumnElement[bool], ...] = (Generation.id == id, Generation.fence == fence, _IS_GENERATING)
+    written = update(Generation).where(*held).values(**values).returning(Generation.id)
+    return session.scalar(written, execution_options=QUIET) is not None
+
+
+def _insert(session: Session) -> Any:
+    """The dialect's own, which knows what to do about a row that is there already."""
+    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert

@@ -1,0 +1,99 @@
+"""Takes requests to talk to a model: whose it is, whether anybody answers, and whether there is room.
+
+Boundary: writes the row that a worker will claim; waiting for the answer is the feed's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from grpo_engine.serve.protocol import Ask
+from service.jobs.store.repository import base_model_name, resolve_model
+from service.platform.catalog import Catalog
+from service.platform.db import Database
+from service.platform.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
+from service.platform.locks import lock_tenant
+from service.platform.tables.serving import Generation, GenerationState
+from service.serving import repository
+from service.serving.schemas import Body, ChatRequest, CompletionRequest
+from service.settings import Settings
+
+QUEUE_SECONDS = 5
+"""`Retry-After` of who has too many requests open."""
+TRAINING_SECONDS = 60
+"""`Retry-After` while the GPUs belong to jobs."""
+NO_WORKER = "No worker answers requests now: start one (`grpo up`, or `python -m worker.serving.chat`)."
+TRAINING = "The workers are training: on GPUs models are tried while no job runs. Try again later."
+
+
+@dataclass(frozen=True)
+class Chat:
+    database: Database
+    catalog: Catalog
+    settings: Settings
+
+    def submit(self, tenant: str, id: str, body: ChatRequest | CompletionRequest) -> None:
+        """Puts the request where a worker finds it.
+
+        Raises NotFound for a model that is not the tenant's, TooManyRequests, and Unavailable where nobody
+        would answer it.
+        """
+        bases = self.catalog.names()
+        ask = _ask(id, body)
+        with self.database.transaction() as session:
+            _check_model(session, tenant, body.model, bases)
+            _check_workers(repository.live_workers(session))
+            lock_tenant(session, tenant)
+            self._check_room(session, tenant)
+            state = GenerationState.WAITING.value
+            document = ask.model_dump(mode="json")
+            session.add(Generation(id=id, tenant=tenant, model=body.model, ask=document, state=state))
+
+    def _check_room(self, session: Session, tenant: str) -> None:
+        limit = self.settings.max_chats
+        if repository.num_open(session, tenant) >= limit:
+            raise TooManyRequests(
+                f"{limit} requests are being answered, the limit here: wait for one.",
+                headers={"Retry-After": str(QUEUE_SECONDS)},
+            )
+
+
+def _check_model(session: Session, tenant: str, model: str, bases: list[str]) -> None:
+    if model in bases:
+        return
+    weights = resolve_model(session, tenant, model)
+    if weights is None:
+        raise NotFound(f"There is no model {model}.", param="model", code="model_not_found")
+    if weights.kind == "experiences":
+        reason = f"{model} is what a training-free job has learnt, and has no weights: take its base model."
+        raise InvalidRequest(reason, param="model", code="model_without_weights")
+    if base_model_name(session, tenant, model) not in bases:
+        reason = f"What {model} was trained from is not in the catalogue any more."
+        raise NotFound(reason, param="model", code="model_not_found")
+
+
+def _check_workers(are_training: list[bool]) -> None:
+    """Some clients repeat a 503 by themselves; neither passes so soon."""
+    if not are_training:
+        raise Unavailable(NO_WORKER, code="no_chat_worker", headers={"x-should-retry": "false"})
+    if all(are_training):
+        headers = {"Retry-After": str(TRAINING_SECONDS), "x-should-retry": "false"}
+        raise Unavailable(TRAINING, code="workers_training", headers=headers)
+
+
+def _ask(id: str, body: ChatRequest | CompletionRequest) -> Ask:
+    given = {"id": id, "n": body.n or 1, "stop": body.stops, **_drawing(body)}
+    if isinstance(body, CompletionRequest):
+        prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
+        return Ask(**given, prompt=prompt, max_tokens=body.max_tokens)
+    messages = tuple(message.model_dump(exclude_none=True) for message in body.messages)
+    limit = body.max_completion_tokens or body.max_tokens
+    return Ask(**given, messages=messages, max_tokens=limit, logprobs=bool(body.logprobs))
+
+
+def _drawing(body: Body) -> dict[str, float | int]:
+    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
+    return {"seed": seed, "temperature": 1.0 if body.temperature is None else body.temperature}

@@ -1,0 +1,170 @@
+"""API keys: `grpo_<public id>_<secret>`, of which only a digest of the secret is stored.
+
+Boundary: makes, revokes and checks keys; the tenant of a request comes from here and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy.orm import Session
+
+from service.platform import audit
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.errors import Forbidden, Unauthorized
+from service.platform.ids import random_text
+from service.platform.principal import Principal
+from service.platform.tables.core import ApiKey
+from service.web.dependencies import DatabaseDep, RequestRateDep
+
+SCOPES = frozenset({"read", "write"})
+PUBLIC_ID_LENGTH = 16
+SECRET_LENGTH = 43
+"""Letters and digits: 256 bits."""
+KEY_PATTERN = re.compile(rf"grpo_([0-9A-Za-z]{{{PUBLIC_ID_LENGTH}}})_([0-9A-Za-z]{{{SECRET_LENGTH}}})")
+TENANT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_NAME_LENGTH = 128
+OPERATOR = "cli"
+"""Who makes and revokes keys, in the audit trail: there is no key that may."""
+NOBODY_SHA256 = "0" * 64
+"""Compared against for an unknown key, so that its answer takes as long as a wrong secret's."""
+
+_KEY = select(
+    ApiKey.tenant,
+    ApiKey.secret_sha256,
+    ApiKey.scopes,
+    ApiKey.revoked_at,
+    ApiKey.expires_at,
+    db_now().label("now"),
+).where(ApiKey.public_id == bindparam("public_id"))
+"""Asked with every request and kept by nobody: a revoked key opens nothing from that moment on."""
+
+_USABLE_KEYS = select(ApiKey.public_id).where(
+    ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
+    ApiKey.revoked_at.is_(None),
+    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
+)
+
+
+def create_key(
+    session: Session,
+    tenant: str,
+    *,
+    name: str = "",
+    scopes: Iterable[str] = ("read", "write"),
+    expires_at: float | None = None,
+) -> str:
+    """A new key of a tenant, returned in full this once. `expires_at` in Unix seconds; None: never.
+
+    Raises ValueError for a tenant, a name or a scope that cannot be.
+    """
+    if not TENANT_PATTERN.fullmatch(tenant):
+        raise ValueError("a tenant has 1 to 64 letters, digits, '.', '_' and '-', and starts with no sign")
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"a key's name has at most {MAX_NAME_LENGTH} printable characters")
+    if unknown := set(scopes) - SCOPES:
+        raise ValueError(f"unknown scopes: {', '.join(sorted(unknown))}")
+    public_id, secret = random_text(PUBLIC_ID_LENGTH), random_text(SECRET_LENGTH)
+    session.add(
+        ApiKey(
+            public_id=public_id,
+            tenant=tenant,
+            secret_sha256=_digest(secret),
+            name=name,
+            scopes=sorted(set(scopes)),
+            expires_at=expires_at,
+        )
+    )
+    session.flush()
+    _record(session, tenant, "key.create", public_id)
+    return f"grpo_{public_id}_{secret}"
+
+
+def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
+    """All keys (of one tenant), oldest first; revoked and expired ones too."""
+    query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.public_id)
+    return list(session.scalars(query if tenant is None else query.where(ApiKey.tenant == tenant)))
+
+
+def revoke_key(session: Session, public_id: str) -> bool:
+    """From this commit on the key opens nothing. False where there is no such unrevoked key."""
+    statement = (
+        update(ApiKey)
+        .where(ApiKey.public_id == public_id, ApiKey.revoked_at.is_(None))
+        .values(revoked_at=db_now())
+        .returning(ApiKey.tenant)
+    )
+    tenant = session.scalar(statement)
+    if tenant is not None:
+        _record(session, tenant, "key.revoke", public_id)
+    return tenant is not None
+
+
+def authenticate(database: Database, authorization: str | None) -> Principal:
+    """The principal of an `Authorization` header. Raises Unauthorized."""
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise _refusal("No API key: send 'Authorization: Bearer <key>'.", "missing_api_key")
+    match = KEY_PATTERN.fullmatch(key.strip())
+    if match is None:
+        raise _refusal("This API key is not valid.", "invalid_api_key")
+    public_id, secret = match.groups()
+    with database.reading() as session:
+        found = session.execute(_KEY, {"public_id": public_id}).one_or_none()
+    is_right = hmac.compare_digest(found.secret_sha256 if found else NOBODY_SHA256, _digest(secret))
+    if found is None or not is_right or found.revoked_at is not None:
+        raise _refusal("This API key is not valid.", "invalid_api_key")
+    if found.expires_at is not None and found.expires_at <= found.now:
+        raise _refusal("This API key has expired.", "expired_api_key")
+    return Principal(found.tenant, public_id, frozenset(found.scopes))
+
+
+def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
+    """Those API keys that are neither revoked nor expired, for streams that were opened with them."""
+    return set(session.scalars(_USABLE_KEYS, {"key_ids": list(public_ids)}))
+
+
+def require_good_key(session: Session, principal: Principal) -> None:
+    """For a change that took long to prepare: its key may have ended meanwhile. Raises Unauthorized."""
+    if not usable_keys(session, [principal.key_id]):
+        raise _refusal("This API key is not valid any more.", "invalid_api_key")
+
+
+def _record(session: Session, tenant: str, action: str, public_id: str) -> None:
+    audit.record(session, Principal(tenant, OPERATOR, frozenset()), action, public_id)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _refusal(message: str, code: str) -> Unauthorized:
+    return Unauthorized(message, code=code, headers={"www-authenticate": "Bearer"})
+
+
+def _requires(scope: str) -> Callable[..., Principal]:
+    def check(request: Request, database: DatabaseDep, rate: RequestRateDep) -> Principal:
+        if KEY_PATTERN.search(request.url.query):
+            raise _refusal(
+                "An API key in a URL ends up in logs: revoke it, and send keys in the Authorization header.",
+                "api_key_in_url",
+            )
+        principal = authenticate(database, request.headers.get("authorization"))
+        request.state.principal = principal
+        rate.spend(principal.tenant)
+        if scope not in principal.scopes:
+            raise Forbidden(f"This API key has no '{scope}' scope.")
+        return principal
+
+    return check
+
+
+Reader = Annotated[Principal, Depends(_requires("read"))]
+Writer = Annotated[Principal, Depends(_requires("write"))]

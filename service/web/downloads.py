@@ -1,0 +1,152 @@
+"""Bytes from storage to a client: entity tags, ranges, digests, safe file names.
+
+Boundary: one way for every download. It knows storage and HTTP, no tables; whoever calls it has already
+looked up whose object it is, and holds no database session while the bytes flow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from anyio import CancelScope
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from service.platform.errors import NotFound, RangeNotSatisfiable
+from service.platform.storage import ObjectMissing, Storage
+
+Opened = Callable[[int, int], Iterator[bytes]]
+"""The bytes from the first place up to the second."""
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is sent."""
+
+    version: str
+    """Equal where every byte is: the entity tag."""
+    size: int
+    filename: str
+    media_type: str
+    sha256: str | None = None
+    """None where it is not known before the last byte."""
+
+
+def file_response(
+    request: Request,
+    storage: Storage,
+    key: str,
+    *,
+    size: int,
+    sha256: str,
+    filename: str,
+    media_type: str = "application/octet-stream",
+) -> Response:
+    """The object under `key` (`size` bytes): 200, 206 for one range, or 304 where the client has it.
+
+    Raises RangeNotSatisfiable for a range outside of the object and NotFound where storage lost it.
+    Several ranges in one header, and a range whose `If-Range` is another version, get the whole object.
+    """
+    content = Content(sha256, size, filename, media_type, sha256)
+    return ranged_response(request, content, lambda start, end: _opened(storage, key, start, end))
+
+
+def ranged_response(
+    request: Request, content: Content, opened: Opened, resources: ExitStack | None = None
+) -> Response:
+    """The same for bytes from anywhere.
+
+    `resources` are what they are read from: closed when the answer has ended, however it does; the caller's
+    again where there is none to send.
+    """
+    etag = f'"{content.version}"'
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
+    if _matches(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    if content.sha256:
+        headers["x-checksum-sha256"] = content.sha256
+    headers["Content-Disposition"] = content_disposition(content.filename)
+    span = _requested_range(request, etag, content.size)
+    start, end = span or (0, content.size)
+    headers["Content-Length"] = str(end - start)
+    if span:
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{content.size}"
+    body = opened(start, end) if end > start else iter(())
+    status = 206 if span else 200
+    if resources is None:
+        return StreamingResponse(body, status, headers, content.media_type)
+    return _Download(body, status, headers, content.media_type, resources.pop_all())
+
+
+class _Download(StreamingResponse):
+    """Closes what its bytes come from, also where a client has left or has asked for the headers only."""
+
+    def __init__(
+        self,
+        body: Iterator[bytes],
+        status: int,
+        headers: dict[str, str],
+        media_type: str,
+        resources: ExitStack,
+    ) -> None:
+        super().__init__(body, status, headers, media_type)
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with CancelScope(shield=True):
+                await run_in_threadpool(self._resources.close)
+
+
+def content_disposition(filename: str) -> str:
+    """`attachment` with an ASCII fallback; a name is data and can neither break out nor name a folder."""
+    base = filename.replace("\\", "/").rsplit("/", 1)[-1]
+    plain = _UNSAFE.sub("_", base).lstrip(".") or "download"
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(base or plain, safe='')}"
+
+
+def _matches(header: str | None, etag: str) -> bool:
+    if header is None:
+        return False
+    tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]
+    return etag in tags or "*" in tags
+
+
+def _requested_range(request: Request, etag: str, size: int) -> tuple[int, int] | None:
+    """Half-open byte range, or None for the whole object."""
+    match = _RANGE.fullmatch(request.headers.get("range", "").replace(" ", ""))
+    if match is None or match[1] == match[2] == "":
+        return None
+    if request.headers.get("if-range", etag) != etag:
+        return None
+    first, last = match[1], match[2]
+    if first == "":
+        start, end = max(0, size - int(last)), size
+    else:
+        start, end = int(first), min(size, int(last) + 1) if last else size
+        if last and int(last) < start:
+            return None
+    if start >= end:
+        raise RangeNotSatisfiable(
+            f"the range lies outside of the object's {size} bytes",
+            headers={"Content-Range": f"bytes */{size}"},
+        )
+    return start, end
+
+
+def _opened(storage: Storage, key: str, start: int, end: int) -> Iterator[bytes]:
+    """The stream, opened before the answer begins: a lost object is an answer and not a cut connection."""
+    try:
+        return storage.stream(key, start, end)
+    except ObjectMissing as error:
+        raise NotFound("the content is no longer stored", code="content_missing") from error

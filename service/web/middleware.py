@@ -1,0 +1,207 @@
+"""What every request goes through: its id, its log line, safe headers, HEAD, and an answer even to a bug.
+
+Boundary: plain ASGI, so that streams pass untouched. It is the one place that catches unknown exceptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Any
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.platform.errors import InvalidRequest, PayloadTooLarge, ServiceError, TooSlow
+from service.platform.ids import new_id
+from service.platform.logs import REQUEST
+from service.web.error_handlers import error_response
+from service.web.shares import give_turn_back
+from service.web.traffic import Traffic, route_of
+
+log = structlog.get_logger()
+
+MIN_BYTES_PER_SECOND = 4096
+_CLOSE = {"connection": "close"}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestContext:
+    """Gives each HTTP request an id, answers unknown exceptions neutrally, counts it and logs one line."""
+
+    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+        self.app = app
+        self.traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req", "_")
+        scope.setdefault("state", {})["request_id"] = request_id
+        exchange = _Exchange(scope, send, request_id)
+        token = REQUEST.set(lambda: _facts(scope))
+        try:
+            await self._run(exchange, scope, receive)
+        finally:
+            REQUEST.reset(token)
+
+    async def _run(self, exchange: _Exchange, scope: Scope, receive: Receive) -> None:
+        started = time.monotonic()
+        try:
+            await self.app(scope, receive, exchange.send)
+        except Exception:
+            log.exception("unexpected error")
+            if exchange.status:
+                raise
+            await exchange.answer(_unexpected(exchange.request_id))
+        finally:
+            give_turn_back(scope)
+            ended = time.monotonic()
+            self.traffic.count(scope, exchange.status, (exchange.answered_at or ended) - started)
+            log.info("request", status=exchange.status, seconds=round(ended - started, 4))
+
+
+class SteadyBodies:
+    """Refuses bodies of two lengths (one for us, one for a proxy before us) and those that hardly move.
+
+    A body has `grace_seconds`, and more for each byte of it: who drips or stops holds nothing for long.
+    Before the headers are complete it is the server's or a proxy's to wait, after the body nobody waits.
+    """
+
+    def __init__(self, app: ASGIApp, grace_seconds: float) -> None:
+        self.app = app
+        self.grace_seconds = grace_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            message = "Send either Content-Length or Transfer-Encoding."
+            refusal = InvalidRequest(message, code="invalid_body", headers=_CLOSE)
+            await error_response(refusal)(scope, receive, send)
+            return
+        await self.app(scope, _Arrival(receive, self.grace_seconds).receive, send)
+
+
+class _Arrival:
+    """One body's way in. Its deadline moves with each byte of it; our own waiting before does not count."""
+
+    def __init__(self, receive: Receive, grace_seconds: float) -> None:
+        self._receive = receive
+        self._grace_seconds = grace_seconds
+        self._deadline: float | None = None
+        self._is_complete = False
+
+    async def receive(self) -> Message:
+        if self._is_complete:  # what follows is the client's leaving, and a stream waits for that
+            return await self._receive()
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self._grace_seconds
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise TooSlow("The request's body arrives too slowly.", headers=_CLOSE) from error
+        self._deadline += len(message.get("body", b"")) / MIN_BYTES_PER_SECOND
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+
+class HeadLikeGet:
+    """Answers HEAD with the status and headers of GET; what GET would have sent is not even read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                await send({"type": "http.response.body", "body": b""})
+                raise _HeadSent
+
+        as_get = {**scope, "method": "GET"}
+        try:
+            await self.app(as_get, receive, send_head)
+        except _HeadSent:
+            return
+        finally:
+            # the router has told only the copy which route it is
+            scope.update({name: as_get[name] for name in ("route", "path_params") if name in as_get})
+
+
+class _HeadSent(Exception):
+    """Unwinds the response, so that no stream is drained for nobody."""
+
+
+class _Exchange:
+    """One request's way out: adds headers and puts the body limit's plain text into the error shape."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self.request_id = request_id
+        self.status = 0
+        self.answered_at = 0.0
+        """Monotonic seconds; 0: not yet."""
+        self._scope = scope
+        self._send = send
+        self._is_replaced = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            give_turn_back(self._scope)
+            headers = MutableHeaders(scope=message)
+            if message["status"] == 413 and headers.get("content-type", "").startswith("text/plain"):
+                self._is_replaced = True
+                await self.answer(PayloadTooLarge("The request body is too large."))
+                return
+            self._note(message["status"])
+            headers["x-request-id"] = self.request_id
+            headers["x-content-type-options"] = "nosniff"
+        if not self._is_replaced:
+            await self._send(message)
+
+    async def answer(self, error: ServiceError) -> None:
+        """Send a whole response."""
+        body = json.dumps(error.body()).encode()
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": self.request_id,
+            "x-content-type-options": "nosniff",
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._note(error.status)
+        await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _note(self, status: int) -> None:
+        self.status = status
+        self.answered_at = time.monotonic()
+
+
+def _unexpected(request_id: str) -> ServiceError:
+    return ServiceError(f"Something went wrong on our side. Tell the operator this request id: {request_id}.")
+
+
+def _facts(scope: Scope) -> dict[str, Any]:
+    """What each line that is written during a request tells of it. Never the query: it may hold anything."""
+    principal: Any = scope["state"].get("principal")
+    return {
+        "request_id": scope["state"]["request_id"],
+        "method": scope["method"],
+        "path": scope["path"],
+        "route": route_of(scope),
+        "tenant": getattr(principal, "tenant", None),
+        "key_id": getattr(principal, "key_id", None),
+    }

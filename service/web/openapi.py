@@ -1,0 +1,241 @@
+"""The OpenAPI document as the service really answers: errors in our shape, the key, media types, sentences.
+
+Boundary: completes what FastAPI derives from the endpoints' signatures; it decides nothing about answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.platform.errors import (
+    Forbidden,
+    InsufficientStorage,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    RangeNotSatisfiable,
+    ServiceError,
+    TooManyRequests,
+    TooSlow,
+    Unauthorized,
+    Unavailable,
+    Unprocessable,
+)
+from service.web.openapi_examples import add_example
+
+Document = dict[str, Any]
+
+JOBS = "/v1/fine_tuning/jobs"
+JOB = f"{JOBS}/{{job_id}}"
+PROBES = "/v1/fine_tuning/probes"
+GRADERS = "/v1/fine_tuning/alpha/graders"
+WEBHOOKS = "/v1/webhook_endpoints"
+WEBHOOK = f"{WEBHOOKS}/{{endpoint_id}}"
+SCHEME = "ApiKey"
+SUMMARIES = {
+    "post /v1/files": "Upload a dataset",
+    "get /v1/files": "List files",
+    "get /v1/files/{file_id}": "Retrieve a file's description",
+    "delete /v1/files/{file_id}": "Delete a file",
+    "get /v1/files/{file_id}/content": "Download a file's bytes",
+    f"post {JOBS}": "Create a job",
+    f"get {JOBS}": "List jobs",
+    f"post {JOBS}/validate": "Check a job without creating it",
+    f"get {JOB}": "Retrieve a job",
+    f"post {JOB}/cancel": "Cancel a job",
+    f"post {JOB}/pause": "Pause a job",
+    f"post {JOB}/resume": "Resume a paused job",
+    f"get {JOB}/manifest": "Retrieve a job's manifest",
+    f"post {JOB}/clone": "Repeat a job, with changes or without",
+    f"get {JOB}/diagnosis": "Say why a job failed or learns poorly",
+    f"get {JOB}/events": "List a job's events",
+    f"get {JOB}/checkpoints": "List a job's checkpoints",
+    f"get {JOB}/metrics": "List a job's metrics",
+    f"get {JOB}/metrics.csv": "Download a job's metrics",
+    f"get {JOB}/rollouts": "List a job's rollouts",
+    f"get {JOB}/rollouts/completions": "List a job's completions",
+    f"get {JOB}/rollouts/overview": "Describe a job's rollouts",
+    f"get {JOB}/rollouts.jsonl": "Download a job's rollouts",
+    f"get {JOB}/rollouts/sft.jsonl": "Download the best completions",
+    f"get {JOB}/rollouts/dpo.jsonl": "Download preference pairs",
+    f"post {JOB}/rollouts/rescore": "Score a job's rollouts again",
+    f"get {JOB}/stream": "Follow a job live",
+    f"get {JOB}/adapter": "Download a job's adapter",
+    f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
+    "get /v1/fine_tuning/checkpoints/{checkpoint_id}/content": "Download a checkpoint",
+    f"post {PROBES}": "Probe a job before it trains",
+    f"get {PROBES}": "List probes",
+    f"get {PROBES}/{{probe_id}}": "Retrieve a probe",
+    f"post {PROBES}/{{probe_id}}/cancel": "Cancel a probe",
+    "get /v1/models": "List models",
+    "get /v1/models/{model}": "Retrieve a model",
+    "delete /v1/models/{model}": "Delete a fine-tuned model",
+    "post /v1/chat/completions": "Chat with a model",
+    "post /v1/completions": "Complete a text",
+    f"post {GRADERS}/validate": "Check a grader",
+    f"post {GRADERS}/run": "Run a grader on a completion",
+    f"post {WEBHOOKS}": "Register a webhook",
+    f"get {WEBHOOKS}": "List webhooks",
+    f"get {WEBHOOK}": "Retrieve a webhook",
+    f"post {WEBHOOK}": "Change a webhook",
+    f"delete {WEBHOOK}": "Delete a webhook",
+    f"post {WEBHOOK}/rotate_secret": "Rotate a webhook's secret",
+    f"post {WEBHOOK}/test": "Test a webhook",
+    f"get {WEBHOOK}/deliveries": "List a webhook's deliveries",
+    f"post {WEBHOOK}/deliveries/{{delivery_id}}/redeliver": "Send a delivery again",
+    "get /v1/webhook_event_types": "List the types of webhook events",
+    "get /livez": "Is the process alive",
+    "get /readyz": "Is the service ready",
+    "get /metrics": "Prometheus metrics",
+}
+DESCRIPTIONS = {
+    f"get {JOB}": "The job as it is now: status, phase, progress, evaluation, artifacts, and why it failed.",
+    "get /v1/models/{model}": "A base model of the catalogue or one of your fine-tuned models, by its name.",
+}
+"""They hold a thread for long, so few may run at once."""
+DOWNLOADS = {
+    "/v1/files/{file_id}/content": ["application/octet-stream"],
+    f"{JOB}/adapter": ["application/gzip", "application/x-tar"],
+    f"{JOB}/checkpoints/{{checkpoint_id}}/content": ["application/gzip"],
+    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": ["application/gzip"],
+}
+"""With entity tags and ranges."""
+TEXTS = {
+    f"{JOB}/metrics.csv": "text/csv",
+    f"{JOB}/rollouts.jsonl": "application/jsonl",
+    f"{JOB}/rollouts/sft.jsonl": "application/jsonl",
+    f"{JOB}/rollouts/dpo.jsonl": "application/jsonl",
+    "/metrics": "text/plain",
+}
+ERROR_SCHEMA: Document = {
+    "title": "Error",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field that is wrong."},
+                "code": {"type": "string", "description": "Stable, for programs."},
+                "problems": {
+                    "type": "array",
+                    "description": "Where there may be several: each of them, up to 100.",
+                    "items": {
+                        "type": "object",
+                        "required": ["param", "message"],
+                        "properties": {"param": {"type": "string"}, "message": {"type": "string"}},
+                    },
+                },
+            },
+        }
+    },
+}
+SERVER_SENT_EVENT: Document = {
+    "type": "object",
+    "required": ["event", "id", "data"],
+    "properties": {
+        "event": {"type": "string", "enum": ["metrics", "event", "status"]},
+        "id": {"type": "string", "description": "The event's number, for `Last-Event-ID`."},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+REASONS: dict[type[ServiceError], str] = {
+    InvalidRequest: "The request is wrong; `param` names the field.",
+    Unauthorized: "No key, or one that is not valid (any more).",
+    Forbidden: "The key lacks the scope.",
+    NotFound: "It does not exist, or belongs to somebody else.",
+    TooSlow: "The body arrived too slowly.",
+    PayloadTooLarge: "The body is too large.",
+    RangeNotSatisfiable: "The range lies outside of the object.",
+    Unprocessable: "It cannot be: another body under the Idempotency-Key, or no merge. `code` says which.",
+    TooManyRequests: "A limit of this tenant or service is reached; `Retry-After` says when to ask again.",
+    Unavailable: "The database or the storage does not answer; try again.",
+    InsufficientStorage: "There is no space left; nothing was stored.",
+}
+_GENERATED = ("HTTPValidationError", "ValidationError")
+
+
+def completed(document: Document) -> Document:
+    """FastAPI's document, changed in place."""
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in _GENERATED:
+        schemas.pop(name, None)
+    schemas["Error"] = ERROR_SCHEMA
+    scheme = {"type": "http", "scheme": "bearer", "description": "A key of `grpo keys create`."}
+    components["securitySchemes"] = {SCHEME: scheme}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            _complete(f"{method} {path}", path, operation)
+    return document
+
+
+def _complete(name: str, path: str, operation: Document) -> None:
+    operation["summary"] = SUMMARIES.get(name, operation["summary"])
+    if name in DESCRIPTIONS:
+        operation["description"] = DESCRIPTIONS[name]
+    for parameter in operation.get("parameters", ()):
+        parameter["schema"] = _never_null(parameter["schema"])
+    responses = operation["responses"]
+    responses.pop("422", None)
+    if path in DOWNLOADS:
+        _describe_download(responses, DOWNLOADS[path])
+    if path in TEXTS:
+        responses["200"]["content"] = {TEXTS[path]: {"schema": {"type": "string"}}}
+    if path.endswith("/stream"):
+        responses["200"]["content"] = {"text/event-stream": {"itemSchema": SERVER_SENT_EVENT}}
+        responses["204"] = {"description": "The job has ended and `Last-Event-ID` was its last event."}
+    if path == "/readyz":
+        responses["503"] = {**responses["200"], "description": "Not ready; `checks` says why."}
+    if path.startswith("/v1/"):
+        operation["security"] = [{SCHEME: []}]
+        for error in _errors(name, operation):
+            responses[str(error.status)] = _refusal(error)
+    operation["responses"] = dict(sorted(responses.items()))
+    add_example(name, operation)
+
+
+def _never_null(schema: Document) -> Document:
+    """A parameter that is not given is absent: FastAPI describes the null of the endpoint's own default."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    return {**kinds[0], **rest} if len(kinds) == 1 else schema
+
+
+def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
+    """What this operation may answer instead."""
+    found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, TooManyRequests, Unavailable]
+    names_one = "{" in name or name in ("post /v1/chat/completions", "post /v1/completions")
+    if names_one or any(given["name"] == "after" for given in operation.get("parameters", ())):
+        found.append(NotFound)
+    if "requestBody" in operation:
+        found += [TooSlow, PayloadTooLarge]
+    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", f"get {JOB}/adapter"):
+        found.append(Unprocessable)
+    if name in ("post /v1/files", f"get {JOB}/adapter"):
+        found.append(InsufficientStorage)
+    return found
+
+
+def _refusal(error: type[ServiceError]) -> Document:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": REASONS[error], "content": content}
+
+
+def _describe_download(responses: Document, media_types: list[str]) -> None:
+    schema = {"type": "string", "format": "binary"}
+    content = {media_type: {"schema": schema} for media_type in media_types}
+    headers = {
+        name: {"description": text, "schema": {"type": "string"}}
+        for name, text in (
+            ("ETag", "SHA-256 in quotes."),
+            ("x-checksum-sha256", "Of all of it; a merged model has none."),
+        )
+    }
+    responses["200"] = {"description": "All of it.", "content": content, "headers": headers}
+    responses["206"] = {"description": "The range asked for.", "content": content, "headers": headers}
+    responses["304"] = {"description": "`If-None-Match` names what is here."}
+    responses["416"] = _refusal(RangeNotSatisfiable)

@@ -1,0 +1,105 @@
+"""What JSON parsers accept and this service does not: NaN, double keys, NUL, surrogates, deep nesting.
+
+Boundary: one check before every endpoint; what fields mean is the schemas' business.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any, NoReturn
+
+from fastapi import Request
+
+from service.platform.errors import InvalidRequest, PayloadTooLarge
+from service.web.validation import invalid_json
+
+MAX_DEPTH = 100
+MAX_JSON_BYTES = 2**20
+_ESCAPE = re.compile(rb"\\u0000|\\u[dD][89a-fA-F]")
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+async def refuse_odd_text(request: Request) -> None:
+    """Before every endpoint. Raises InvalidRequest for what no JSON document or text column may hold."""
+    query = [text for pair in request.query_params.multi_items() for text in pair]
+    if any("\x00" in text for text in (request.url.path, *query)):
+        raise InvalidRequest("NUL characters are not allowed in a URL.")
+    if compressed := compressed_body(request):
+        raise compressed
+    if "json" not in request.headers.get("content-type", ""):
+        return
+    body = await request.body()
+    if len(body) > MAX_JSON_BYTES:
+        raise PayloadTooLarge(f"A JSON body has at most {MAX_JSON_BYTES} bytes.")
+    _refuse_other_encodings(body)
+    try:
+        value = json.loads(body or b"null", parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise invalid_json(unreadable_reason(error)) from error
+    is_nested = body.count(b"[") + body.count(b"{") > MAX_DEPTH
+    if is_nested or _ESCAPE.search(body):
+        _refuse_odd(value)
+
+
+def compressed_body(request: Request) -> InvalidRequest | None:
+    """The refusal of a body that is not sent as it is."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return None
+    message = f"The body has the content-encoding {encoding[:40]!r}: send it uncompressed."
+    return InvalidRequest(message, code="invalid_body")
+
+
+def unreadable_reason(error: BaseException | None) -> str:
+    """Why Python's JSON parser gave up."""
+    match error:
+        case RecursionError():
+            return f"it is nested too deep, more than {MAX_DEPTH} levels"
+        case UnicodeDecodeError():
+            return f"byte {error.start + 1} is not UTF-8"
+        case json.JSONDecodeError():
+            return f"{error.msg} at character {error.pos}"
+        case ValueError() if "integer string conversion" in str(error):
+            return "a number is too large"
+        case _:
+            return "it cannot be parsed"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, num in Counter(name for name, _ in pairs).items() if num > 1)
+        raise invalid_json(f"the key {twice[:64]!r} appears twice in one object")
+    return found
+
+
+def _refuse_other_encodings(body: bytes) -> None:
+    """Python's parser also reads UTF-16, UTF-32 and surrogates encoded as if they were characters."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise invalid_json(f"byte {error.start + 1} is not UTF-8") from error
+    if "\x00" in text:
+        raise invalid_json("it holds NUL bytes")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise invalid_json(f"{name} is not a JSON number")
+
+
+def _refuse_odd(root: Any) -> None:
+    pending: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
+    while pending:
+        value, path = pending.pop()
+        if len(path) > MAX_DEPTH:
+            raise invalid_json(f"it is nested more than {MAX_DEPTH} deep")
+        if isinstance(value, str) and _UNSTORABLE.search(value):
+            where = ".".join(path)
+            raise InvalidRequest(f"{where}: NUL characters and lone surrogates are not allowed.", param=where)
+        if isinstance(value, dict):
+            pending += [(name, path) for name in value]
+            pending += [(inner, (*path, name)) for name, inner in value.items()]
+        if isinstance(value, list):
+            pending += [(inner, (*path, str(index))) for index, inner in enumerate(value)]

@@ -1,0 +1,140 @@
+"""Validation errors of pydantic → one 400 that names the field as the client wrote it.
+
+pydantic's locations also hold the union's tag or branch (`method.reinforcement.reinforcement.…`,
+`n_epochs.literal['auto']`). Walking the client's own body beside the location tells them from fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.platform.errors import InvalidRequest
+
+Location = tuple[str | int, ...]
+
+_SOURCES = {"body", "query", "path", "header", "cookie", "form"}
+_BRANCH = re.compile(
+    r"[\w-]*\[.*\]|constrained-\w+|str|int|float|bool|none|nullable|list|dict|tuple", re.DOTALL
+)
+_CODES = {
+    "missing": "missing_field",
+    "extra_forbidden": "unknown_field",
+    "union_tag_not_found": "missing_field",
+}
+_JUDGED = {"value_error", "field_problem"}
+MAX_OTHERS = 10
+MAX_PATH_LENGTH = 300
+
+
+def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:
+    """The first problem (the deepest of a union's branches) with its field; the others by name."""
+    if errors[0]["type"] == "json_invalid":
+        return invalid_json(f"{errors[0]['ctx']['error']} at character {errors[0]['loc'][-1]}")
+    problems: dict[str, list[Mapping[str, Any]]] = {}
+    for error in errors:
+        location = (*error["loc"], *error.get("ctx", {}).get("place", ()))
+        problems.setdefault(field_path(location, body, error["type"]), []).append(error)
+    named = [path for path in problems if not _has_deeper(path, problems)]
+    first = named[0]
+    message = _sentence(first, problems[first])
+    if others := named[1 : MAX_OTHERS + 1]:
+        message += f" Also wrong: {', '.join(others)}."
+    code = _CODES.get(problems[first][0]["type"], "invalid_value")
+    refused = InvalidRequest(message, param=first or None, code=code)
+    if len(named) > 1:
+        shown = named[: MAX_OTHERS + 1]
+        refused.problems = [{"param": path, "message": _sentence(path, problems[path])} for path in shown]
+    return refused
+
+
+def invalid_json(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"The body is not valid JSON: {reason}.", code="invalid_json")
+
+
+def field_path(location: Location, body: Any, kind: str = "") -> str:
+    """pydantic's location → `method.reinforcement.tools[0].name`; "" for the whole body."""
+    source, rest = (location[0], location[1:]) if location and location[0] in _SOURCES else ("", location)
+    value = body if source in ("body", "") else None
+    path = ""
+    can_be_tag = True
+    for position, part in enumerate(rest):
+        is_last = position == len(rest) - 1
+        if can_be_tag and isinstance(value, Mapping) and value.get("type") == part:
+            can_be_tag = False
+        elif not _is_field(part, value, is_last=is_last, is_body=source in ("body", "")):
+            continue
+        else:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+            value, can_be_tag = _child(value, part), True
+    if kind.startswith("union_tag"):
+        path += ".type"
+    return path.removeprefix(".")[:MAX_PATH_LENGTH]
+
+
+def _is_field(part: str | int, value: Any, *, is_last: bool, is_body: bool) -> bool:
+    if not is_body or isinstance(part, int):
+        return True
+    if isinstance(value, Mapping) and part in value:
+        return True
+    # What the client did not write is a missing field where it ends the location, else a union's branch.
+    return is_last and isinstance(value, Mapping) and not _BRANCH.fullmatch(part)
+
+
+def _child(value: Any, part: str | int) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(part)
+    if isinstance(value, Sequence) and isinstance(part, int) and not isinstance(value, str):
+        return value[part] if part < len(value) else None
+    return None
+
+
+def _has_deeper(path: str, paths: Mapping[str, Any]) -> bool:
+    prefixes = (f"{path}.", f"{path}[") if path else ""
+    return any(other != path and other.startswith(prefixes) for other in paths)
+
+
+def _sentence(path: str, errors: Sequence[Mapping[str, Any]]) -> str:
+    # a branch that read the value and refused it knows more than those that wanted another type
+    errors = [error for error in errors if error["type"] in _JUDGED] or errors
+    parts = list(dict.fromkeys(_message(error) for error in errors))
+    alternatives = [parts[0], *(part.removeprefix("Input should be ") for part in parts[1:])]
+    text = f"{path or 'The body'}: {' or '.join(alternatives)}"
+    given = errors[0].get("input")
+    if errors[0]["type"] not in _CODES and isinstance(given, str | int | float | bool):
+        text += f", got {_shortened(given)}"
+    return text + "."
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    match error["type"]:
+        case "missing":
+            return "Field required"
+        case "extra_forbidden":
+            return "Unknown field"
+        case "union_tag_invalid":
+            known, given = error["ctx"]["expected_tags"], _shortened(error["ctx"]["tag"])
+            return f"Input should be one of {known}, got {given}"
+        case "union_tag_not_found":
+            return "Field required"
+        case "model_attributes_type" | "model_type" | "dict_type":
+            return "Input should be a JSON object"
+        case "tuple_type":
+            return "Input should be a list"
+        case "too_long" | "too_short":
+            return _counted(error["ctx"])
+        case _:
+            return str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+
+
+def _counted(context: Mapping[str, Any]) -> str:
+    bound = "min_length" if "min_length" in context else "max_length"
+    word = "at least" if bound == "min_length" else "at most"
+    found = context["actual_length"]  # unknown where pydantic stopped counting
+    return f"Input should have {word} {context[bound]} items{'' if found is None else f', not {found}'}"
+
+
+def _shortened(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"

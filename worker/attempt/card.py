@@ -1,0 +1,24 @@
+"""What lies beside the weights in an archive: the model card and the manifest.
+
+Boundary: texts for `publish.py`. They say nothing of attempts, ids or times, so that a killed job's archive
+equals an undisturbed one's.
+"""
+
+from __future__ import annotations
+
+from service.jobs.results.manifest import document, text
+from service.jobs.results.model_card import model_card
+from service.jobs.results.provenance import facts_of
+from service.platform.tables.core import Job
+from worker.attempt.attempt import Attempt
+
+CARD, MANIFEST = "README.md", "manifest.json"
+
+
+def beside_weights(attempt: Attempt, *, step: int | None = None) -> dict[str, str]:
+    """Name → text. `step`: of a checkpoint, whose own evaluation may not be known yet; None: the result."""
+    with_rows = attempt.read(lambda s: facts_of(s, s.get_one(Job, attempt.job.id), attempt.worker.catalog))
+    manifest = document(with_rows)
+    if step is not None:
+        manifest |= {"evaluation": {}, "checkpoint": {"step": step}}
+    return {CARD: model_card(manifest), MANIFEST: text(manifest)}

@@ -1,0 +1,128 @@
+"""The worker's hold on a job: renews it in the background, learns of cancel and pause, and lets go in time.
+
+Two ways to lose it. The database says so (another fence): the engine is killed at once. Or no renewal
+succeeded for `self_fence_seconds` by the monotonic clock: the engine is killed before the lease can
+expire, so that a worker cut off from the database never trains beside its successor. A checkpoint written
+then could not be published, so it gets no time for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextvars import copy_context
+from time import monotonic
+from typing import Self
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from grpo_engine.process.fault_points import fault_point
+from service.jobs.model.states import JobState
+from service.jobs.store import queue
+from service.jobs.store.claimed import ClaimedJob
+from service.platform.db import Database
+from service.settings import Settings
+from worker.launchers.local import EngineProcess
+
+logger = structlog.get_logger()
+
+
+class Lost(Exception):
+    """Somebody else may hold the job now: stop, write nothing more."""
+
+
+class Lease:
+    """A context manager around all that is done for one claimed job.
+
+    `claimed_at`: monotonic seconds before the claim was sent.
+    """
+
+    def __init__(self, database: Database, settings: Settings, job: ClaimedJob, claimed_at: float) -> None:
+        self._database = database
+        self._settings = settings
+        self._job_id, self._fence = job.id, job.fence
+        self._claimed_at = claimed_at
+        self._lost = threading.Event()
+        self._done = threading.Event()
+        self._engine: EngineProcess | None = None
+        self._fuse: threading.Timer | None = None
+        self.state = JobState.RUNNING
+        """As of the last renewal."""
+        # what the lines of this attempt tell of it, the thread's tell too
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._renew_until_done,), name="lease", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._set_fuse(self._claimed_at)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=self._settings.heartbeat_seconds)
+        if self._fuse is not None:
+            self._fuse.cancel()
+
+    @property
+    def lost(self) -> bool:
+        return self._lost.is_set()
+
+    def check(self) -> None:
+        """Raises Lost when the job is not ours any more."""
+        if self.lost:
+            raise Lost(self._job_id)
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps, but not after the loss. Raises Lost."""
+        self._lost.wait(seconds)
+        self.check()
+
+    def guard(self, engine: EngineProcess) -> None:
+        """Stop this engine when the lease is lost. Raises Lost where it is already."""
+        self._engine = engine
+        self.check()
+
+    def lose(self) -> None:
+        """Another fence holds the job, or may soon: the engine must not run a moment longer."""
+        self._lost.set()
+        if self._engine is not None:
+            self._engine.kill()
+
+    def _renew_until_done(self) -> None:
+        while not self._done.wait(self._settings.heartbeat_seconds) and not self.lost:
+            self._renew()
+
+    def _renew(self) -> None:
+        sent_at = monotonic()
+        fault_point("lease.renewing")
+        try:
+            with self._database.direct() as session:
+                state = queue.renew(
+                    session, self._job_id, self._fence, lease_seconds=self._settings.lease_seconds
+                )
+        except SQLAlchemyError as error:
+            logger.warning("lease not renewed", error=type(error).__name__)
+            return
+        if state is None:
+            if not self._done.is_set():
+                self.lose()
+            return
+        fault_point("lease.renewed")
+        self.state = state
+        self._set_fuse(sent_at)
+
+    def _set_fuse(self, sent_at: float) -> None:
+        """Counts from before the statement was sent: the lease may have begun then already."""
+        if self._fuse is not None:
+            self._fuse.cancel()
+        seconds_left = max(0.0, sent_at + self._settings.self_fence_seconds - monotonic())
+        self._fuse = threading.Timer(seconds_left, copy_context().run, (self._self_fence,))
+        self._fuse.daemon = True
+        self._fuse.start()
+
+    def _self_fence(self) -> None:
+        if self._done.is_set():
+            return
+        logger.error("no renewal for too long: the engine is stopped")
+        self.lose()

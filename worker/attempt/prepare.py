@@ -1,0 +1,178 @@
+"""Everything a run needs, on this disk: datasets, base model or parent, the newest checkpoint, config.json.
+
+The engine reads JSONL only: a Parquet file is turned into it here.
+
+What is missing for good (a deleted file, an unknown model) is `Refused`; a damaged checkpoint is skipped,
+withdrawn and told in the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig, Runtime
+from grpo_engine.contract.manifest import DamagedCheckpoint, verify
+from service.jobs.intake.checks.grader import method_with_places
+from service.jobs.model.method_parts import retention_of
+from service.jobs.progress import publishing
+from service.jobs.results import weights
+from service.jobs.results.weights import WeightsMissing, find_weights
+from service.jobs.store import history
+from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.machines import UNSAFE, tell_unsafe
+from service.jobs.store.queue import holds, lock
+from service.platform.parquet import BadParquet, make_jsonl
+from service.platform.storage import ObjectMissing
+from service.platform.tables.core import Checkpoint, File, Metric
+from service.platform.unpack import BadArchive, unpack
+from worker.attempt.attempt import Attempt, Refused
+from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch_weights
+
+
+def prepare(attempt: Attempt) -> Path:
+    """Fill the run directory. Answers the path of its config.json. Raises Refused, StorageError."""
+    job, folder = attempt.job, attempt.folder
+    training_file = _fetch_dataset(attempt, job.training_file, "train.jsonl")
+    validation_file = None
+    if job.validation_file is not None:
+        validation_file = str(_fetch_dataset(attempt, job.validation_file, "validation.jsonl"))
+    config = RunConfig(
+        job_id=job.id,
+        seed=job.seed,
+        model=_model_source(attempt),
+        training_file=str(training_file),
+        validation_file=validation_file,
+        retention_files=_fetch_retention(attempt),
+        method=_placed(attempt),
+        probe=ProbeSize(prompts=job.probe["prompts"]) if job.probe is not None else None,
+        runtime=_runtime(attempt),
+        created_at=job.created_at,
+        first_sequence=job.engine_sequence + 1,
+        published_step=attempt.read(lambda session: _published_step(session, job.id)),
+    )
+    _fetch_checkpoint(attempt)
+    _tell_unsafe(attempt)
+    path = folder / "config.json"
+    path.write_text(config.model_dump_json(indent=2))
+    return path
+
+
+def _runtime(attempt: Attempt) -> Runtime:
+    """The deployment's, with as many ranks as the job asked for GPUs."""
+    runtime, gpus = attempt.worker.settings.runtime, attempt.job.required_gpus
+    return runtime.model_copy(update={"ranks": gpus}) if gpus else runtime
+
+
+def _placed(attempt: Attempt) -> Method:
+    """The job's method with the catalogue's places of its reward models."""
+    try:
+        return cast(Method, method_with_places(attempt.method, attempt.worker.catalog))
+    except LookupError as missing:
+        gone = weights.missing(str(missing.args[0]))
+        raise Refused("model_not_found", str(gone), gone.hint) from None
+
+
+def _fetch_retention(attempt: Attempt) -> dict[str, str]:
+    """Retention set → its rows on this disk."""
+    return {
+        each.name: str(_fetch_dataset(attempt, each.file, f"retention-{number}.jsonl"))
+        for number, each in enumerate(retention_of(attempt.method))
+    }
+
+
+def _published_step(session: Session, job_id: str) -> int:
+    steps = select(func.coalesce(func.max(Metric.step), 0)).where(Metric.job_id == job_id)
+    return session.execute(steps).scalar_one()
+
+
+def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
+    file = attempt.read(lambda session: session.get(File, file_id))
+    target = attempt.folder / name
+    hint = "Upload the file again and submit a new job."
+    try:
+        if file is None:
+            raise ObjectMissing(file_id)
+        _download(attempt, file.storage_key, file.sha256, target)
+        settings = attempt.worker.settings
+        make_jsonl(target, max_rows=settings.max_rows, max_bytes=settings.max_upload_bytes)
+    except ObjectMissing:
+        reason = f"{file_id} was deleted before the job could run"
+        raise Refused("dataset_invalid", reason, hint) from None
+    except DamagedObject as damage:
+        raise Refused("dataset_invalid", f"{file_id} is damaged: {damage}", hint) from damage
+    except BadParquet as error:
+        raise Refused("dataset_invalid", f"{file_id}: {error.reason}", hint) from error
+    return target
+
+
+def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
+    """Fetch what was stored, for as long as it takes. Raises ObjectMissing, DamagedObject."""
+    patiently = partial(attempt.store, is_patient=True)
+    download_verified(attempt.worker.storage, key, sha256, target, patiently)
+
+
+def _model_source(attempt: Attempt) -> ModelSource:
+    """The job's model, fetched where it is an earlier job's."""
+    worker, job = attempt.worker, attempt.job
+    try:
+        found = find_weights(attempt.read, worker.catalog, job.tenant, job.model)
+        return fetch_weights(found, job.model, attempt.folder, partial(_download, attempt))
+    except WeightsMissing as gone:
+        raise Refused("model_not_found", str(gone), gone.hint) from gone
+
+
+def _fetch_checkpoint(attempt: Attempt) -> None:
+    """The newest published checkpoint that verifies; damaged ones are withdrawn on the way."""
+    for checkpoint in attempt.read(lambda s: publishing.usable_checkpoints(s, attempt.job.id)):
+        try:
+            _restore(attempt, checkpoint)
+        except DamagedCheckpoint as damage:
+            attempt.write(_withdrawal(attempt, checkpoint.step, str(damage)))
+            continue
+        return
+    if attempt.job.checkpoint_step:
+        attempt.write(lambda session: _tell_restart(session, attempt.job))
+
+
+def _tell_unsafe(attempt: Attempt) -> None:
+    """Every job whose untrusted code this worker runs without a sandbox says so."""
+    if UNSAFE in attempt.worker.capabilities and attempt.job.required_capabilities:
+        attempt.write(lambda session: tell_unsafe(session, attempt.job))
+
+
+def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session], bool]:
+    job = attempt.job
+    return lambda session: publishing.withdraw_checkpoint(session, job.id, job.fence, step, reason)
+
+
+def _tell_restart(session: Session, job: ClaimedJob) -> bool:
+    if lock(session, *holds(job.id, job.fence)) is None:
+        return False
+    message = "No usable checkpoint is left: training starts from the first step."
+    history.append(session, job.id, history.Entry("message", message, "warn", fence=job.fence))
+    return True
+
+
+def _restore(attempt: Attempt, checkpoint: Checkpoint) -> None:
+    """Download, compare, unpack and verify one checkpoint. Raises DamagedCheckpoint."""
+    assert checkpoint.state_key is not None
+    archive = attempt.folder / "state.tar"
+    partial = attempt.folder / f".partial-{checkpoint.step}"
+    try:
+        _download(attempt, checkpoint.state_key, checkpoint.state_sha256, archive)
+        unpack(archive, partial)
+    except ObjectMissing:
+        raise DamagedCheckpoint("its archive is missing") from None
+    except (DamagedObject, BadArchive) as damage:
+        raise DamagedCheckpoint(str(damage)) from damage
+    verify(partial, attempt.job.id)
+    archive.unlink()
+    target = attempt.folder / "checkpoints" / f"step-{checkpoint.step:08d}"
+    target.parent.mkdir(exist_ok=True)
+    partial.rename(target)

@@ -1,0 +1,205 @@
+"""The engine's folders → storage → rows: checkpoints while it trains, results at its end.
+
+Order: pack, upload, compare the size, then the row under the fence, and only then delete older ones. An
+upload whose row was refused is never referred to; its key holds the fence, so nothing is overwritten.
+A healthy engine goes on without a storage: a checkpoint is let go for the next one, only results wait.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from sqlalchemy.orm import Session
+
+from grpo_engine.contract.events import CheckpointSaved, Finished
+from grpo_engine.contract.manifest import DamagedCheckpoint, verify
+from grpo_engine.process.fault_points import fault_point
+from service.jobs.model import names
+from service.jobs.model.states import JobState
+from service.jobs.progress import metrics, publishing
+from service.jobs.progress.recording import record_events
+from service.jobs.store import history, queue
+from service.platform.ids import new_id
+from service.platform.storage import StorageError, sha256_file
+from service.platform.tables.core import Artifact, File
+from worker.attempt.archives import pack_tar, pack_tar_gz
+from worker.attempt.attempt import Attempt
+from worker.attempt.card import beside_weights
+
+logger = structlog.get_logger()
+WEIGHTS = {"adapter": "adapter", "model": "model", "experiences": "experiences"}
+"""Folder inside a checkpoint → kind of the artifact."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An uploaded file."""
+
+    key: str
+    sha256: str
+    num_bytes: int
+
+
+def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
+    """Make the engine's newest checkpoint the job's, after those that the storage has not taken before.
+
+    Where it takes none now, the history tells it and training goes on.
+    """
+    attempt.unpublished.append(event)
+    while attempt.unpublished:
+        try:
+            _publish(attempt, attempt.unpublished[0])
+        except StorageError as error:
+            _tell_unpublished(attempt, event.step, error)
+            return
+        del attempt.unpublished[0]
+
+
+def _tell_unpublished(attempt: Attempt, step: int, error: StorageError) -> None:
+    job = attempt.job
+    message = f"The checkpoint of step {step} was not stored: {error.public}."
+    note = history.Entry("message", message, "warn", {"step": step}, job.fence)
+    attempt.write(lambda session: record_events(session, job.id, job.fence, [], notes=[note]))
+
+
+def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
+    """One that the engine has removed meanwhile is skipped. Raises StorageError."""
+    folder = attempt.folder / event.path
+    prefix = f"jobs/{attempt.job.id}/checkpoints/{event.step}-{attempt.job.fence}"
+    try:
+        verify(folder, attempt.job.id)
+        state = _store(attempt, folder, f"{prefix}/state.tar")
+        texts = beside_weights(attempt, step=event.step)
+        weights = _store(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz", texts)
+    except (DamagedCheckpoint, FileNotFoundError) as error:
+        logger.warning("checkpoint not published", step=event.step, error=str(error))
+        return
+    fault_point("checkpoint.uploaded")
+    archives = publishing.Archives(state.key, state.sha256, weights.key, weights.sha256, weights.num_bytes)
+    attempt.write(
+        lambda session: publishing.publish_checkpoint(
+            session,
+            attempt.job.id,
+            attempt.job.fence,
+            checkpoint_id=new_id("ftckpt", "_"),
+            step=event.step,
+            archives=archives,
+            metrics=dict(event.metrics),
+        )
+    )
+    fault_point("checkpoint.published")
+    _retire(attempt)
+
+
+def publish_results(attempt: Attempt, event: Finished) -> None:
+    """Adapter (or model) and metrics table become the tenant's files, and the job succeeded, all at once.
+
+    Raises StorageError where the storage is away and the worker or the job is asked to end meanwhile, and
+    where it denies access.
+    """
+    weights_folder = attempt.folder / event.path
+    verify(weights_folder.parent, attempt.job.id)
+    prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
+    texts = beside_weights(attempt)
+    weights = _store(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
+    table = attempt.folder / "metrics.csv"
+    rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
+    table.write_text(metrics.to_csv(rows))
+    curve = _upload(attempt, table, f"{prefix}/metrics.csv", is_patient=True)
+    fault_point("results.uploaded")
+    kind = WEIGHTS.get(weights_folder.name, "adapter")
+    results = [("metrics", "metrics.csv", curve), (kind, f"{kind}.tar.gz", weights)]
+    attempt.write(lambda session: _finish(session, attempt, event, results))
+    fault_point("job.finished")
+
+
+def _finish(
+    session: Session, attempt: Attempt, event: Finished, results: list[tuple[str, str, Stored]]
+) -> bool:
+    job = attempt.job
+    name = names.fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
+    if not queue.finish(
+        session,
+        job.id,
+        job.fence,
+        JobState.SUCCEEDED,
+        fine_tuned_model=name,
+        trained_tokens=event.num_tokens,
+    ):
+        return False
+    for kind, filename, stored in results:
+        file = _file(attempt, f"{job.id}-{filename}", stored)
+        session.add(file)
+        session.add(Artifact(id=file.id, job_id=job.id, kind=kind, step=event.step, fence=job.fence))
+    return True
+
+
+def _file(attempt: Attempt, filename: str, stored: Stored) -> File:
+    return File(
+        id=new_id("file"),
+        tenant=attempt.job.tenant,
+        filename=filename,
+        purpose="fine-tune-results",
+        num_bytes=stored.num_bytes,
+        sha256=stored.sha256,
+        storage_key=stored.key,
+    )
+
+
+def _weights_folder(checkpoint: Path) -> Path:
+    for name in WEIGHTS:
+        if (checkpoint / name).is_dir():
+            return checkpoint / name
+    raise DamagedCheckpoint("it holds neither adapter/ nor model/ nor experiences/")
+
+
+def _store(
+    attempt: Attempt,
+    folder: Path,
+    key: str,
+    texts: Mapping[str, str] | None = None,
+    *,
+    is_patient: bool = False,
+) -> Stored:
+    """Pack a folder, with `texts` beside weights, and upload the archive.
+
+    Raises FileNotFoundError where the folder is gone.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(folder)
+    outbox = attempt.folder / "outbox"
+    outbox.mkdir(exist_ok=True)
+    archive = outbox / Path(key).name
+    try:
+        if texts is None:
+            pack_tar(folder, archive)
+        else:
+            pack_tar_gz(folder, archive, texts)
+        return _upload(attempt, archive, key, is_patient=is_patient)
+    finally:
+        shutil.rmtree(outbox, ignore_errors=True)
+
+
+def _upload(attempt: Attempt, path: Path, key: str, *, is_patient: bool = False) -> Stored:
+    storage, num_bytes = attempt.worker.storage, path.stat().st_size
+
+    def put() -> None:
+        storage.put_file(key, path)
+        if storage.size(key) != num_bytes:
+            raise StorageError(f"{key} did not arrive whole")
+
+    attempt.store(put, is_patient=is_patient)
+    return Stored(key, sha256_file(path), num_bytes)
+
+
+def _retire(attempt: Attempt) -> None:
+    job, keep = attempt.job, attempt.hyperparameters.max_checkpoints
+    for key in attempt.write(lambda s: publishing.retire_checkpoints(s, job.id, job.fence, keep)):
+        try:
+            attempt.worker.storage.delete(key)
+        except StorageError as error:
+            logger.warning("retired checkpoint left in storage", key=key, error=str(error))

@@ -1,0 +1,97 @@
+"""Run directories: `runs/<job>/<fence>`, one per claim, locked while its worker lives.
+
+The lock is the kernel's (`flock`), so a killed worker leaves none behind and the next one may clean up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from worker.launchers.local import tail
+
+logger = structlog.get_logger()
+LOCK = "owner.lock"
+KEPT_LOG_LINES = 500
+CREATE_TRIES = 1000
+"""A clean-up beside us takes a fresh folder away a few times at most."""
+
+
+@contextmanager
+def run_folder(path: Path) -> Iterator[Path]:
+    """A new locked folder. Afterwards only the end of its engine.log is left, until the next clean-up."""
+    lock = _create_locked(path)
+    try:
+        yield path
+    finally:
+        with _best_effort(path):
+            _shrink(path)
+        os.close(lock)
+
+
+def clean_up(runs_dir: Path) -> None:
+    """Remove what earlier runs left here, of workers that live no more."""
+    with _best_effort(runs_dir):
+        for lock_path in runs_dir.glob(f"*/*/{LOCK}"):
+            if (lock := _try_lock(lock_path)) is not None:
+                shutil.rmtree(lock_path.parent, ignore_errors=True)
+                os.close(lock)
+        for job_dir in runs_dir.glob("*"):
+            with suppress(OSError):  # not empty: another worker's run, perhaps a moment old
+                job_dir.rmdir()
+
+
+@contextmanager
+def _best_effort(path: Path) -> Iterator[None]:
+    """Tidying may fail, on a full disk or beside another worker's; a job never fails for it."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("not tidied", path=str(path), error=str(error))
+
+
+def _create_locked(path: Path) -> int:
+    lock_path = path / LOCK
+    for _ in range(CREATE_TRIES):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock_path.touch()
+        except (FileNotFoundError, FileExistsError):
+            continue  # a clean-up was faster, between two of these calls or inside mkdir
+        if (lock := _try_lock(lock_path)) is not None:
+            return lock
+    raise OSError(f"{path} cannot be made and locked")
+
+
+def _try_lock(path: Path) -> int | None:
+    """An open, locked descriptor of the file that `path` still names; None where another holds it."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_ino == path.stat().st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        os.close(descriptor)
+        return None
+    os.close(descriptor)
+    return None
+
+
+def _shrink(path: Path) -> None:
+    last_lines = tail(path / "engine.log", KEPT_LOG_LINES, max_bytes=65_536)
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != LOCK:
+            entry.unlink(missing_ok=True)
+    if last_lines:
+        (path / "engine.log").write_text("\n".join(last_lines) + "\n")

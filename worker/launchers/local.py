@@ -1,0 +1,217 @@
+"""The engine as a child: started in its own session, stopped, killed, watched. It dies with the worker.
+
+Boundary: processes only; the meaning of its end is the runner's business. Only what was started here is
+ever signalled: the process group is killed before its leader is reaped, so the number cannot be another's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from worker.launchers import launch
+
+MAX_LOG_BYTES = 4 * 2**20
+"""Of engine.log; when it is full it becomes engine.log.1 and a new one starts."""
+MAX_KEPT_BYTES = 65_536
+"""Of what an engine without a run directory has printed."""
+LOG_FILE = "engine.log"
+PROXIES = {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
+CERTIFICATES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
+ALLOWED = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"}
+OUTSIDE = {"GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET"}
+"""What judges, grader endpoints and tools are asked with: the operator's list and key for signatures."""
+FAULTS = {"GRPO_FAULT", "GRPO_FAULT_MARKS"}
+ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE | FAULTS
+ALLOWED_PREFIXES = tuple(
+    f"{name}_"
+    for name in "CUDA NVIDIA NCCL OMP GOMP MKL ONEDNN HF TOKENIZERS TORCH PYTORCH VLLM".split()  # noqa: SIM905
+)
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the engine may see: an allow-list, so no API key or database URL of ours."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in ALLOWED or name.startswith(ALLOWED_PREFIXES)
+    }
+
+
+class EngineProcess:
+    """One engine. Start it in the worker's main thread: the kernel ties the death signal to it.
+
+    Without a run directory it waits for its job outside of every folder, until `hand_over`; or it is one that
+    takes no job but orders (`samplers.py`). `descriptors` stay open in it.
+    """
+
+    def __init__(self, command: list[str], run_dir: Path | None, descriptors: Collection[int] = ()) -> None:
+        self._lock = threading.Lock()
+        self._killer: threading.Timer | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), *command],
+            cwd=run_dir or "/",
+            env=engine_environment(os.environ),
+            stdin=subprocess.DEVNULL if run_dir else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+        assert self._process.stdout is not None
+        self._log = EngineLog(self._process.stdout, run_dir)
+
+    @property
+    def pid(self) -> int:
+        """Process id, and id of its session and process group."""
+        return self._process.pid
+
+    @property
+    def door(self) -> IO[bytes]:
+        """Standard input of one that was started without a run directory."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def hand_over(self, arguments: Sequence[str], run_dir: Path) -> bool:
+        """Give a waiting engine its job. False: it has ended and took nothing."""
+        line = json.dumps({"directory": str(run_dir), "arguments": list(arguments)})
+        try:
+            with self.door as door:
+                door.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            return False
+        self._log.move_to(run_dir)
+        return True
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs. What it left behind is killed first."""
+        with self._lock:
+            if self._process.returncode is None and self._has_exited():
+                self._signal_group(signal.SIGKILL)
+                self._process.wait()
+        if self._process.returncode is not None and self._killer is not None:
+            self._killer.cancel()
+        return self._process.returncode
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code as soon as it has one; None after `seconds`."""
+        waiter = threading.Event()
+        for _ in range(max(1, round(seconds / 0.01))):
+            if (code := self.poll()) is not None:
+                return code
+            waiter.wait(0.01)
+        return self.poll()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Ask for a checkpoint and an end (SIGTERM); SIGKILL after the grace. Asking twice is harmless."""
+        with self._lock:
+            if self._killer is not None or self._process.returncode is not None:
+                return
+            # Not Popen.send_signal: it reaps a leader that has ended, and then the group has no number.
+            os.kill(self.pid, signal.SIGTERM)
+            self._killer = threading.Timer(grace_seconds, self.kill)
+            self._killer.daemon = True
+            self._killer.start()
+
+    def kill(self) -> None:
+        """SIGKILL to all that it started in its session."""
+        with self._lock:
+            if self._process.returncode is None:
+                self._signal_group(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Whatever happened: nothing of it is left when this returns."""
+        self.kill()
+        while self.poll() is None:
+            self.wait(0.1)
+        self._log.join(timeout=1)
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
+        """The last lines it printed; all of them are there once it has ended."""
+        if self._process.returncode is not None:
+            self._log.join(timeout=5)
+        return self._log.tail(num_lines)
+
+    def _has_exited(self) -> bool:
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, flags) is not None
+
+    def _signal_group(self, number: int) -> None:
+        os.killpg(self.pid, number)
+
+
+class EngineLog:
+    """What an engine prints: a file of bounded size, and a little memory until it has a run directory."""
+
+    def __init__(self, source: IO[bytes], run_dir: Path | None) -> None:
+        self._path = run_dir and run_dir / LOG_FILE
+        self._kept = b""
+        self._lock = threading.Lock()
+        self._pump = threading.Thread(target=self._copy, args=(source,), name="engine-log", daemon=True)
+        self._pump.start()
+
+    def move_to(self, run_dir: Path) -> None:
+        """From now on it is the log of a job, which begins with what was printed before."""
+        with self._lock:
+            self._path = run_dir / LOG_FILE
+            self._write(self._kept)
+
+    def join(self, timeout: float) -> None:
+        """Until all that was printed is there; for an engine that has ended."""
+        self._pump.join(timeout)
+
+    def tail(self, num_lines: int) -> tuple[str, ...]:
+        """The last lines."""
+        with self._lock:
+            if self._path is None:
+                return _last_lines(self._kept, num_lines)
+        lines = tail(self._path, num_lines)
+        if len(lines) < num_lines:  # the file has just been rotated
+            lines = (*tail(self._path.with_suffix(".log.1"), num_lines - len(lines)), *lines)
+        return lines
+
+    def _copy(self, source: IO[bytes]) -> None:
+        """Pipe → log, until the engine's side is closed."""
+        with source:
+            while piece := os.read(source.fileno(), 65_536):
+                with self._lock:
+                    self._write(piece)
+
+    def _write(self, piece: bytes) -> None:
+        if self._path is None:
+            self._kept = (self._kept + piece)[-MAX_KEPT_BYTES:]
+        elif piece:
+            with suppress(OSError):  # on a full disk lines are lost, never the engine that prints them
+                _append(self._path, piece)
+
+
+def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]:
+    """The last lines of a text file; none where it does not exist."""
+    if not path.exists():
+        return ()
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - max_bytes))
+        return _last_lines(file.read(), num_lines)
+
+
+def _last_lines(content: bytes, num_lines: int) -> tuple[str, ...]:
+    return tuple(content.decode("utf-8", "replace").splitlines()[-num_lines:])
+
+
+def _append(path: Path, piece: bytes) -> None:
+    with path.open("ab", buffering=0) as log:
+        log.write(piece)
+        is_full = log.tell() >= MAX_LOG_BYTES
+    if is_full:
+        path.replace(path.with_suffix(".log.1"))
