@@ -3,7 +3,7 @@
     python -m docs.generate_compatibility
 
 The methods are asked of the installed client, their routes by letting it send; `CALLS` says how each is
-called and `ABSENT` why one has no answer here. `tests/service/test_compatibility.py` makes the same calls
+called and `ABSENT` why one has no answer here. `test_compatibility.py` makes the same calls
 against a running service. Boundary: no service is needed to write the page.
 """
 

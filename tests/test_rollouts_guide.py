@@ -17,8 +17,8 @@ from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.service.job_samples import make_model
-from tests.service.rollout_samples import add_graded_job, add_group, said
-from tests.service.serving import serving
+from tests.service.rollouts.rollout_samples import add_graded_job, add_group, said
+from tests.service.serving.processes import serving
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "rollouts.md").read_text()

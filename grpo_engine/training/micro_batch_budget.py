@@ -1,6 +1,6 @@
 """How many tokens a training pass takes at a time: as many as fit, found before the first step.
 
-Smaller pieces are the same mathematics (`tests/engine/test_invariance.py`), so an out-of-memory costs a
+Smaller pieces are the same mathematics (`test_invariance.py`), so an out-of-memory costs a
 repetition, never a result. Boundary: sizes only; what is computed is the caller's.
 """
 

@@ -1,6 +1,6 @@
 """An example of each request: what `/docs` shows as a body and as a line of curl.
 
-`tests/service/test_examples_of_routes.py` sends every one of them. Boundary: examples of requests; what is
+`tests/service/web/test_openapi_examples.py` sends every one of them. Boundary: examples of requests; what is
 answered stands in the schemas.
 """
 

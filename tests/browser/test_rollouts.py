@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Route, expect
 from service.platform.db import connect
 from tests.browser.deployment import JOBS, Deployment, questions
 from tests.service.job_samples import upload
-from tests.service.rollout_samples import add_group, said
+from tests.service.rollouts.rollout_samples import add_group, said
 
 Shots = Callable[[Page, str], None]
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202e</p>"

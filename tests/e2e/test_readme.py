@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers import wait_until
+from tests.service.cli.hub import hub
 from tests.service.embedded import run_shell
-from tests.service.hub import hub
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_of_this_test"

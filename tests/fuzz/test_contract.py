@@ -18,7 +18,6 @@ from service.platform.db import Database, connect
 from service.platform.tables.core import Metric
 from service.settings import Settings
 from tests.fuzz.serving import Api
-from tests.service.answering import answering
 from tests.service.embedded import ROOT
 from tests.service.job_samples import (
     MODEL,
@@ -29,6 +28,7 @@ from tests.service.job_samples import (
     row,
     store_file,
 )
+from tests.service.serving.answering import answering
 
 ENVIRONMENT = {"GRPO_MAX_QUEUED_JOBS": "1000000"}
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))

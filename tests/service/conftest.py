@@ -16,7 +16,7 @@ from service.app import create_app
 from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key
-from tests.service.serving import serving
+from tests.service.serving.processes import serving
 
 
 @pytest.fixture

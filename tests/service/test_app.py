@@ -16,7 +16,7 @@ from service.app import create_app
 from service.platform.errors import NotFound
 from service.web.openapi import SUMMARIES
 from tests.conftest import settings_for
-from tests.service.error_samples import error_of
+from tests.service.web.error_samples import error_of
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

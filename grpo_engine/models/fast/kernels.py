@@ -3,7 +3,7 @@
 transformers and peft compute the same out of many small operations, most of which move memory only: on a CPU
 they cost more than the matrix products. Every function takes rows [T, …] without padding, computes in the
 rows' dtype (sums and norms in float32) and keeps for the backward only what cannot be computed again cheaply.
-Each equals its plain formula: `tests/engine/fast/test_kernels.py` compares values and gradients in float64.
+Each equals its plain formula: `test_kernels.py` compares values and gradients in float64.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, request_seed
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from tests.chat_server import ScriptedServer
 from tests.engine.injection import trained_batch
-from tests.engine.test_tools_training import _CallsAfterwards
+from tests.engine.rollout.tools.test_training import _CallsAfterwards
 from tests.engine.vllm.conftest import PROMPTS
 
 SAMPLING = Sampling(max_tokens=12, temperature=1.0, seed=3, step=2)

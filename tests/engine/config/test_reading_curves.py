@@ -1,0 +1,47 @@
+"""docs/reading-curves.md speaks of metrics that a run writes and of settings that a job has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract.events import StepFinished
+from grpo_engine.run.build import build_trainer
+from service.jobs.model.schemas import JobCreate
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reading-curves.md").read_text()
+NAME = re.compile(r"[a-z][a-z0-9_<>/]*")
+STARTS = {"type": "format", "pattern": "^[0-9]", "match": "search"}
+MULTI = {"type": "multi", "graders": {"part": STARTS}, "calculate_output": "part"}
+
+
+def names_in(text: str) -> set[str]:
+    """What stands in backticks and is a name: of `curriculum: "rest"` the setting, of a command nothing."""
+    quoted = [each.split(":")[0] for each in re.findall(r"`([^`]+)`", text)]
+    return {each for each in quoted if NAME.fullmatch(each)}
+
+
+@pytest.fixture
+def written(make_config: Callable[..., RunConfig], tmp_path: Path) -> set[str]:
+    """The metrics of a step with a reference, a grader of parts, and completions of several lengths."""
+    sizes = {"prompts_per_step": 8, "group_size": 8, "max_completion_tokens": 30}
+    trainer = build_trainer(make_config(grader=MULTI, beta=0.1, **sizes), tmp_path)
+    (finished,) = [event for event in trainer.step(1) if isinstance(event, StepFinished)]
+    return {name.replace("/part/", "/<part>/") for name in finished.metrics}
+
+
+def test_every_metric_of_the_tables_is_written_by_a_run(written: set[str]) -> None:
+    cells = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    assert len(cells) > 10
+    assert names_in(" ".join(cells)) <= written
+
+
+def test_every_other_name_is_a_metric_or_a_setting_of_a_job(written: set[str]) -> None:
+    schema = json.dumps(JobCreate.model_json_schema())
+    unknown = {name for name in names_in(PAGE) - written if f'"{name}"' not in schema}
+    assert unknown == set()

@@ -1,0 +1,173 @@
+"""A gang is started, stopped and ended as one process would be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_engine.config.job import RunConfig, Runtime
+from grpo_engine.run.gang import rank_environments
+from tests.engine.conftest import cut
+from tests.engine.run.distributed.fake_ranks import MODULE
+from tests.engine.training.test_resume import events, wait_for_step
+from tests.servers import wait_until
+
+ROOT = Path(__file__).parents[4]
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a gang of fake ranks, each with its deed; none is left at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*deeds: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", MODULE, str(tmp_path), *deeds]
+        started.append(subprocess.Popen(command, cwd=ROOT, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def pids(run_dir: Path, ranks: int = 2) -> list[int]:
+    """Of the ranks, as soon as they are up."""
+    files = [run_dir / f"pid-{rank}" for rank in range(ranks)]
+    wait_until(lambda: all(file.exists() and file.read_text() for file in files), 30, "ranks never came")
+    return [int(file.read_text()) for file in files]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("deeds", "status"),
+    [
+        (("end:0", "end:0"), 0),
+        (("end:3", "end:0"), 3),
+        (("hang", "end:1"), 1),
+        (("hang", "die:9"), -signal.SIGKILL),
+        (("end:1", "die:11"), -signal.SIGSEGV),
+        (("hang", "end:0"), 0),
+    ],
+)
+def test_the_gang_ends_as_its_ranks_did_and_leaves_none_behind(
+    start: Start, tmp_path: Path, deeds: tuple[str, ...], status: int
+) -> None:
+    process = start(*deeds)
+    assert process.wait(60) == status
+    assert not any(map(is_alive, pids(tmp_path)))
+
+
+def test_the_failure_of_a_later_rank_is_told_where_the_first_one_does_not_know_of_it(
+    start: Start, tmp_path: Path
+) -> None:
+    assert start("hang", "fail").wait(60) == 1
+    (event,) = events(tmp_path)
+    assert (event["type"], event["code"], event["message"]) == ("failed", "spend_limit", "enough")
+
+
+def test_a_failure_of_all_ranks_is_told_once(start: Start, tmp_path: Path) -> None:
+    assert start("fail", "fail", "fail").wait(60) == 1
+    assert [event["type"] for event in events(tmp_path)] == ["failed"]
+
+
+def test_a_request_to_stop_reaches_every_rank(start: Start, tmp_path: Path) -> None:
+    process = start("stop", "stop")
+    pids(tmp_path)
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+def test_a_request_to_stop_waits_for_ranks_that_cannot_hear_it_yet(start: Start, tmp_path: Path) -> None:
+    process = start("late", "late")
+    deaf = [tmp_path / f"deaf-{rank}" for rank in range(2)]
+    wait_until(lambda: all(file.exists() for file in deaf), 30, "ranks never came")
+    process.terminate()
+    (tmp_path / "listen").touch()
+    assert process.wait(60) == 0
+
+
+def test_ranks_die_with_their_launcher(start: Start, tmp_path: Path) -> None:
+    process = start("hang", "hang")
+    ranks = pids(tmp_path)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_alive, ranks)), 30, "a rank outlived its launcher")
+
+
+def test_each_rank_gets_one_of_the_visible_gpus() -> None:
+    found = rank_environments({"CUDA_VISIBLE_DEVICES": "3,GPU-8a,5"}, Runtime(ranks=2))  # type: ignore[call-arg]
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in found] == ["3", "GPU-8a"]
+    assert [(rank["RANK"], rank["LOCAL_RANK"]) for rank in found] == [("0", "0"), ("1", "0")]
+    assert {rank["WORLD_SIZE"] for rank in found} == {"2"}
+    assert len({rank["MASTER_PORT"] for rank in found}) == 1
+
+
+def test_ranks_on_the_cpu_get_none() -> None:
+    runtime = Runtime(ranks=2, device="cpu")  # type: ignore[call-arg]
+    found = rank_environments({"CUDA_VISIBLE_DEVICES": "0,1"}, runtime)
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in found] == ["0,1", "0,1"]
+
+
+def engine(config: RunConfig, run_dir: Path) -> subprocess.Popen[bytes]:
+    run_dir.mkdir(exist_ok=True)
+    path = run_dir / "config.json"
+    path.write_text(config.model_dump_json())
+    command = [sys.executable, "-m", "grpo_engine", "--config", str(path), "--run-dir", str(run_dir)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def gang_of(make_config: Callable[..., RunConfig], **hyperparameters: Any) -> RunConfig:
+    return cut(make_config(**hyperparameters), ranks=2, device="cpu")
+
+
+@pytest.mark.slow
+def test_a_stopped_gang_leaves_a_checkpoint_that_it_goes_on_from(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = gang_of(make_config, n_steps=200, checkpoint_interval=200)
+    process = engine(config, tmp_path / "run")
+    wait_for_step(tmp_path / "run", 1)
+    process.terminate()
+    assert process.wait(60) == 0
+    *_, saved, stopped = events(tmp_path / "run")
+    assert (saved["type"], stopped["type"], stopped["reason"]) == ("checkpoint_saved", "stopped", "asked")
+    assert saved["step"] == stopped["step"] < 200
+    sealed = tmp_path / "run" / saved["path"] / "manifest.json"
+    assert json.loads(sealed.read_text())["step"] == saved["step"]
+
+    process = engine(config, tmp_path / "run")
+    wait_for_step(tmp_path / "run", saved["step"] + 1)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[1]), signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    started = [event for event in events(tmp_path / "run") if event["type"] == "started"]
+    assert [event["resumed_from_step"] for event in started] == [0, saved["step"]]
+    assert not any(is_alive(int(child)) for child in children)
+
+
+@pytest.mark.slow
+def test_a_gang_says_why_it_cannot_run(make_job: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = cut(make_job(), ranks=2, device="cpu")
+    assert engine(config, tmp_path / "run").wait(60) == 1
+    failed = events(tmp_path / "run")[-1]
+    assert (failed["type"], failed["code"]) == ("failed", "config_invalid")
+    assert failed["message"].startswith("runtime.ranks:")

@@ -1,0 +1,255 @@
+"""SDPO: gradients against a plain implementation, who is taught what, and a model that learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
+from grpo_engine.contract.events import StepFinished, StepSkipped
+from grpo_engine.contract.records import FinishReason, Score
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Group, ScoredGroup
+from grpo_engine.rollout.dataset import RowReader
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training.optimizer import Optimizer
+from grpo_engine.training.self_distillation import DistillationTerm, Lesson, failed_attempts, prepare
+from tests.engine.conftest import sum_rows
+from tests.engine.rollout.tools.scripted_sampler import encoded
+
+
+def settings(weight: float = 1.0, temperature: float = 1.0, **options: Any) -> ReinforcementHyperparameters:
+    return ReinforcementHyperparameters.model_validate(
+        {
+            "self_distillation": {"weight": weight, **options},
+            "temperature": temperature,
+            "mask_truncated_completions": True,
+        }
+    )
+
+
+def completion(policy: Policy, text: str, **more: Any) -> Completion:
+    ids = (*encoded(policy, text), policy.tokenizer.eos_token_id)
+    return replace(Completion(text, ids, (-1.0,) * len(ids), FinishReason.STOP, 0), **more)
+
+
+def scored(policy: Policy, rewards: Sequence[float | None], row: int = 3, feedback: str = "") -> ScoredGroup:
+    prompt = RowReader(policy.tokenizer).prompts(sum_rows(row + 1))[row]
+    texts = ("the answer is 12", "5", "9 or so", "eight")
+    group = Group(prompt, tuple(completion(policy, texts[n]) for n in range(len(rewards))))
+    scores = tuple(Score(reward=r, feedback=feedback if r != 1.0 else "") for r in rewards)
+    return ScoredGroup(group, scores, (0.0,) * len(rewards), has_signal=False)
+
+
+def lesson_of(policy: Policy, groups: Sequence[ScoredGroup], **options: Any) -> Lesson:
+    return prepare(groups, settings(**options), RowReader(policy.tokenizer).retold, policy.max_length)
+
+
+def gradients(policy: Policy, lesson: Lesson, budget: int = 10_000, **options: Any) -> Any:
+    policy.model.zero_grad()
+    metrics = DistillationTerm(policy, settings(**options), lesson)(budget)
+    return metrics, {name: p.grad.clone() for name, p in policy.trainable.items() if p.grad is not None}
+
+
+def difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("shares_prompts", [True, False])
+def test_gradients_are_those_of_a_plain_dense_implementation(
+    make_policy: Callable[..., Policy], family: str, shares_prompts: bool
+) -> None:
+    policy = make_policy(family)
+    policy.shares_prompts = shares_prompts
+    groups = [scored(policy, (0.0, 1.0, 0.0), 3), scored(policy, (0.2, 0.0), 5, feedback="too small")]
+    lesson = lesson_of(policy, groups)
+    metrics, found = gradients(policy, lesson, weight=0.5, temperature=0.8)
+
+    policy.model.zero_grad()
+    total, tokens = torch.zeros(()), 0
+    for group in lesson.pupil:
+        for sequence in group.sequences:
+            told = lesson.teacher[sequence.index].prompt_ids
+            logits = []
+            for prompt in (group.prompt_ids, told):
+                ids = torch.tensor([[*prompt, *sequence.token_ids]])
+                logits.append(policy.model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / 0.8)
+            p, q = logits[0].softmax(-1), logits[1].detach().softmax(-1)
+            total = total + (p * (p.log() - q.log())).sum()
+            tokens += len(sequence.token_ids)
+    (0.5 * total / tokens).backward()
+    expected = {name: p.grad.clone() for name, p in policy.trainable.items() if p.grad is not None}
+    assert lesson.num_tokens == tokens
+    assert difference(expected, found) < 1e-6
+    assert max(float(g.abs().max()) for g in expected.values()) > 1e-4
+    kl = float(total.detach()) / tokens
+    assert metrics["self_distillation/kl"] == pytest.approx(kl, abs=1e-6)
+    assert metrics["loss"] == pytest.approx(0.5 * kl, abs=1e-6)
+    assert metrics["self_distillation/attempts"] == 4
+
+
+@pytest.mark.parametrize("budget", [10_000, 200, 40, 1])
+def test_gradients_do_not_depend_on_how_the_step_is_cut(
+    make_policy: Callable[..., Policy], budget: int
+) -> None:
+    policy = make_policy()
+    groups = [scored(policy, (0.0, 1.0, 0.0, 0.0), row, feedback="no" * row) for row in (1, 4, 6)]
+    lesson = lesson_of(policy, groups)
+    metrics, whole = gradients(policy, lesson)
+    other, cut = gradients(policy, lesson, budget)
+    assert difference(whole, cut) < 1e-6
+    assert other == pytest.approx(metrics, abs=1e-6)
+
+
+def test_nothing_is_learnt_where_the_teacher_reads_what_the_pupil_read(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    # An attempt alone in its micro-batch is the same computation twice, to the last bit.
+    for rewards, tolerance in (((0.0,), 0.0), ((0.0, 0.0, 0.0), 1e-7)):
+        groups = [scored(policy, rewards, row, feedback="no") for row in (3, 5)]
+        lesson = prepare(groups, settings(), lambda prompt, tell: prompt.token_ids)
+        metrics, found = gradients(policy, lesson, budget=1 if tolerance == 0 else 1000)
+        assert abs(metrics["self_distillation/kl"]) <= tolerance
+        assert max(float(gradient.abs().max()) for gradient in found.values()) <= tolerance
+
+
+def test_tokens_of_a_tool_are_not_distilled(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    group = scored(policy, (0.0,), feedback="no")
+    (attempt,) = group.group.completions
+    sampled = tuple(place not in (4, 5, 6) for place in range(len(attempt.token_ids)))
+    masked = replace(group, group=Group(group.group.prompt, (replace(attempt, sampled=sampled),)))
+    lesson = lesson_of(policy, [masked])
+    assert lesson.num_tokens == len(attempt.token_ids) - 3
+    metrics, found = gradients(policy, lesson)
+    whole, _ = gradients(policy, lesson_of(policy, [group]))
+    assert metrics["self_distillation/kl"] != whole["self_distillation/kl"]
+    assert all(bool(gradient.isfinite().all()) for gradient in found.values())
+
+
+def test_a_failed_attempt_is_told_the_graders_message_and_the_best_sibling(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    group = scored(policy, (0.5, 1.0, None, 3.0), feedback="too small")
+
+    def told(**options: Any) -> dict[int, str]:
+        chosen = settings(**options).self_distillation
+        assert chosen is not None
+        return dict(failed_attempts(group, chosen))
+
+    both = told()
+    assert set(both) == {0}
+    assert "too small" in both[0]
+    assert both[0].endswith("eight")
+    assert "too small" not in told(feedback="sibling")[0]
+    assert "eight" not in told(feedback="grader")[0]
+    assert set(told(success_reward=2.0, feedback="grader")) == {0}
+    assert set(told(success_reward=2.0, feedback="sibling")) == {0, 1}
+    assert told(success_reward=9.0, feedback="sibling") == {}
+
+
+def test_without_message_and_without_sibling_there_is_no_lesson(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    assert lesson_of(policy, [scored(policy, (0.0, 0.0))]).teacher == {}
+    assert lesson_of(policy, [scored(policy, (1.0, 1.0), feedback="fine")]).teacher == {}
+
+
+def test_attempts_that_are_not_trained_or_do_not_fit_with_their_feedback_are_left_out(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    group = scored(policy, (0.0, 0.0), feedback="no")
+    first, second = group.group.completions
+    cut = replace(first, finish_reason=FinishReason.LENGTH)
+    lesson = lesson_of(policy, [replace(group, group=Group(group.group.prompt, (cut, second)))])
+    assert [each.token_ids for each in lesson.pupil[0].sequences] == [second.token_ids]
+    assert lesson_of(policy, [scored(policy, (0.0,), feedback="no" * 600)]).too_long == 1
+
+
+def test_the_teacher_reads_the_question_with_the_feedback_in_its_last_user_turn(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy()
+    group = scored(policy, (0.0,), feedback="{prompt} is no number")
+    lesson = lesson_of(policy, [group], template="Was: {feedback}. {other} {prompt}", feedback="grader")
+    text = policy.tokenizer.decode(list(lesson.teacher[0].prompt_ids))
+    assert text.startswith("<|user|>Was: An earlier answer was not right.")
+    assert text.endswith("{prompt} is no number. {other} 3+1=<|assistant|>")
+    assert lesson.teacher[0].sequences == lesson.pupil[0].sequences
+
+
+def test_earlier_turns_and_tools_stay_and_a_plain_prompt_is_rewritten_whole(
+    make_policy: Callable[..., Policy],
+) -> None:
+    tokenizer = make_policy().tokenizer
+    reader = RowReader(tokenizer)
+    turns = [("system", "be brief"), ("user", "1+1="), ("assistant", "2"), ("user", "2+2=")]
+    rows = [
+        {"messages": [{"role": role, "content": text} for role, text in turns]},
+        {"prompt": "5+5="},
+    ]
+    chat, plain = reader.prompts(rows)
+    shown = [
+        tokenizer.decode(list(reader.retold(prompt, lambda text: f"[{text}]"))) for prompt in (chat, plain)
+    ]
+    assert shown[0] == "<|system|>be brief<|user|>1+1=<|assistant|>2<|end|><|user|>[2+2=]<|assistant|>"
+    assert shown[1] == "[5+5=]"
+    assert reader.retold(chat, str) == chat.token_ids
+
+
+def test_the_divergence_from_the_informed_teacher_falls(make_policy: Callable[..., Policy]) -> None:
+    policy = make_policy()
+    groups = [scored(policy, (0.0, 1.0, 0.0), row) for row in (2, 3, 5)]
+    term = DistillationTerm(policy, settings(), lesson_of(policy, groups))
+    optimizer = Optimizer(policy.trainable, settings())
+    divergence = []
+    for step in range(30):
+        metrics = term(10_000)
+        divergence.append(metrics["self_distillation/kl"])
+        optimizer.step(3e-3, metrics["loss"], step=step, rows=[])
+    assert divergence[0] > 1e-3
+    assert divergence[-1] < 0.5 * divergence[0]
+
+
+NEVER = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "12"}
+
+
+def step_events(config: RunConfig, folder: Path) -> list[Any]:
+    return list(build_trainer(config, folder).step(1))
+
+
+def test_a_step_without_signal_trains_where_failed_attempts_have_feedback(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    without = step_events(make_config(grader=NEVER, beta=0.0), tmp_path / "a")
+    assert isinstance(without[-1], StepSkipped)
+    events = step_events(make_config(grader=NEVER, beta=0.0, self_distillation={}), tmp_path / "b")
+    assert isinstance(events[-1], StepFinished)
+    metrics = events[-1].metrics
+    assert metrics["frac_reward_zero_std"] == 1.0
+    assert metrics["self_distillation/attempts"] == 16
+    assert metrics["loss"] == pytest.approx(metrics["self_distillation/kl"])
+    assert metrics["grad_norm"] > 0
+
+
+def test_alone_leaves_the_policy_gradient_out_and_a_weight_adds_to_it(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    options = {"feedback": "sibling", "weight": 0.3}
+    alone = step_events(make_config(beta=0.0, self_distillation={**options, "alone": True}), tmp_path / "a")
+    both = step_events(make_config(beta=0.0, self_distillation=options), tmp_path / "b")
+    plain = step_events(make_config(beta=0.0), tmp_path / "c")
+    only, added, base = alone[-1].metrics, both[-1].metrics, plain[-1].metrics
+    assert "entropy" not in only
+    assert only["loss"] == pytest.approx(0.3 * only["self_distillation/kl"])
+    assert added["loss"] == pytest.approx(base["loss"] + only["loss"], abs=1e-6)
+    assert added["self_distillation/kl"] == pytest.approx(only["self_distillation/kl"], abs=1e-6)
+    assert 0 < only["self_distillation/attempts"] < 16

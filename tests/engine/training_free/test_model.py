@@ -1,0 +1,202 @@
+"""Training-free GRPO with the job's own model, and a run that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_engine.config.job import RunConfig
+from grpo_engine.contract import manifest
+from grpo_engine.contract.errors import DatasetError
+from grpo_engine.contract.events import (
+    Evaluated,
+    RolloutsRecorded,
+    Started,
+    StepFinished,
+    Warned,
+    parse_event,
+)
+from grpo_engine.run.build import build_trainer
+from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
+from tests.capable_model import (
+    GRADER,
+    LESSON,
+    MODEL,
+    CapableModel,
+    on_endpoint,
+    write_endpoints,
+    zorb_rows,
+)
+from tests.chat_server import ChatServer
+from tests.engine.conftest import DIGITS, sum_rows, write_rows
+
+ROOT = Path(__file__).parents[3]
+ADVICE = "Write a digit, and say it twice. " * 8
+
+
+def adviser(request: dict[str, Any]) -> Any:
+    """Reflects without looking: every group adds one lesson of its own."""
+    role, text = request["messages"][0]["content"], request["messages"][1]["content"]
+    if role == COMPARE:
+        task = text.split("\n")[1]
+        return {"operations": [{"operation": "add", "text": f"For {task} {ADVICE}"}]}
+    if role == CONSOLIDATE:
+        lines = text.split("<proposals>\n")[1].split("\n</proposals>")[0].splitlines()
+        return {"operations": [each for line in lines for each in json.loads(line)]}
+    return "It tried."
+
+
+@pytest.fixture
+def make_job(tmp_path: Path, model_folder: Callable[[str], Path]) -> Callable[..., RunConfig]:
+    """A job whose own tiny model makes the attempts; keyword arguments are hyperparameters."""
+
+    def make(**hyperparameters: Any) -> RunConfig:
+        small = {"n_epochs": 1, "prompts_per_step": 4, "group_size": 4, "max_completion_tokens": 8}
+        settings = {**small, "reflection": {"endpoint": "helper", "model": MODEL}, **hyperparameters}
+        return RunConfig.model_validate(
+            {
+                "job_id": "ftjob-test",
+                "seed": 7,
+                "model": {"name": "qwen3", "path": str(model_folder("qwen3"))},
+                "training_file": str(write_rows(tmp_path / "train.jsonl", sum_rows(8))),
+                "validation_file": str(write_rows(tmp_path / "held.jsonl", sum_rows(4))),
+                "method": {
+                    "type": "training_free",
+                    "training_free": {"grader": DIGITS, "hyperparameters": settings},
+                },
+            }
+        )
+
+    return make
+
+
+def run(config: RunConfig, run_dir: Path) -> list[Any]:
+    return list(build_trainer(config, run_dir).run(lambda: False))
+
+
+def of(events: list[Any], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with ChatServer(adviser) as server:
+        monkeypatch.setenv("GRPO_ENDPOINTS", str(write_endpoints(tmp_path / "endpoints.json", server.url)))
+        yield server
+
+
+def test_the_jobs_own_model_attempts_with_the_library_in_its_chat_template(
+    make_job: Callable[..., RunConfig], helper: ChatServer, tmp_path: Path
+) -> None:
+    events = run(make_job(max_experience_chars=60), tmp_path)
+    started = of(events, Started)[0]
+    assert (started.sampler, started.num_trainable_parameters) == ("TorchSampler", 0)
+    assert started.num_parameters > 10_000
+    recorded = {e.step: e.groups for e in of(events, RolloutsRecorded) if e.split == "train"}
+    assert "[G0] For " not in recorded[1][0].prompt
+    assert "[G0] For " in recorded[2][0].prompt
+    assert len(recorded[1][0].completions[0].token_ids) > 0
+    assert of(events, Evaluated)[0].metrics["experiences/count"] == 0.0
+    assert of(events, StepFinished)[0].metrics["experiences/added"] >= 1
+    again = run(make_job(max_experience_chars=60), tmp_path / "again")
+    texts = [[c.text for g in e.groups for c in g.completions] for e in of(events, RolloutsRecorded)]
+    repeated = [[c.text for g in e.groups for c in g.completions] for e in of(again, RolloutsRecorded)]
+    assert repeated == texts
+
+
+def test_lessons_that_do_not_fit_the_context_stay_out_and_it_is_told(
+    make_job: Callable[..., RunConfig], helper: ChatServer, tmp_path: Path
+) -> None:
+    config = make_job(max_experience_chars=300, max_completion_tokens=16, n_epochs=3, eval_interval=1)
+    events = run(config, tmp_path)
+    counted = [step.metrics for step in of(events, StepFinished)]
+    left_out = [metrics["experiences/left_out"] for metrics in counted]
+    assert left_out[0] == 0.0
+    assert 1 <= left_out[-1] < counted[-1]["experiences/count"]
+    (warning,) = [event for event in of(events, Warned) if event.code == "experiences_left_out"]
+    assert "lower max_experiences" in warning.message
+
+
+def test_a_model_that_cannot_reflect_learns_nothing_but_the_job_ends_well(
+    make_job: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    events = run(make_job(reflection="model", reflection_max_tokens=16), tmp_path)
+    finished = [event for event in of(events, StepFinished) if event.metrics["reflection/calls"]]
+    assert finished[0].metrics["reflection/errors"] >= 1
+    assert finished[0].metrics["experiences/count"] == 0.0
+    assert [event.code for event in of(events, Warned)] == ["reflection_errors", "no_experiences"]
+
+
+def test_a_row_that_leaves_the_model_no_room_is_refused_before_anything_runs(
+    make_job: Callable[..., RunConfig], helper: ChatServer, tmp_path: Path
+) -> None:
+    with pytest.raises(DatasetError, match="row 1: the prompt and max_completion_tokens 1000"):
+        build_trainer(make_job(max_completion_tokens=1000), tmp_path)
+
+
+class Blocking:
+    """A capable model that falls silent in the second step, until it is released."""
+
+    def __init__(self) -> None:
+        self.model = CapableModel()
+        self.reached, self.release = threading.Event(), threading.Event()
+
+    def __call__(self, request: dict[str, Any]) -> Any:
+        is_later = any(LESSON in message["content"] for message in request["messages"])
+        if is_later and not self.release.is_set() and request["messages"][0]["role"] == "user":
+            self.reached.set()
+            self.release.wait(60)
+        return self.model(request)
+
+
+def spawn(config_path: Path, run_dir: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "grpo_engine", "--config", str(config_path), "--run-dir", str(run_dir)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_library_without_asking_again_for_finished_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocking = Blocking()
+    method = {"grader": GRADER, "hyperparameters": on_endpoint(n_steps=3, n_epochs="auto")}
+    rows = write_rows(tmp_path / "train.jsonl", zorb_rows(4))
+    config = {
+        "job_id": "ftjob-killed",
+        "seed": 3,
+        "model": {"name": "none", "path": "/none"},
+        "training_file": str(rows),
+        "validation_file": str(rows),
+        "method": {"type": "training_free", "training_free": method},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with ChatServer(blocking) as server:
+        monkeypatch.setenv("GRPO_ENDPOINTS", str(write_endpoints(tmp_path / "endpoints.json", server.url)))
+        first = spawn(tmp_path / "config.json", tmp_path / "run")
+        try:
+            assert blocking.reached.wait(60)
+        finally:
+            first.kill()  # SIGKILL
+            first.wait()
+        before = dict(blocking.model.asked)
+        blocking.release.set()
+        assert spawn(tmp_path / "config.json", tmp_path / "run").wait(60) == 0
+    assert before["summarise"] == blocking.model.asked["summarise"] == 16
+    lines = (tmp_path / "run" / "events.jsonl").read_bytes().splitlines()
+    events = [parse_event(line) for line in lines]
+    assert [event.resumed_from_step for event in of(events, Started)] == [0, 1]
+    assert [event.metrics["reward"] for event in of(events, Evaluated)] == [0.0, 1.0]
+    last = tmp_path / "run" / "checkpoints" / "step-00000003"
+    found = manifest.verify(last, "ftjob-killed")
+    assert "experiences/experiences.json" in found["files"]
+    (lesson,) = json.loads((last / "experiences" / "experiences.json").read_text())
+    assert lesson["text"] == LESSON

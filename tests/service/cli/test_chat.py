@@ -1,0 +1,55 @@
+"""`grpo chat` as its user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from service.settings import Settings
+from tests.service.embedded import GRPO, environment
+from tests.service.job_samples import make_model
+from tests.service.serving.answering import answering
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def given(settings: Settings, server_url: str, api_key: str) -> Iterator[dict[str, str]]:
+    """The command's environment, beside a service that answers."""
+    make_model(settings.home)
+    with answering(settings):
+        yield environment(settings.home, GRPO_URL=server_url, GRPO_API_KEY=api_key)
+
+
+def chat(given: dict[str, str], *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*GRPO, "chat", *arguments]
+    return subprocess.run(
+        command, env=os.environ | given, input=typed, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_text_is_answered_and_what_controls_a_terminal_is_spelled_out(given: dict[str, str]) -> None:
+    done = chat(given, "tiny", "hello \x1b[31m there")
+    assert (done.returncode, done.stdout) == (0, "Base: hello \\x1b[31m there\n")
+    whole = json.loads(chat(given, "tiny", "hello there", "--max-tokens", "2", "--json").stdout)
+    assert whole["choices"][0]["message"]["content"] == "Base: hello"
+
+
+def test_a_talk_goes_on_until_its_input_ends(given: dict[str, str]) -> None:
+    done = chat(given, "tiny", typed="one\ntwo\n")
+    assert (done.returncode, done.stdout.count("Base: one"), done.stdout.count("Base: two")) == (0, 1, 1)
+
+
+def test_what_goes_wrong_is_one_line(given: dict[str, str]) -> None:
+    done = chat(given, "nothing", "hello")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "Error: There is no model nothing. [code=model_not_found param=model]\n",
+    )
+    done = chat(given, "tiny", "die now")
+    assert done.returncode == 1
+    assert "The sampler ended while it was answering" in done.stderr

@@ -1,0 +1,85 @@
+"""`grpo push` against a hub on this machine, through the hub's own library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.settings import Settings
+from tests.service.cli.hub import Hub, hub
+from tests.service.embedded import run_grpo
+from tests.service.job_samples import add_artifact, add_job
+from worker.attempt.archives import pack_tar_gz
+
+TOKEN = "hf_a_token_that_nobody_may_see"
+Push = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def here() -> Iterator[Hub]:
+    with hub(TOKEN) as found:
+        yield found
+
+
+@pytest.fixture
+def job_id(settings: Settings, database: Database, tmp_path: Path) -> str:
+    folder, archive = tmp_path / "adapter", tmp_path / "adapter.tar.gz"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    (folder / "adapter_config.json").write_text("{}")
+    pack_tar_gz(folder, archive, {"README.md": "---\nbase_model: tiny\n---\n# A card\n"})
+    job_id = add_job(database, JobState.SUCCEEDED)
+    add_artifact(settings, database, job_id, "adapter", archive.read_bytes())
+    return job_id
+
+
+@pytest.fixture
+def push(here: Hub, server_url: str, api_key: str, tmp_path: Path) -> Push:
+    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "GRPO_URL": server_url,
+            "GRPO_API_KEY": api_key,
+            "HF_ENDPOINT": here.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_DISABLE_XET": "1",  # this hub stores large files by LFS
+            **more,
+        }
+        return run_grpo("push", *arguments, environment=environment)
+
+    return run
+
+
+def test_weights_card_and_configuration_arrive_in_one_commit(push: Push, here: Hub, job_id: str) -> None:
+    done = push(job_id, "--repo", "org/name", "--private", HF_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"{here.url}/org/name"
+    assert here.repositories["org/name"]["visibility"] == "private"
+    assert here.files == {
+        "adapter_model.safetensors": b"weights",
+        "adapter_config.json": b"{}",
+        "README.md": b"---\nbase_model: tiny\n---\n# A card\n",
+    }
+    assert len(here.messages) == 1
+    assert job_id in here.messages[0]
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_without_a_token_nothing_is_asked(push: Push, here: Hub, job_id: str) -> None:
+    done = push(job_id, "--repo", "org/name", HF_TOKEN="")
+    assert (done.returncode, here.repositories) == (1, {})
+    assert "HF_TOKEN is not set" in done.stderr
+
+
+def test_a_token_that_may_not_write_is_told_and_not_shown(push: Push, here: Hub, job_id: str) -> None:
+    done = push(job_id, "--repo", "org/name", HF_TOKEN="hf_another_secret")
+    assert (done.returncode, here.files) == (1, {})
+    assert "the hub refused" in done.stderr
+    assert "hf_another_secret" not in done.stdout + done.stderr

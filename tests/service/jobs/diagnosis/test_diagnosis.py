@@ -1,0 +1,154 @@
+"""What the rules say of runs that went wrong in one way each, and that they keep silent over a good one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.jobs.diagnosis.findings import Finding
+from service.jobs.diagnosis.rules import diagnose
+from service.jobs.diagnosis.run import Run
+from service.jobs.intake.cloning import patched
+from service.jobs.model.states import JobState
+from tests.service.job_samples import GRADER, METHOD, expanded, request
+from tests.service.jobs.diagnosis.runs import FAILED, POOR, evaluated, failed, group, metrics, run
+
+ERRORS = Path(__file__).parents[4] / "docs" / "errors.md"
+
+
+def the(found: Run, code: str) -> Finding:
+    """The run's finding of this code."""
+    (finding,) = (one for one in diagnose(found).findings if one.code == code)
+    return finding
+
+
+def changed(finding: Finding) -> Any:
+    """The hyperparameters that the patch sets; None without a patch."""
+    if not finding.patch:
+        return finding.patch
+    return finding.patch["method"]["reinforcement"]["hyperparameters"]
+
+
+@pytest.mark.parametrize("case", POOR)
+def test_a_poor_run_is_told_its_cause_and_the_change(case: str) -> None:
+    found, code, change = POOR[case]
+    finding = the(found, code)
+    assert changed(finding) == change
+    assert finding.advice
+    assert finding.field
+
+
+@pytest.mark.parametrize("case", POOR)
+def test_evidence_quotes_steps_and_numbers(case: str) -> None:
+    found, code, _ = POOR[case]
+    assert any(re.search(r"steps? \d|\d+ of \d+ steps|\d steps", line) for line in the(found, code).evidence)
+
+
+@pytest.mark.parametrize("code", FAILED)
+def test_a_failure_is_told_its_cause_and_the_change(code: str) -> None:
+    found, field, change = FAILED[code]
+    finding = diagnose(found).findings[0]
+    assert (finding.code, finding.severity, finding.field) == (code, "error", field)
+    assert changed(finding) == change
+    assert finding.evidence[0] == "at step 4 of 4: what happened"
+
+
+def test_every_failure_of_the_errors_page_has_its_rule() -> None:
+    table = ERRORS.read_text().split("## Failed jobs")[1]
+    codes = {
+        code for line in re.findall(r"^\| (`.*?) \|", table, re.M) for code in re.findall(r"`(.*?)`", line)
+    }
+    assert codes == set(FAILED)
+
+
+@pytest.mark.parametrize("case", [*POOR, *FAILED])
+def test_every_patch_makes_a_request_with_the_suggested_value(case: str) -> None:
+    found = (POOR | FAILED)[case][0]
+    body = {**request("file-1"), "method": found.method}
+    for finding in diagnose(found).findings:
+        if finding.patch:
+            method = METHOD.dump_python(patched(body, finding.patch).method, mode="json")
+            name = str(finding.field).rpartition(".")[2]
+            assert method["reinforcement"]["hyperparameters"][name] == finding.suggested
+
+
+def test_a_good_run_has_no_finding() -> None:
+    found = diagnose(run(evaluation=evaluated(0.1, 0.3)))
+    assert found.findings == []
+    assert found.summary == "Nothing stands out in 60 of 60 steps."
+
+
+def test_a_job_without_steps_has_nothing_to_diagnose() -> None:
+    found = diagnose(run([], state=JobState.QUEUED, total_steps=10))
+    assert (found.findings, found.summary) == ([], "Nothing to see yet: no step was made.")
+
+
+def test_the_worst_finding_comes_first_and_is_the_summary() -> None:
+    found = diagnose(run(metrics(5, kl=1.0)))
+    assert [finding.code for finding in found.findings] == ["kl_explosion", "too_few_steps"]
+    assert found.summary == f"{found.findings[0].cause} (1 more below)"
+
+
+def test_a_run_that_goes_on_is_told_to_wait_where_steps_are_few() -> None:
+    finding = the(run(metrics(5), state=JobState.RUNNING, total_steps=100), "too_few_steps")
+    assert (finding.advice, finding.patch) == ("Wait.", None)
+
+
+def test_the_limit_that_was_reached_is_doubled() -> None:
+    judge = {
+        "type": "score_model",
+        "name": "judge",
+        "model": "m",
+        "input": [{"role": "user", "content": "{{sample.output_text}}"}],
+        "max_calls": 50,
+    }
+    method = METHOD.dump_python(
+        METHOD.validate_python({"type": "reinforcement", "reinforcement": {"grader": judge}}), mode="json"
+    )
+    finding = diagnose(failed("spend_limit", method=method)).findings[0]
+    assert finding.patch == {"method": {"reinforcement": {"grader": {"max_calls": 100}}}}
+    assert (finding.field, finding.current) == ("method.reinforcement.grader.max_calls", 50)
+
+
+def test_stored_evidence_follows_the_message_each_line_once() -> None:
+    finding = diagnose(failed("poisoned", "attempt 1: SIGKILL", "attempt 1: SIGKILL", "Killed")).findings[0]
+    assert finding.evidence[1:] == ["attempt 1: SIGKILL", "Killed"]
+
+
+def test_a_supervised_job_is_not_judged_by_rewards() -> None:
+    method = {"type": "supervised", "supervised": {"hyperparameters": {}}}
+    found = run(
+        [{"step": step, "loss": 1.0} for step in range(1, 61)],
+        method=METHOD.dump_python(METHOD.validate_python(method), mode="json"),
+    )
+    assert diagnose(found).findings == []
+
+
+@pytest.mark.parametrize("code", FAILED)
+@pytest.mark.parametrize("kind", ["supervised", "training_free"])
+def test_each_failure_of_the_other_methods_has_a_finding_too(kind: str, code: str) -> None:
+    settings: dict[str, Any] = {"hyperparameters": {}} | (
+        {"grader": GRADER} if kind == "training_free" else {}
+    )
+    method = METHOD.dump_python(METHOD.validate_python({"type": kind, kind: settings}), mode="json")
+    assert diagnose(failed(code, method=method)).findings[0].code == code
+
+
+def test_a_small_change_within_the_noise_is_no_rise() -> None:
+    assert the(run(metrics(reward=lambda share: 0.4 + 0.002 * share)), "reward_flat")
+
+
+def test_groups_are_counted_by_what_they_earned() -> None:
+    text = run(
+        metrics(), group(0, 0, step=3), group(1, 1), group(0.5, 0.5), group(0, 1, step=2)
+    ).groups.text()
+    assert text == "steps 2–3: of 4 stored groups 3 had no signal (1 all wrong, 1 all right, 1 between)"
+
+
+def test_with_a_settled_group_size_only_other_data_help() -> None:
+    method = expanded(group_size=64)
+    hard = run(metrics(frac_reward_zero_std=1.0), group(0, 0), method=method)
+    assert the(hard, "few_signals").field == "training_file"

@@ -1,0 +1,97 @@
+"""A stream lives no longer than the key that opened it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import httpx
+import pytest
+from sqlalchemy.orm import Session
+
+from service.jobs.model.states import JobState
+from service.jobs.progress import stream
+from service.jobs.store import repository
+from service.platform.db import Database
+from service.platform.tables.core import ApiKey
+from service.web.auth import create_key, revoke_key
+from tests.servers import wait_until
+from tests.service.job_samples import add_job
+from tests.service.jobs.progress.test_stream import SECONDS, opened, step, tell
+
+
+@pytest.fixture(autouse=True)
+def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.05)
+
+
+@pytest.fixture
+def http(server_url: str, api_key: str) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {api_key}"}
+    url = f"{server_url}/v1/fine_tuning/jobs"
+    with httpx.Client(base_url=url, headers=headers, timeout=SECONDS) as client:
+        yield client
+
+
+@pytest.fixture
+def job_id(database: Database) -> str:
+    return add_job(database, JobState.RUNNING)
+
+
+def expire(database: Database, public_id: str) -> None:
+    with database.transaction() as session:
+        key = session.get(ApiKey, public_id)
+        assert key is not None
+        key.expires_at = 1.0
+
+
+def revoke(database: Database, public_id: str) -> None:
+    with database.transaction() as session:
+        assert revoke_key(session, public_id)
+
+
+@pytest.mark.parametrize("lose", [revoke, expire])
+def test_a_key_that_is_lost_ends_its_streams_and_no_others(
+    http: httpx.Client,
+    database: Database,
+    api_key: str,
+    job_id: str,
+    lose: Callable[[Database, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "KEY_SECONDS", 0.1)
+    with database.transaction() as session:
+        kept = {"authorization": f"Bearer {create_key(session, 'tenant-a')}"}
+    tell(database, job_id, step(1))
+    with opened(http, job_id) as lost, opened(http, job_id, headers=kept) as open_:
+        assert [next(lost).id, next(open_).id] == [1, 1]
+        lose(database, api_key.split("_")[1])
+        assert list(lost) == []
+        tell(database, job_id, step(2))
+        assert next(open_).id == 2
+    assert http.get(f"/{job_id}/stream").status_code == 401
+
+
+def test_all_keys_of_the_streams_are_checked_in_one_query(
+    http: httpx.Client, database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    usable = repository.usable_keys
+
+    def counted(session: Session, public_ids: Sequence[str]) -> set[str]:
+        asked.append(list(public_ids))
+        return usable(session, public_ids)
+
+    monkeypatch.setattr(stream, "KEY_SECONDS", 0.0)
+    monkeypatch.setattr(repository, "usable_keys", counted)
+    with database.transaction() as session:
+        other = {"authorization": f"Bearer {create_key(session, 'tenant-a')}"}
+    tell(database, job_id, step(1))
+    with (
+        opened(http, job_id) as one,
+        opened(http, job_id) as two,
+        opened(http, job_id, headers=other) as third,
+    ):
+        assert [next(one).id, next(two).id, next(third).id] == [1, 1, 1]
+        asked.clear()
+        wait_until(lambda: len(asked) >= 2, what="the keys are checked")
+    assert [len(ids) for ids in asked[:2]] == [2, 2]

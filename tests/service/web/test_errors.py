@@ -1,0 +1,175 @@
+"""Whatever goes wrong is answered in OpenAI's error shape, with a request id, and logged without secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from fastapi.testclient import TestClient
+
+from service.platform import logs
+from service.platform.db import Database
+from service.platform.storage import StorageError, StorageFull
+from tests.servers import Postgres
+from tests.service.web.error_samples import JOBS, error_of, on_sqlite
+
+on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@on_sqlite
+def test_an_unknown_route_is_a_404(client: TestClient) -> None:
+    error = error_of(client.get("/v1/nothing"), 404)
+    assert (error["message"], error["code"]) == ("There is no GET /v1/nothing.", "unknown_route")
+
+
+@on_sqlite
+def test_a_wrong_method_is_a_405(client: TestClient) -> None:
+    answer = client.put("/livez")
+    assert error_of(answer, 405)["code"] == "method_not_allowed"
+    assert answer.headers["allow"] == "GET, HEAD"
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/files", "GET, POST, HEAD"),
+        ("/v1/files/x", "DELETE, GET, HEAD"),
+        (f"{JOBS}/validate", "POST"),
+        ("/v1/models/a/b", "DELETE, GET, HEAD"),
+    ],
+)
+def test_a_405_lists_all_that_the_path_allows(client: TestClient, path: str, allowed: str) -> None:
+    answer = client.options(path)
+    assert (error_of(answer, 405)["code"], answer.headers["allow"]) == ("method_not_allowed", allowed)
+
+
+@on_sqlite
+def test_a_multipart_body_without_boundary_is_a_400(client: TestClient) -> None:
+    answer = client.post("/v1/files", content=b"x", headers={"content-type": "multipart/form-data"})
+    assert error_of(answer)["code"] == "invalid_body"
+
+
+@on_sqlite
+def test_a_json_body_over_1_mib_is_a_413(server_url: str, api_key: str) -> None:
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    answer = httpx.post(f"{server_url}{JOBS}", content=b" " * 2**20 + b"{}", headers=headers)
+    assert error_of(answer, 413)["code"] == "payload_too_large"
+
+
+@on_sqlite
+def test_a_chunked_body_over_1_mib_is_a_413(server_url: str, api_key: str) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b" " * 2**16
+
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    answer = httpx.post(f"{server_url}{JOBS}", content=pieces(), headers=headers)
+    assert error_of(answer, 413)["code"] == "payload_too_large"
+
+
+@on_sqlite
+def test_an_unknown_exception_is_answered_neutrally_and_logged(
+    app: FastAPI, client: TestClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the inner secret")
+
+    app.add_api_route("/fail", fail)
+    error = error_of(client.get("/fail", headers={"x-request-id": "trace-1"}), 500)
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "trace-1" in error["message"]
+    assert "secret" not in error["message"]
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    logged = next(line for line in lines if line["event"] == "unexpected error")
+    assert logged["request_id"] == "trace-1"
+    assert "RuntimeError: the inner secret" in logged["exception"]
+
+
+@on_sqlite
+def test_a_stream_that_breaks_is_cut_and_not_ended(
+    app: FastAPI, client: TestClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"first"
+        raise RuntimeError("broken")
+
+    app.add_api_route("/broken", lambda: StreamingResponse(pieces()))
+    with pytest.raises(RuntimeError, match="broken"):
+        client.get("/broken")
+    assert "unexpected error" in capsys.readouterr().err
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (StorageError("s3 is away"), 503, "unavailable"),
+        (StorageFull("disk"), 507, "insufficient_storage"),
+        (OSError(28, "No space left on device"), 507, "insufficient_storage"),
+        (OSError(5, "Input/output error"), 500, "internal_error"),
+    ],
+    ids=str,
+)
+def test_a_store_in_trouble_is_told_apart(
+    app: FastAPI, client: TestClient, raised: Exception, status: int, code: str
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    app.add_api_route("/fail", fail)
+    assert error_of(client.get("/fail"), status)["code"] == code
+
+
+@on_postgresql
+def test_a_stopped_database_is_a_503_that_may_be_tried_again(
+    client: TestClient, database: Database, postgres_server: Postgres
+) -> None:
+    postgres_server.stop()
+    try:
+        answer = client.get("/v1/files")
+    finally:
+        postgres_server.start()
+    assert error_of(answer, 503)["code"] == "unavailable"
+    assert answer.headers["retry-after"] == "5"
+    assert client.get("/v1/files").status_code == 200
+
+
+def test_the_log_keeps_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    event = {"password": "x1", "url": "postgresql://user:x2@host/db", "text": "key grpo_abc_x3", "tokens": 4}
+    cleaned = {name: logs.mask(str(value)) for name, value in logs.drop_secrets(None, "info", event).items()}
+    assert cleaned == {
+        "password": "[dropped]",
+        "url": "postgresql://user:***@host/db",
+        "text": "key grpo_abc_***",
+        "tokens": "4",
+    }
+
+
+@on_sqlite
+def test_a_request_is_one_log_line_without_its_query(
+    client: TestClient, api_key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.get("/v1/files", params={"purpose": "hidden"}, headers={"x-request-id": "trace-2"})
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = [json.loads(line) for line in lines if "trace-2" in line]
+    assert {name: line[name] for name in ("method", "path", "status", "tenant", "request_id")} == {
+        "method": "GET",
+        "path": "/v1/files",
+        "status": 200,
+        "tenant": "tenant-a",
+        "request_id": "trace-2",
+    }
+    assert "hidden" not in "".join(lines)
+    assert api_key.rsplit("_", 1)[1] not in "".join(lines)
+
+
+@on_sqlite
+@pytest.mark.parametrize("given", ["a b", "x" * 65, "a;b"])
+def test_an_odd_request_id_is_replaced(client: TestClient, given: str) -> None:
+    answer = client.get("/livez", headers={"x-request-id": given})
+    assert answer.headers["x-request-id"].startswith("req_")

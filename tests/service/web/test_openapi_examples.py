@@ -1,0 +1,57 @@
+"""The examples of /docs: each operation has one, and each is a request that the service takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from service.app import create_app
+from service.platform.db import connect
+from service.platform.migrate import upgrade
+from service.web.openapi_examples import BODIES, QUERIES, curl
+from tests.conftest import settings_for
+from tests.service.web.tenancy import World, world
+from tests.service.webhooks.webhook_samples import NOWHERE
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A service in which there is something of every kind."""
+    settings = settings_for(tmp_path_factory.mktemp("home"))
+    upgrade(settings)
+    database = connect(settings)
+    with world(settings, database) as found:
+        yield found
+    database.engine.dispose()
+
+
+def operations() -> dict[str, dict[str, Any]]:
+    paths = create_app().openapi()["paths"]
+    return {f"{method} {path}": one for path, methods in paths.items() for method, one in methods.items()}
+
+
+def test_every_operation_is_described_with_its_line_of_curl() -> None:
+    for name, operation in operations().items():
+        assert curl(name) in operation["description"], name
+
+
+def test_every_json_body_has_an_example_and_no_example_is_without_its_operation() -> None:
+    bodies = {name: one.get("requestBody", {}).get("content", {}) for name, one in operations().items()}
+    with_body = {name for name, content in bodies.items() if "application/json" in content}
+    assert with_body == BODIES.keys()
+    assert operations().keys() >= QUERIES.keys()
+
+
+@pytest.mark.parametrize("name", sorted({**BODIES, **QUERIES}))
+def test_an_example_is_a_request_that_the_service_takes(found: World, name: str) -> None:
+    method, path = name.split(" ", 1)
+    ids = {"job_id": found.ids["succeeded"], "endpoint_id": found.ids["webhook"]}
+    body = json.dumps(BODIES.get(name, {})).replace("file-\\u2026", found.ids["file"])
+    body = body.replace(json.dumps("https://example.com/hook"), json.dumps(NOWHERE))
+    with found.client("owner") as client:
+        given = {"content": body, "headers": {"content-type": "application/json"}} if name in BODIES else {}
+        answer = client.request(method, path.format(**ids) + QUERIES.get(name, ""), **given)
+    assert answer.status_code == 200, answer.text

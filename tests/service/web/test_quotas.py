@@ -1,0 +1,201 @@
+"""Quotas under a crowd: never one more than the limit, and every refusal says when to come again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.files import service as files_service
+from service.jobs.intake import creation
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.locks import TOGETHER
+from service.settings import Settings
+from service.web import quotas
+from service.web.auth import create_key, revoke_key
+from tests.service.files.file_samples import ROWS, stored, uploaded
+from tests.service.job_samples import add_artifact, add_job, make_model, num_jobs, request, upload
+from tests.service.serving.processes import serving
+
+JOBS = "/v1/fine_tuning/jobs"
+LIMIT = 7
+
+
+@contextmanager
+def limited(settings: Settings, api_key: str, **limits: Any) -> Iterator[TestClient]:
+    """A client of an API process with these limits."""
+    app = create_app(settings.model_copy(update=limits))
+    with TestClient(app, headers={"authorization": f"Bearer {api_key}"}) as client:
+        yield client
+
+
+def refusal(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def post_to_each(urls: Sequence[str], api_key: str, path: str, body: dict[str, Any]) -> list[httpx.Response]:
+    """The answers to a hundred requests at once, each on its own connection, over all API processes."""
+    answers: list[httpx.Response] = []
+    start = threading.Barrier(100)
+    headers, limits = {"authorization": f"Bearer {api_key}"}, httpx.Limits(max_connections=100)
+    with httpx.Client(headers=headers, limits=limits, timeout=60) as client:
+
+        def post(url: str) -> None:
+            start.wait()
+            answers.append(client.post(url + path, **body))
+
+        threads = [threading.Thread(target=post, args=(urls[number % len(urls)],)) for number in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(answers) == 100
+    return answers
+
+
+@pytest.fixture
+def two_services(settings: Settings) -> Iterator[Callable[..., list[str]]]:
+    """Starts two API processes of one deployment, each with its own connections; answers their URLs."""
+    with ExitStack() as running:
+
+        def start(**limits: Any) -> list[str]:
+            apps = [create_app(settings.model_copy(update=limits)) for _ in range(2)]
+            urls = [running.enter_context(serving(app)) for app in apps]
+            # routes are made with the first request, and both event loops of this one process share them
+            assert [httpx.get(f"{url}/v1/nothing").status_code for url in urls] == [404, 404]
+            return urls
+
+        yield start
+
+
+@pytest.mark.parametrize("limit", [LIMIT, TOGETHER + LIMIT])
+def test_a_hundred_posts_at_once_make_as_many_jobs_as_are_allowed(
+    two_services: Callable[..., list[str]], settings: Settings, api_key: str, database: Database, limit: int
+) -> None:
+    make_model(settings.home)
+    urls = two_services(max_queued_jobs=limit)
+    with httpx.Client(base_url=urls[0], headers={"authorization": f"Bearer {api_key}"}) as client:
+        file_id = upload(client)  # type: ignore[arg-type]
+    add_job(database, JobState.SUCCEEDED)
+    answers = post_to_each(urls, api_key, JOBS, {"json": request(file_id)})
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) == 100 - limit
+    assert {refusal(answer) for answer in refused} == {(429, "quota_exceeded")}
+    assert {answer.headers["retry-after"] for answer in refused} == {str(quotas.JOB_SECONDS)}
+    assert num_jobs(database) == limit + 1
+
+
+def test_a_hundred_uploads_at_once_store_as_many_bytes_as_are_allowed(
+    two_services: Callable[..., list[str]], settings: Settings, api_key: str
+) -> None:
+    urls = two_services(max_stored_bytes=LIMIT * len(ROWS) + len(ROWS) // 2)
+    form = {"files": {"file": ("a.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}}
+    answers = post_to_each(urls, api_key, "/v1/files", form)
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(refused) == 100 - LIMIT
+    assert {refusal(answer) for answer in refused} == {(429, "storage_quota_exceeded")}
+    assert len(stored(settings)) == LIMIT
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.PAUSED, JobState.RUNNING, JobState.CANCELLING])
+def test_a_job_counts_until_it_is_over(
+    settings: Settings, api_key: str, database: Database, state: JobState
+) -> None:
+    make_model(settings.home)
+    with limited(settings, api_key, max_queued_jobs=1) as client:
+        body = request(upload(client))
+        add_job(database, state)
+        assert refusal(client.post(JOBS, json=body)) == (429, "quota_exceeded")
+
+
+def test_cancelling_and_submitting_again_is_no_way_around_the_limit(
+    settings: Settings, api_key: str, database: Database
+) -> None:
+    """What a worker still holds is not over because its end was asked for."""
+    make_model(settings.home)
+    with limited(settings, api_key, max_queued_jobs=1) as client:
+        body = request(upload(client))
+        running = add_job(database, JobState.RUNNING)
+        for _ in range(3):
+            assert client.post(f"{JOBS}/{running}/cancel").status_code == 200
+            assert refusal(client.post(JOBS, json=body)) == (429, "quota_exceeded")
+
+
+def test_results_count_as_stored_and_deleting_makes_room(
+    settings: Settings, api_key: str, database: Database
+) -> None:
+    with limited(settings, api_key, max_stored_bytes=3 * len(ROWS)) as client:
+        first = uploaded(client)
+        add_artifact(settings, database, add_job(database, JobState.SUCCEEDED), "adapter", bytes(len(ROWS)))
+        uploaded(client)
+        form: Any = {"files": {"file": ("a.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}}
+        answer = client.post("/v1/files", **form)
+        assert refusal(answer) == (429, "storage_quota_exceeded")
+        assert str(3 * len(ROWS)) in answer.json()["error"]["message"]
+        assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("3600", "false")
+        client.delete(f"/v1/files/{first}")
+        assert client.post("/v1/files", **form).status_code == 200
+
+
+def test_a_tenant_without_space_for_results_starts_no_job(
+    settings: Settings, api_key: str, database: Database
+) -> None:
+    make_model(settings.home)
+    with limited(settings, api_key) as client:
+        body = request(upload(client))
+    with limited(settings, api_key, max_stored_bytes=10) as client:
+        assert refusal(client.post(JOBS, json=body)) == (429, "storage_quota_exceeded")
+    assert num_jobs(database) == 0
+
+
+def test_a_tenants_limits_are_not_anothers(settings: Settings, api_key: str, other_api_key: str) -> None:
+    with limited(settings, api_key, max_stored_bytes=len(ROWS), max_requests_per_second=0.001) as client:
+        uploaded(client)
+        assert refusal(client.get("/v1/files")) == (429, "rate_limit_exceeded")
+        uploaded_by_other = client.post(
+            "/v1/files",
+            headers={"authorization": f"Bearer {other_api_key}"},
+            files={"file": ("a.jsonl", ROWS)},
+            data={"purpose": "fine-tune"},
+        )
+        assert uploaded_by_other.status_code == 200
+
+
+@pytest.mark.parametrize("what", ["file", "job"])
+def test_a_key_that_is_revoked_while_its_request_is_prepared_changes_nothing(
+    settings: Settings, api_key: str, database: Database, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large upload, or the check of a large dataset, takes longer than it takes to revoke a key."""
+    make_model(settings.home)
+    with database.transaction() as session:
+        stolen = create_key(session, "tenant-a")
+
+    def losing_the_key(prepare: Callable[..., Any]) -> Callable[..., Any]:
+        def prepared(*given: Any, **named: Any) -> Any:
+            done = prepare(*given, **named)
+            with database.transaction() as session:
+                revoke_key(session, stolen.split("_")[1])
+            return done
+
+        return prepared
+
+    with limited(settings, api_key) as client:
+        file_id = upload(client)
+        thief = {"authorization": f"Bearer {stolen}"}
+        if what == "file":
+            monkeypatch.setattr(files_service, "check_dataset", losing_the_key(files_service.check_dataset))
+            form: Any = {"files": {"file": ("a.jsonl", ROWS)}, "data": {"purpose": "fine-tune"}}
+            answer = client.post("/v1/files", headers=thief, **form)
+        else:
+            check = losing_the_key(creation.Preflight.check)
+            monkeypatch.setattr(creation.Preflight, "check", check)
+            answer = client.post(JOBS, headers=thief, json=request(file_id))
+    assert refusal(answer) == (401, "invalid_api_key")
+    assert (len(stored(settings)), num_jobs(database)) == (1, 0)

@@ -1,0 +1,209 @@
+"""Requests per second and open streams of a tenant, and what OpenAI's client makes of a refusal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+from openai import DefaultHttpxClient, OpenAI
+
+from service.app import create_app
+from service.jobs.model.states import JobState
+from service.platform.db import Database
+from service.platform.errors import TooManyRequests
+from service.settings import Settings
+from service.web.quotas import RequestRate
+from tests.servers import wait_until
+from tests.service.files.file_samples import ROWS
+from tests.service.job_samples import add_job
+from tests.service.web.test_quotas import limited, refusal
+
+JOBS = "/v1/fine_tuning/jobs"
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """None of this depends on the database."""
+    return sqlite_url
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def num_allowed(rate: RequestRate, tenant: str = "a", most: int = 100) -> int:
+    """Requests until the first refusal."""
+    for number in range(most):
+        try:
+            rate.spend(tenant)
+        except TooManyRequests:
+            return number
+    return most
+
+
+@pytest.mark.parametrize(("per_second", "at_once"), [(10, 10), (3, 3), (1, 1), (0.5, 1), (49, 49)])
+def test_a_bucket_holds_one_seconds_worth_and_at_least_one(per_second: float, at_once: int) -> None:
+    assert num_allowed(RequestRate(per_second, Clock())) == at_once
+
+
+def test_a_bucket_fills_again_at_the_rate_and_no_further() -> None:
+    clock = Clock()
+    rate = RequestRate(4, clock)
+    assert num_allowed(rate) == 4
+    clock.now += 0.5
+    assert num_allowed(rate) == 2
+    clock.now += 3600
+    assert num_allowed(rate) == 4
+
+
+def test_who_waits_as_long_as_told_is_let_in() -> None:
+    clock = Clock()
+    rate = RequestRate(0.4, clock)
+    rate.spend("a")
+    clock.now += 1
+    with pytest.raises(TooManyRequests) as caught:
+        rate.spend("a")
+    assert caught.value.headers == {"Retry-After": "2"}
+    clock.now += 2
+    rate.spend("a")
+
+
+def test_each_tenant_has_its_own_bucket() -> None:
+    rate = RequestRate(2, Clock())
+    assert [num_allowed(rate, tenant) for tenant in "aba"] == [2, 2, 0]
+
+
+def test_without_a_rate_nobody_is_refused() -> None:
+    assert num_allowed(RequestRate(None, Clock())) == 100
+
+
+def test_threads_that_ask_together_get_no_more_than_the_bucket_holds() -> None:
+    rate, start, allowed = RequestRate(25, Clock()), threading.Barrier(16), []
+
+    def ask() -> None:
+        start.wait()
+        allowed.append(num_allowed(rate))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(allowed) == 25
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_request_beyond_the_rate_is_told_when_to_come_again(
+    settings: Settings, api_key: str, method: str
+) -> None:
+    with limited(settings, api_key, max_requests_per_second=0.001) as client:
+        assert client.get("/v1/files").status_code == 200
+        answer = client.request(method, "/v1/models")
+        assert (answer.status_code, int(answer.headers["retry-after"]) > 900) == (429, True)
+        assert [client.get(path).status_code for path in ("/livez", "/readyz")] == [200, 200]
+
+
+def test_a_wrong_key_spends_nothing_of_a_tenants_rate(settings: Settings, api_key: str) -> None:
+    with limited(settings, api_key, max_requests_per_second=0.001) as client:
+        wrong = {"authorization": f"Bearer {api_key[:-1]}" + ("a" if api_key[-1] != "a" else "b")}
+        assert [client.get("/v1/files", headers=wrong).status_code for _ in range(3)] == [401] * 3
+        assert client.get("/v1/files").status_code == 200
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    limits = {"max_streams": 2, "max_stored_bytes": len(ROWS)}
+    return create_app(settings.model_copy(update=limits))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def seen() -> list[int]:
+    """Statuses of the answers that OpenAI's client got."""
+    return []
+
+
+@pytest.fixture
+def retrying_client(server_url: str, api_key: str, clock: Clock, seen: list[int]) -> Iterator[OpenAI]:
+    """OpenAI's client as it comes; the service's clock goes on while it waits after a refusal."""
+
+    def note(answer: httpx.Response) -> None:
+        seen.append(answer.status_code)
+        clock.now += answer.status_code == 429
+
+    transport = DefaultHttpxClient(event_hooks={"response": [note]})
+    with OpenAI(base_url=f"{server_url}/v1", api_key=api_key, http_client=transport) as client:
+        yield client
+
+
+def test_openais_client_waits_and_is_served(
+    retrying_client: OpenAI, app: FastAPI, clock: Clock, seen: list[int]
+) -> None:
+    app.state.request_rate = RequestRate(1, clock)
+    retrying_client.models.list()
+    assert retrying_client.models.list().data == []
+    assert seen == [200, 429, 200]
+
+
+def test_openais_client_does_not_send_a_file_again_for_which_there_is_no_space(
+    retrying_client: OpenAI, seen: list[int]
+) -> None:
+    retrying_client.files.create(file=("a.jsonl", ROWS), purpose="fine-tune")
+    with pytest.raises(openai.RateLimitError) as caught:
+        retrying_client.files.create(file=("a.jsonl", ROWS), purpose="fine-tune")
+    assert caught.value.code == "storage_quota_exceeded"
+    assert seen == [200, 429]
+
+
+def test_a_tenant_has_so_many_streams_open_and_no_more(
+    server_url: str, app: FastAPI, api_key: str, other_api_key: str, database: Database
+) -> None:
+    job_id = add_job(database, JobState.RUNNING)
+    theirs = add_job(database, JobState.RUNNING, tenant="tenant-b")
+    mine, other = ({"authorization": f"Bearer {key}"} for key in (api_key, other_api_key))
+    with httpx.Client(base_url=server_url, timeout=30) as http, ExitStack() as open_:
+
+        def opened(job: str, headers: dict[str, str]) -> Any:
+            return open_.enter_context(http.stream("GET", f"{JOBS}/{job}/stream", headers=headers))
+
+        first, second = opened(job_id, mine), opened(job_id, mine)
+        assert [first.status_code, second.status_code] == [200, 200]
+        refused = http.get(f"{JOBS}/{job_id}/stream", headers=mine)
+        assert refusal(refused) == (429, "too_many_streams")
+        assert refused.headers["retry-after"] == "30"
+        assert opened(theirs, other).status_code == 200
+        first.close()
+        wait_until(lambda: app.state.feed._open["tenant-a"] == 1, what="the place is free")
+        assert opened(job_id, mine).status_code == 200
+
+
+def test_what_opens_no_stream_keeps_no_place(
+    server_url: str, app: FastAPI, api_key: str, database: Database
+) -> None:
+    job_id = add_job(database, JobState.RUNNING)
+    over = add_job(database, JobState.SUCCEEDED)
+    headers = {"authorization": f"Bearer {api_key}"}
+    with httpx.Client(base_url=server_url, headers=headers, timeout=30) as http:
+        for _ in range(3):
+            assert http.head(f"{JOBS}/{job_id}/stream").status_code == 200
+            assert http.get(f"{JOBS}/ftjob-none/stream").status_code == 404
+            assert http.get(f"{JOBS}/{job_id}/stream", params={"after": "x"}).status_code == 400
+            assert http.get(f"{JOBS}/{over}/stream", headers={"last-event-id": "9"}).status_code == 204
+            assert http.get(f"{JOBS}/{over}/stream").status_code == 200
+    wait_until(lambda: app.state.feed._open["tenant-a"] == 0, what="all places are free")

@@ -1,0 +1,227 @@
+"""Every route of the OpenAPI document × everybody who may ask: nobody learns or changes what is not theirs.
+
+The routes come from `/openapi.json`, so a new one is in the matrix from its first day; what is missing for it
+in `tenancy.py` fails `test_the_matrix_knows_something_behind_every_route`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from service.jobs.model import names
+from service.platform.db import Database, connect
+from service.platform.tables.core import AuditEntry
+from tests.conftest import settings_for
+from tests.servers import Postgres
+from tests.service.web.tenancy import OWNER, World, body_of, snapshot, world
+from tests.service.web.tenancy_calls import PUBLIC, Call, ask, calls_of, code_of, head, told
+
+REFUSED_BY_STATE = {
+    (400, "file_in_use"),
+    (400, "file_is_result"),
+    (400, "invalid_state"),
+    (404, "no_adapter_yet"),
+    (404, "model_not_found"),  # a checkpoint's model is read, and not deleted without its job's
+}
+"""What even the owner is told, where the thing is not in a state for it."""
+
+
+@pytest.fixture(scope="module")
+def postgres_database(
+    postgres_server: Postgres, postgres_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Database]:
+    postgres_server.execute(f"CREATE DATABASE grpo_matrix TEMPLATE {postgres_template}")
+    settings = settings_for(tmp_path_factory.mktemp("settings"), postgres_server.url_of("grpo_matrix"))
+    database = connect(settings)
+    yield database
+    database.engine.dispose()
+    postgres_server.execute("DROP DATABASE grpo_matrix WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
+def shared(
+    postgres_server: Postgres, postgres_database: Database, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    """One world for all who change nothing of the owner's."""
+    settings = settings_for(tmp_path_factory.mktemp("matrix"), postgres_server.url_of("grpo_matrix"))
+    with world(settings, postgres_database) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def contract(shared: World) -> dict[str, Any]:
+    with shared.client(None) as client:
+        return dict(client.get("/openapi.json").json()["paths"])
+
+
+def test_the_matrix_knows_something_behind_every_route(contract: dict[str, Any], shared: World) -> None:
+    missing = []
+    for template, methods in contract.items():
+        parameters = set(re.findall(r"\{(\w+)\}", template))
+        if parameters and not shared.places_of(parameters):
+            missing.append(f"{template}: no Place with {sorted(parameters)} in tests/service/web/tenancy.py")
+        for method, operation in methods.items():
+            if "requestBody" in operation and body_of(f"{method} {template}", shared.ids) is None:
+                missing.append(f"{method} {template}: no body in tests/service/web/tenancy.py")
+    assert missing == []
+
+
+def test_what_needs_no_key_is_listed_here(contract: dict[str, Any]) -> None:
+    open_paths = {
+        path for path, methods in contract.items() if any("security" not in m for m in methods.values())
+    }
+    assert open_paths == PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("who", "code"),
+    [(None, "missing_api_key"), ("revoked", "invalid_api_key"), ("expired", "expired_api_key")],
+)
+def test_without_a_good_key_every_route_is_closed(
+    contract: dict[str, Any], shared: World, who: str | None, code: str
+) -> None:
+    before = snapshot(shared)
+    with shared.client(who) as client:
+        answers = {str(call): ask(client, call, shared.ids) for call in calls_of(contract, shared)}
+        heads = {str(call): head(client, call) for call in calls_of(contract, shared) if call.method == "get"}
+    open_ = {
+        call: one.text for call, one in answers.items() if (one.status_code, code_of(one)) != (401, code)
+    }
+    open_heads = {call: one.status_code for call, one in heads.items() if one.status_code != 401}
+    assert (open_, open_heads) == ({}, {})
+    assert snapshot(shared) == before
+
+
+def test_what_belongs_to_others_answers_exactly_as_what_does_not_exist(
+    contract: dict[str, Any], shared: World
+) -> None:
+    before = snapshot(shared)
+    wrong: dict[str, Any] = {}
+    with shared.client("other") as client:
+        for call in calls_of(contract, shared):
+            if not call.place.real:
+                continue
+            foreign = told(ask(client, call, shared.ids), call.place.real)
+            unknown = told(ask(client, call, shared.ids, unknown=True), call.place.unknown)
+            if foreign[0] != 404 or foreign != unknown:
+                wrong[str(call)] = (foreign, unknown)
+            if call.method == "get" and head(client, call).status_code != 404:
+                wrong[f"head of {call}"] = head(client, call).status_code
+    assert wrong == {}
+    assert snapshot(shared) == before
+
+
+def test_no_answer_to_another_tenant_names_anything_of_the_owner(
+    contract: dict[str, Any], shared: World
+) -> None:
+    """Lists, and whatever else is asked for without an id."""
+    before = snapshot(shared)
+    private = {name: one for name, one in shared.ids.items() if not name.startswith("other_")}
+    private |= {"tenant": OWNER, "content": "owner's"}
+    with shared.client("other") as client:
+        for call in calls_of(contract, shared):
+            if call.place.real:
+                continue
+            answer = ask(client, call, shared.ids, who="other_")
+            assert answer.status_code == 200, f"{call}: {answer.text}"
+            assert [name for name, one in private.items() if one in answer.text] == [], str(call)
+    assert snapshot(shared) == before
+
+
+def test_a_key_that_only_reads_sees_what_the_owner_sees_and_changes_nothing(
+    contract: dict[str, Any], shared: World
+) -> None:
+    before = snapshot(shared)
+    wrong: dict[str, Any] = {}
+    with shared.client("owner") as owner, shared.client("read_only") as reader:
+        for call in calls_of(contract, shared):
+            answer = ask(reader, call, shared.ids)
+            if call.writes:
+                expected: Any = (403, "insufficient_scope")
+                found: Any = (answer.status_code, code_of(answer))
+            else:
+                expected = told(ask(owner, call, shared.ids), {})[:2]
+                found = told(answer, {})[:2]
+            if found != expected:
+                wrong[str(call)] = (found, expected)
+    assert wrong == {}
+    assert snapshot(shared) == before
+
+
+def test_a_key_that_only_writes_sees_nothing(contract: dict[str, Any], shared: World) -> None:
+    with shared.client("write_only") as client:
+        looking = [call for call in calls_of(contract, shared) if not call.writes]
+        answers = {str(call): ask(client, call, shared.ids).status_code for call in looking}
+    assert {call: status for call, status in answers.items() if status != 403} == {}
+
+
+def test_the_owner_sees_everything(contract: dict[str, Any], shared: World) -> None:
+    wrong: dict[str, Any] = {}
+    seen = set()
+    with shared.client("owner") as client:
+        for call in calls_of(contract, shared):
+            if call.writes:
+                continue
+            answer = ask(client, call, shared.ids)
+            if answer.is_success:
+                seen.add(call.operation)
+            elif (answer.status_code, code_of(answer)) not in REFUSED_BY_STATE:
+                wrong[str(call)] = answer.text
+            if call.method == "get" and head(client, call).status_code != answer.status_code:
+                wrong[f"head of {call}"] = head(client, call).status_code
+    assert wrong == {}
+    assert seen == {call.operation for call in calls_of(contract, shared) if not call.writes}
+
+
+@pytest.fixture
+def own(database: Database, settings: Any) -> Iterator[World]:
+    """A world of this test's own, to be changed."""
+    with world(settings, database) as found:
+        yield found
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+def test_every_change_by_the_owner_leaves_one_audit_row(own: World) -> None:
+    with own.client("owner") as client:
+        contract = client.get("/openapi.json").json()["paths"]
+        writes = [call for call in calls_of(contract, own) if call.writes]
+        changed = set()
+        for call in sorted(writes, key=ends_something):
+            answer = ask(client, call, own.ids)
+            if answer.is_success:
+                changed.add(call.operation)
+                check_audit(own, call, answer)
+            else:
+                assert (answer.status_code, code_of(answer)) in REFUSED_BY_STATE, f"{call}: {answer.text}"
+                assert audit_rows(own, answer) == [], str(call)
+    assert changed == {call.operation for call in writes}, "nothing succeeded there"
+
+
+def ends_something(call: Call) -> int:
+    """What comes last, because little can be done afterwards."""
+    return 2 if call.method == "delete" else int(call.template.endswith("/cancel"))
+
+
+def check_audit(found: World, call: Call, answer: httpx.Response) -> None:
+    """Who, what, which and in which request."""
+    rows = audit_rows(found, answer)
+    assert len(rows) == 1, f"{call}: {len(rows)} audit rows"
+    named = {*call.place.real.values(), answer.json().get("id", "")}
+    named |= {names.job_of(one) for one in named}
+    noun = call.template.removeprefix("/v1/").removeprefix("fine_tuning/").split("/")[0]
+    noun = noun.removesuffix("s").removesuffix("_endpoint")
+    assert (rows[0].tenant, rows[0].key_id) == (OWNER, found.keys["owner"].split("_")[1])
+    assert rows[0].action.split(".")[0] == noun
+    assert rows[0].object_id in named
+
+
+def audit_rows(found: World, answer: httpx.Response) -> list[AuditEntry]:
+    query = select(AuditEntry).where(AuditEntry.request_id == answer.headers["x-request-id"])
+    with found.database.reading() as session:
+        return list(session.scalars(query))

@@ -1,0 +1,80 @@
+"""A worker without a sandbox whose operator insists: what it claims, and how the job says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import select
+
+from grpo_engine.sandbox.unsafe import VARIABLE
+from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING
+from service.platform.db import Database
+from service.platform.storage import Storage
+from service.platform.tables.core import JobEvent, WorkerHost
+from service.web.auth import create_key
+from tests.worker.attempt.test_prepare import prepared
+from tests.worker.jobs import insert_dataset, insert_job, read_job
+from worker import sweeper
+from worker.attempt.attempt import Worker
+from worker.attempt.runner import run_job
+from worker.launchers.warm_pool import Recipe
+from worker.sweeper import sweep_once
+
+
+@pytest.fixture
+def unsafe(worker: Worker) -> Worker:
+    settings = worker.settings.model_copy(update={"unsafe_graders": "single-tenant"})
+    offered = frozenset({SANDBOX, PYTHON_GRADERS, UNSAFE})
+    return replace(worker, settings=settings, capabilities=offered)
+
+
+def tenant(database: Database, name: str) -> None:
+    with database.transaction() as session:
+        create_key(session, name)
+
+
+def test_a_job_that_it_runs_is_marked_in_its_warnings_and_its_events(
+    unsafe: Worker, database: Database, storage: Storage
+) -> None:
+    tenant(database, "acme")
+    dataset = insert_dataset(database, storage)
+    job_id = insert_job(database, dataset, required_capabilities=SANDBOX)
+    other = insert_job(database, dataset)
+    for each in (job_id, other):
+        prepared(unsafe, each)
+    assert read_job(database, job_id).warnings == [UNSAFE_WARNING]
+    assert read_job(database, other).warnings == []
+    with database.reading() as session:
+        told = select(JobEvent.job_id, JobEvent.level).where(JobEvent.message == UNSAFE_WARNING["message"])
+        assert session.execute(told).all() == [(job_id, "warn")]
+
+
+def test_with_a_second_tenant_it_claims_nothing(unsafe: Worker, database: Database, storage: Storage) -> None:
+    job_id = insert_job(database, insert_dataset(database, storage), required_capabilities=SANDBOX)
+    for name in ("acme", "other"):
+        tenant(database, name)
+    assert run_job(unsafe) is False
+    assert read_job(database, job_id).state == "queued"
+
+
+def test_with_a_second_tenant_it_offers_nothing(
+    unsafe: Worker, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "of_this_machine", lambda **_: unsafe.capabilities)
+
+    def offered() -> set[str]:
+        sweep_once(database, unsafe.wakeups, unsafe.settings)
+        with database.reading() as session:
+            names = session.scalars(select(WorkerHost.capabilities)).one().split()
+        return {name for name in names if not name.startswith("sink:")}
+
+    tenant(database, "acme")
+    assert UNSAFE in offered()
+    tenant(database, "other")
+    assert offered() == set()
+
+
+def test_only_its_engines_are_told_to_do_without(worker: Worker, unsafe: Worker) -> None:
+    assert VARIABLE not in Recipe.of(worker.settings).environment
+    assert Recipe.of(unsafe.settings).environment[VARIABLE] == "1"

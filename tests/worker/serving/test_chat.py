@@ -1,0 +1,261 @@
+"""What becomes of an answer when a process dies, a client leaves, or a job wants the GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+
+from service.app import create_app
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.serving import ChatWorker, Generation, GenerationState
+from service.serving import repository
+from service.settings import Settings
+from service.web.auth import create_key
+from tests.servers import wait_until
+from tests.service.serving.answering import FAKE, answering, num_generations, num_workers
+from tests.service.serving.processes import serving
+from tests.waiting import is_alive, talking_engines
+from tests.worker.conftest import Processes
+from tests.worker.jobs import insert_job
+from worker.serving.chat import only_one
+
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    for name in ("other", "broken", "changed"):
+        (settings.home / "models" / name).mkdir()
+        (settings.home / "models" / name / "config.json").write_text("{}")
+    return settings.model_copy(update=FAKE)
+
+
+@contextmanager
+def client_of(settings: Settings, database: Database) -> Iterator[httpx.Client]:
+    with database.transaction() as session:
+        key = create_key(session, "tenant-a")
+    headers = {"authorization": f"Bearer {key}"}
+    with (
+        serving(create_app(settings)) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=30) as http,
+    ):
+        yield http
+
+
+@pytest.fixture
+def http(settings: Settings, database: Database) -> Iterator[httpx.Client]:
+    with client_of(settings, database) as client:
+        yield client
+
+
+@pytest.fixture
+def start(processes: Processes, database: Database) -> Callable[[], subprocess.Popen[bytes]]:
+    """`python -m worker.serving.chat`, a process to be ended; it answers when this returns."""
+
+    def start() -> subprocess.Popen[bytes]:
+        process = processes.start("-m", "worker.serving.chat")
+        wait_until(lambda: num_workers(database), 30, "the worker answers")
+        return process
+
+    return start
+
+
+@pytest.fixture
+def answer(settings: Settings) -> Iterator[Callable[..., None]]:
+    """A thread of this process that answers, with other settings if need be."""
+    with ExitStack() as stack:
+        yield lambda **changed: stack.enter_context(answering(settings.model_copy(update=changed)))  # type: ignore[func-returns-value]
+
+
+def body(text: str, model: str = "tiny", **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+
+
+@contextmanager
+def begun(http: httpx.Client, text: str = "hang on") -> Iterator[Iterator[dict[str, Any]]]:
+    """Events of a stream of which some text has come."""
+    with http.stream("POST", CHAT, json=body(text, stream=True)) as answer:
+        assert answer.status_code == 200, answer.read()
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
+        events = (json.loads(line) for line in lines if line != "[DONE]")
+        while not next(events)["choices"][0]["delta"].get("content"):
+            pass
+        yield events
+
+
+def last_code(events: Iterator[dict[str, Any]]) -> str | None:
+    """Of the error that a stream ends with."""
+    *_, last = events
+    return last.get("error", {}).get("code")
+
+
+def samplers() -> list[int]:
+    """Pids of the samplers of this process and its children."""
+    return talking_engines(os.getpid())
+
+
+def test_a_killed_worker_ends_the_stream_with_an_error_and_takes_its_sampler_along(
+    http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]], database: Database
+) -> None:
+    worker = start()
+    with begun(http) as events:
+        (sampler,) = samplers()
+        worker.kill()
+        with database.transaction() as session:  # its lease ends
+            session.execute(update(Generation).values(lease_expires_at=0.0))
+        assert last_code(events) == "worker_lost"
+    wait_until(lambda: not is_alive(sampler), 10, "the sampler dies with its worker")
+    wait_until(lambda: num_generations(database) == 0, 10, "the row is deleted")
+
+
+@on_sqlite
+def test_a_worker_that_is_asked_to_stop_says_so_to_those_who_wait(
+    http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    worker = start()
+    with begun(http) as events:
+        worker.terminate()
+        assert last_code(events) == "worker_stopping"
+    assert worker.wait(timeout=10) == 0
+    refused = http.post(CHAT, json=body("anybody?"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_chat_worker")
+
+
+@on_sqlite
+def test_a_killed_sampler_fails_its_requests_and_the_next_one_gets_a_new_one(
+    http: httpx.Client, answer: Callable[..., None]
+) -> None:
+    answer()
+    refused = http.post(CHAT, json=body("die now"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sampler_died")
+    with begun(http) as events:
+        (sampler,) = samplers()
+        os.kill(sampler, signal.SIGKILL)
+        assert last_code(events) == "sampler_died"
+    assert http.post(CHAT, json=body("hello")).json()["choices"][0]["message"]["content"] == "Base: hello"
+
+
+@on_sqlite
+def test_a_client_that_leaves_stops_the_sampler_whose_place_others_can_have(
+    http: httpx.Client, answer: Callable[..., None], database: Database, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer(chat_models=1)
+    with begun(http):
+        pass
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(CHAT, json=body("hang on"), timeout=1)
+    wait_until(lambda: num_generations(database) == 0, 15, "nobody waits any more")
+    assert http.post(CHAT, json=body("hello", "other")).status_code == 200
+    assert "not wanted any more" in capfd.readouterr().err
+
+
+@on_sqlite
+def test_a_model_that_nobody_talks_to_gives_its_place_up_and_is_ended_in_time(
+    http: httpx.Client, answer: Callable[..., None]
+) -> None:
+    answer(chat_models=1, chat_idle_seconds=0.3)
+    assert http.post(CHAT, json=body("hello")).status_code == 200
+    (first,) = samplers()
+    assert http.post(CHAT, json=body("hello", "other")).status_code == 200
+    wait_until(lambda: not is_alive(first), 10, "the first model's sampler ends")
+    wait_until(lambda: not samplers(), 10, "the second one too, when it is idle")
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("model", "status", "code"),
+    [("broken", 503, "model_unloadable"), ("changed", 404, "base_model_changed")],
+)
+def test_a_model_that_cannot_be_loaded_is_said_without_what_is_the_operator_s(
+    http: httpx.Client,
+    answer: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+    model: str,
+    status: int,
+    code: str,
+) -> None:
+    answer()
+    refused = http.post(CHAT, json=body("hello", model))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+    assert "/a/path of ours" not in refused.text
+    assert "/a/path of ours" in capfd.readouterr().err
+
+
+@on_sqlite
+def test_on_a_machine_with_gpus_a_job_comes_first(
+    settings: Settings, database: Database, answer: Callable[..., None]
+) -> None:
+    answer(gpus=1)
+    with client_of(settings, database) as http:
+        with begun(http) as events:
+            here = {"state": "running", "lease_owner": f"{socket.gethostname()}:1"}
+            job_id = insert_job(database, "file-1", fence=1, lease_expires_at=9e9, **here)
+            assert last_code(events) == "workers_training"
+        assert samplers() == []
+        refused = http.post(CHAT, json=body("hello"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "workers_training")
+        assert refused.headers["retry-after"] == "60"
+        with database.transaction() as session:
+            session.execute(update(Job).where(Job.id == job_id).values(state="succeeded"))
+        wait_until(lambda: http.post(CHAT, json=body("hello")).status_code == 200, 15, "it answers again")
+
+
+@on_sqlite
+def test_nothing_of_what_was_said_is_logged(
+    http: httpx.Client, answer: Callable[..., None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer()
+    for text in ("confidential", "refuse confidential", "die confidential"):
+        http.post(CHAT, json=body(text))
+    told = "".join(capfd.readouterr())
+    assert "talked" in told
+    assert "confidential" not in told
+
+
+def test_what_an_older_claim_writes_changes_nothing(database: Database) -> None:
+    with database.transaction() as session:
+        waiting = GenerationState.WAITING.value
+        session.add(Generation(id="one", tenant="a", model="tiny", ask={}, state=waiting))
+    with database.transaction() as session:
+        claimed = repository.claim(session, "worker", 60)
+        assert claimed is not None
+        assert repository.claim(session, "other", 60) is None
+        pieces = [{"index": 0, "text": "a"}]
+        assert not repository.add_chunk(session, "one", claimed.fence - 1, 1, pieces)
+        assert repository.add_chunk(session, "one", claimed.fence, 1, pieces)
+        assert repository.add_chunk(session, "one", claimed.fence, 1, pieces), "a repeated write is harmless"
+        assert [chunk.pieces for chunk in repository.chunks_after(session, {"one": 0})["one"]] == [pieces]
+        assert repository.finish(session, "one", claimed.fence, {"prompt_tokens": 1, "completion_tokens": 1})
+        assert not repository.fail(session, "one", claimed.fence, {"code": "x", "message": "y"})
+        repository.forget(session, ["one"])
+        assert repository.chunks_after(session, {"one": 0}) == {}
+
+
+def test_what_is_long_over_is_swept_away(database: Database) -> None:
+    with database.transaction() as session:
+        session.add(Generation(id="old", tenant="a", model="tiny", ask={}, state="done", created_at=1.0))
+        session.add(ChatWorker(name="gone", is_training=False, seen_at=1.0))
+        session.flush()
+        repository.announce(session, "new", is_training=False)
+        assert list(session.scalars(select(Generation.id))) == []
+        assert list(session.scalars(select(ChatWorker.name))) == ["new"]
+
+
+def test_one_process_of_a_home_answers(tmp_path: Path) -> None:
+    with only_one(tmp_path) as is_first, only_one(tmp_path) as is_second:
+        assert (is_first, is_second) == (True, False)
+    with only_one(tmp_path) as is_first:
+        assert is_first

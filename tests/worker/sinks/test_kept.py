@@ -1,0 +1,194 @@
+"""Sinks that fail in every way: none harms its job, each tells itself once, and what it missed follows."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from service.platform.db import Database
+from service.platform.tables.core import Job
+from service.platform.tables.sinks import JobSink
+from service.settings import Settings
+from service.sinks import outbox
+from tests.servers import wait_until
+from tests.worker.jobs import read_job
+from tests.worker.sinks.samples import (
+    TENSORBOARD,
+    WANDB,
+    add_job,
+    claim,
+    end,
+    environment,
+    make_due,
+    make_steps,
+    row_of,
+    start,
+    wait_for,
+    warnings_of,
+)
+from worker.sinks.__main__ import public_reason, run
+from worker.sinks.keeper import Keeper
+
+TAIL = "They are kept here, and it is tried again."
+
+
+@pytest.fixture
+def keeper(database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+    for name, value in environment(settings).items():
+        monkeypatch.setenv(name, value)
+    keeper = Keeper(database, settings)
+    yield keeper
+    keeper.end_all()
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+def package(folder: Path, source: str) -> Path:
+    """A folder with a `wandb` of our own."""
+    (folder / "wandb").mkdir(parents=True)
+    (folder / "wandb" / "__init__.py").write_text(source)
+    return folder
+
+
+@contextmanager
+def wandb_is(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For the processes that are started meanwhile."""
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{package(folder, source)}{os.pathsep}{os.environ['PYTHONPATH']}")
+        yield
+
+
+def started_with(keeper: Keeper, folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink's process whose `wandb` has begun to end so."""
+    marker = folder / "begun"
+    with wandb_is(folder, f"import time; open({str(marker)!r}, 'w'); {ending}", monkeypatch):
+        keeper.look_once()
+        wait_until(marker.exists, 60, "its process has begun")
+
+
+def ends(keeper: Keeper) -> bool:
+    keeper.look_once()
+    return not keeper.num_running
+
+
+def told_here(database: Database, settings: Settings) -> None:
+    """One claim from its beginning to its end, in this process."""
+    found = claim(database)
+    assert found is not None
+    assert run(database, settings, found, threading.Event()) == 0
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    job_id = add_job(database, WANDB, steps=3)
+    told_here(database, settings)
+    reason = "wandb is not there on the worker; install it there: pip install 'grpo-service[wandb]'."
+    assert row_of(database, job_id).reason == reason
+    message = f"wandb did not take the metrics: {reason} {TAIL}"
+    assert warnings_of(database, job_id) == [{"code": "sink_wandb", "message": message}]
+
+
+def test_wandb_without_a_key_says_so_and_does_not_wait_for_one(
+    database: Database, settings: Settings
+) -> None:
+    job_id = add_job(database, WANDB, steps=3)
+    found = claim(database)
+    assert found is not None
+    wait_for(start(found, environment(settings, WANDB_MODE="online", HOME=str(settings.home))))
+    assert row_of(database, job_id).reason.startswith("UsageError: No API key configured.")
+
+
+def test_a_process_that_crashes_is_told_by_its_signal_and_tried_again(
+    database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add_job(database, WANDB, steps=3)
+    with wandb_is(tmp_path, "import os; os.abort()", monkeypatch):
+        keeper.look_once()
+        assert keeper.num_running == 1
+        wait_until(lambda: ends(keeper), 60, "it is buried")
+    row = row_of(database, job_id)
+    assert (row.reason, row.failures, row.state) == ("its process was ended by SIGABRT.", 1, "pending")
+
+
+def test_a_process_that_hangs_is_ended_when_its_claim_does(
+    database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add_job(database, WANDB, steps=3)
+    started_with(keeper, tmp_path, "time.sleep(600)", monkeypatch)
+    with database.transaction() as session:
+        session.execute(update(JobSink).values(due_at=0.0))
+        session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
+    keeper.look_once()
+    assert keeper.num_running == 0
+    assert row_of(database, job_id).reason == "it hung, and was ended; it may not reach its server."
+
+
+@pytest.mark.parametrize("let_go", [outbox.finish, outbox.release])
+def test_a_process_that_ends_slowly_after_all_is_told_did_not_hang(
+    database: Database,
+    keeper: Keeper,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    let_go: Callable[[Session, outbox.Claim], bool],
+) -> None:
+    ended = tmp_path / "ended"
+    job_id = add_job(database, WANDB, steps=3)
+    started_with(keeper, tmp_path, f"time.sleep(2); open({str(ended)!r}, 'w')", monkeypatch)
+    with database.transaction() as session:
+        assert let_go(session, outbox.Claim(job_id, "wandb", 1))
+        session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
+    keeper.look_once()
+    assert (keeper.num_running, ended.exists()) == (0, True)
+    row = row_of(database, job_id)
+    assert (row.reason, row.failures) == ("", 0)
+
+
+def test_the_keeper_s_end_lets_a_sink_finish_what_is_at_hand(
+    database: Database, keeper: Keeper, settings: Settings
+) -> None:
+    job_id = add_job(database, TENSORBOARD, steps=5)
+    keeper.look_once()
+    wait_until(lambda: row_of(database, job_id).step == 4, 60, "four steps are told")
+    keeper.end_all()
+    row = row_of(database, job_id)
+    assert (row.state, row.failures) == ("pending", 0)
+    assert claim(database) is None, "there is nothing new to tell"
+    make_steps(database, job_id, 6, 6)
+    assert claim(database) == outbox.Claim(job_id, "tensorboard", 3)
+
+
+def test_what_was_missed_during_a_failure_follows_from_the_stored_metrics(
+    database: Database, settings: Settings
+) -> None:
+    blocked = settings.tensorboard_root
+    blocked.write_text("a file where the folder should be")
+    job_id = add_job(database, TENSORBOARD, steps=3)
+    told_here(database, settings)
+    assert row_of(database, job_id).failures == 1
+    blocked.unlink()
+    end(database, job_id)
+    make_due(database, job_id)
+    told_here(database, settings)
+    assert (row_of(database, job_id).state, row_of(database, job_id).step) == ("done", 3)
+    (warning,) = warnings_of(database, job_id)
+    assert warning["code"] == "sink_tensorboard"
+    assert read_job(database, job_id).state == "succeeded"
+
+
+def test_a_reason_shows_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    error = RuntimeError("no entry for 0123456789abcdef at https://user:pass@host/x")
+    assert public_reason("wandb", error) == "RuntimeError: no entry for *** at https://user:***@host/x."
