@@ -1,0 +1,1 @@
+"""The HTTP service: it checks, stores and shows jobs. It loads no torch and runs no job."""

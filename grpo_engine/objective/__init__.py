@@ -1,0 +1,4 @@
+"""The mathematics of GRPO: advantages, losses, packing and metrics as pure functions, and their records.
+
+Belongs here: formulas with their source. Does not: models, files or the order of a step (`training/`).
+"""

@@ -1,0 +1,4 @@
+"""A configuration becomes a running job: what is built, in which process, on which ranks.
+
+Belongs here: assembly and process start. Does not: the steps themselves (`training/`).
+"""

@@ -1,0 +1,4 @@
+"""The order of a training step and what surrounds it: gradients, optimiser, memory budget, checkpoints.
+
+Belongs here: what moves weights. Does not: formulas (`objective/`) or sampling (`rollout/`).
+"""

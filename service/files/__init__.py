@@ -1,0 +1,1 @@
+"""Uploaded files: `/v1/files`."""

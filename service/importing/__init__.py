@@ -1,0 +1,1 @@
+"""Configurations of other trainers (TRL, Axolotl, verl) translated into a job."""

@@ -1,0 +1,5 @@
+"""What every room of the service stands on: database, tables, storage, ids, clock, logs, errors.
+
+Belongs here: mechanisms without knowledge of jobs.
+Does not: HTTP (`web/`) or decisions about a job (`jobs/`).
+"""

@@ -1,0 +1,1 @@
+"""Stored completions of a job: filters, exports, rescoring with another grader."""

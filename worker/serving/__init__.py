@@ -1,0 +1,1 @@
+"""Model processes that answer chat requests, and the dispatcher that feeds them."""

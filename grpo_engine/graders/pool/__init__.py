@@ -1,0 +1,4 @@
+"""The processes in which graders run, with their deadlines.
+
+Belongs here: starting, feeding and ending grading processes. Does not: the rules themselves (`rules/`).
+"""

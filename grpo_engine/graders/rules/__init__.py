@@ -1,0 +1,4 @@
+"""One module for each kind of grader.
+
+Belongs here: a rule's fields and how it scores one completion. Does not: processes and deadlines (`pool/`).
+"""

@@ -1,1 +1,4 @@
-"""Samplers: prompts and a policy in, groups of completions with their log-probabilities out."""
+"""Completions of prompts: with torch on any device, with vLLM on a GPU.
+
+Belongs here: decoding, caches and draws. Does not: tools and turns (`../tools/`), rewards (`../scoring.py`).
+"""

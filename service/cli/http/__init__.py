@@ -1,0 +1,1 @@
+"""The CLI's HTTP client: requests, server-sent events, uploads, partial downloads."""

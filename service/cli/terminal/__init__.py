@@ -1,0 +1,1 @@
+"""What the CLI prints: tables, progress, errors, interrupts."""

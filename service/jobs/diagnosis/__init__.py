@@ -1,1 +1,4 @@
-"""Why a job failed, or why it learns poorly: causes with evidence, and what to change."""
+"""Why a job failed or learns poorly: facts, rules and findings.
+
+Belongs here: rules over recorded facts. Does not: new measurements.
+"""

@@ -1,0 +1,4 @@
+"""What comes back while a job runs: recorded events, metrics, evaluations, the live stream.
+
+Belongs here: writing and reading a running job's history. Does not: state changes (`store/`).
+"""

@@ -1,0 +1,4 @@
+"""The checks of preflight, one module for each subject: files, method, grader, machine.
+
+Belongs here: finding problems in a request. Does not: deciding what follows from them (`preflight.py`).
+"""
