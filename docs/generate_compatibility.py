@@ -1,4 +1,4 @@
-"""Writes `openai-compatibility.md`: each public method of OpenAI's client that is about fine-tuning.
+"""Write `reference/openai-compatibility.md`: the fine-tuning methods of OpenAI's client.
 
     python -m docs.generate_compatibility
 
@@ -24,7 +24,7 @@ import openai
 from openai import OpenAI
 from openai._resource import SyncAPIResource
 
-PAGE = Path(__file__).with_name("openai-compatibility.md")
+PAGE = Path(__file__).parent / "reference" / "openai-compatibility.md"
 RESOURCES = ("files", "fine_tuning", "models", "webhooks")
 NOT_METHODS = ("with_raw_response", "with_streaming_response")
 GRADER: Any = {
@@ -225,7 +225,7 @@ type, and what is absent is a 404 in OpenAI's shape. The asynchronous client sen
 """
 TAIL = """
 
-What a request may say and what becomes of it: [from-openai.md](from-openai.md). Our own routes are reached by
+The fields of a request: [from-openai.md](../write-a-job/from-openai.md). Our own routes are reached by
 `client.get("/fine_tuning/jobs/…/metrics", cast_to=object)`; all of them: `/docs` of the service.
 """
 

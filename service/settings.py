@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     """Pauses before a webhook is sent again, over three days; after the last one it is given up."""
     unsafe_graders: Literal["refused", "single-tenant", "single-tenant-production"] = "refused"
     """Whether workers without a sandbox run untrusted code in plain processes, for the only tenant there is
-    (docs/sandbox.md). The API never does. Production wants the long word."""
+    (docs/operate/sandbox.md). The API never does. Production wants the long word."""
     integrations: list[Integration] = []
     """JSON: sinks of every job, in the shape of a job's own `integrations`, which come first."""
     tensorboard_dir: Path | None = None

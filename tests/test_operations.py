@@ -1,4 +1,4 @@
-"""What docs/operations.md says is done here: its commands are run, its alerts name metrics that there are."""
+"""The commands of docs/operate/operations.md run, and its alerts name metrics that exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers import Postgres, find_program
 from tests.worker.jobs import insert_dataset, insert_job
 
 ROOT = Path(__file__).parents[1]
-GUIDE = (ROOT / "docs" / "operations.md").read_text()
+GUIDE = (ROOT / "docs" / "operate" / "operations.md").read_text()
 BLOCKS = {block.splitlines()[0]: block for block in re.findall(r"```sh\n# (.*?)```", GUIDE, re.DOTALL)}
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -1,4 +1,4 @@
-"""What docs/rollouts.md says is done here: its commands are run, and what they say is true."""
+"""What docs/read-a-run/rollouts.md says is done here: its commands are run, and what they say is true."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.service.rollouts.rollout_samples import add_graded_job, add_group, sa
 from tests.service.serving.processes import serving
 
 ROOT = Path(__file__).parents[1]
-GUIDE = (ROOT / "docs" / "rollouts.md").read_text()
+GUIDE = (ROOT / "docs" / "read-a-run" / "rollouts.md").read_text()
 BLOCKS = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
 
 

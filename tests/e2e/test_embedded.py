@@ -1,7 +1,7 @@
 """The main job on the embedded default: supervised, then GRPO, then an adapter that PEFT loads.
 
-`grpo up`, the real engine, a tiny random model; everything over HTTP. docs/before-training.md is run there
-too, because it needs the same.
+`grpo up`, the real engine, a tiny random model; everything over HTTP. The commands of
+docs/write-a-job/before-training.md run there too, because they need the same service.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def test_a_job_cost_what_was_expected_of_it(trained: Trained) -> None:
             assert expected[name]["low"] <= actual[name] <= expected[name]["high"], name
 
 
-GUIDE = (ROOT / "docs" / "before-training.md").read_text()
+GUIDE = (ROOT / "docs" / "write-a-job" / "before-training.md").read_text()
 SETUP, VALIDATE, PROBE = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
 
 

@@ -37,8 +37,8 @@ def shell_blocks(page: str, heading: str = "") -> list[str]:
 
 
 TWO_COMMANDS, START, QUICK_START = shell_blocks("README.md")
-FIRST_START, FIRST_JOB = shell_blocks("docs/first-job.md")
-(MOVING_OUT,) = shell_blocks("docs/from-trl.md", "## Moving out")
+FIRST_START, FIRST_JOB = shell_blocks("docs/start/first-job.md")
+(MOVING_OUT,) = shell_blocks("docs/write-a-job/from-trl.md", "## Moving out")
 
 
 def words(block: str) -> list[list[str]]:

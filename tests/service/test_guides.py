@@ -12,10 +12,12 @@ from fastapi.testclient import TestClient
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-SCORED = re.findall(r"```json\n(.*?)```\n\ngives `([\d.]+)`", (DOCS / "graders.md").read_text(), re.DOTALL)
+SCORED = re.findall(
+    r"```json\n(.*?)```\n\ngives `([\d.]+)`", (DOCS / "write-a-job" / "graders.md").read_text(), re.DOTALL
+)
 LINKS = [
     (page.relative_to(ROOT), target)
-    for page in sorted([*DOCS.glob("*.md"), ROOT / "README.md"])
+    for page in sorted([*DOCS.rglob("*.md"), ROOT / "README.md"])
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
 ]
 
@@ -29,7 +31,7 @@ def test_a_grader_of_the_guide_gives_what_it_says(client: TestClient, request_te
 
 
 def test_the_grader_guide_tries_every_example() -> None:
-    assert len(SCORED) == (DOCS / "graders.md").read_text().count("```json")
+    assert len(SCORED) == (DOCS / "write-a-job" / "graders.md").read_text().count("```json")
 
 
 @pytest.mark.parametrize(("page", "target"), LINKS, ids=lambda value: str(value))

@@ -16,8 +16,8 @@ from service.serving.waiting import GONE, INVALID
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
-ERRORS = (ROOT / "docs" / "errors.md").read_text().split("## Failed jobs")[0]
+CONFIGURATION = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text().split("## Failed jobs")[0]
 WHERE = [
     "service",
     "worker/serving/chat_dispatcher.py",

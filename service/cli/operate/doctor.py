@@ -38,7 +38,9 @@ def _findings() -> Iterable[Finding]:
         where = error.param or "the environment"
         return [
             *packages(),
-            failure("settings", error.message, f"Correct {where}; docs/configuration.md lists all."),
+            failure(
+                "settings", error.message, f"Correct {where}; docs/reference/configuration.md lists all."
+            ),
         ]
     settings.home.mkdir(parents=True, exist_ok=True)
     return examine(settings)

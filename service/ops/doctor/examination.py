@@ -30,7 +30,7 @@ class _Examined(threading.Thread):
                 self.findings.append(finding)
         except Exception as error:  # noqa: BLE001 - whatever is wrong there, the other findings are wanted too
             found = f"the check broke off: {type(error).__name__}: {error}"
-            self.findings.append(failure(self.name, found, "Its settings: docs/configuration.md."))
+            self.findings.append(failure(self.name, found, "Its settings: docs/reference/configuration.md."))
 
 
 def examine(settings: Settings, seconds: float = CHECK_SECONDS) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""docs/reading-curves.md speaks of metrics that a run writes and of settings that a job has."""
+"""docs/read-a-run/curves.md speaks of metrics that a run writes and of settings that a job has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_engine.contract.events import StepFinished
 from grpo_engine.run.build import build_trainer
 from service.jobs.model.schemas import JobCreate
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reading-curves.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "read-a-run" / "curves.md").read_text()
 NAME = re.compile(r"[a-z][a-z0-9_<>/]*")
 STARTS = {"type": "format", "pattern": "^[0-9]", "match": "search"}
 MULTI = {"type": "multi", "graders": {"part": STARTS}, "calculate_output": "part"}

@@ -221,12 +221,12 @@ def blocks(guide: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def guided_job(up: Up, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Id of the job that docs/sinks.md submits."""
+    """Id of the job that docs/operate/sinks.md submits."""
     folder = tmp_path_factory.mktemp("guide")
     write_rows(folder / "rows.jsonl")
     job = {**grpo_job("rows.jsonl"), "integrations": [{"type": "tensorboard"}]}
     (folder / "job.json").write_text(json.dumps(job))
-    (submit,) = blocks("sinks.md", "sh")
+    (submit,) = blocks("operate/sinks.md", "sh")
     return re.findall(r"^ftjob-\w+", shell(up, submit, folder), re.MULTILINE)[0]
 
 
@@ -239,7 +239,7 @@ def shell(up: Up, script: str, folder: Path, **variables: str) -> str:
 
 
 def test_the_integrations_of_the_guide_are_what_a_job_may_say() -> None:
-    (example,) = blocks("sinks.md", "json")
+    (example,) = blocks("operate/sinks.md", "json")
     body = JobCreate.model_validate({**grpo_job("file-1"), **json.loads(example)})
     assert [one.type for one in body.integrations or ()] == ["wandb", "mlflow", "tensorboard"]
 
@@ -253,7 +253,7 @@ def test_a_submitted_job_s_steps_are_in_tensorboard_s_folder(up: Up, guided_job:
 def test_the_guide_diagnoses_a_job_and_makes_it_again_with_a_change(
     up: Up, guided_job: str, tmp_path: Path
 ) -> None:
-    ask, _ = blocks("diagnosis.md", "sh")
+    ask, _ = blocks("read-a-run/diagnosis.md", "sh")
     shown = shell(up, ask, tmp_path, JOB=guided_job)
     assert "[too_few_steps]" in shown
     again = re.findall(r"^ftjob-\w+", shown, re.MULTILINE)[-1]
@@ -263,7 +263,7 @@ def test_the_guide_diagnoses_a_job_and_makes_it_again_with_a_change(
 
 
 def test_the_guide_does_the_same_over_http(up: Up, guided_job: str, tmp_path: Path) -> None:
-    _, over_http = blocks("diagnosis.md", "sh")
+    _, over_http = blocks("read-a-run/diagnosis.md", "sh")
     diagnosis, end = json.JSONDecoder().raw_decode(shown := shell(up, over_http, tmp_path, JOB=guided_job))
     assert (diagnosis["object"], diagnosis["job_id"]) == ("fine_tuning.job.diagnosis", guided_job)
     job = json.loads(shown[end:])

@@ -200,7 +200,7 @@ def test_rows_that_need_nothing_are_used_where_they_lie(tmp_path: Path) -> None:
 
 
 def test_the_guide_s_example_becomes_a_job(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "from-trl.md").read_text()
+    guide = (ROOT / "docs" / "write-a-job" / "from-trl.md").read_text()
     (config,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
     command = re.findall(r"```sh\n(.*?)\n", guide)[0]
     (tmp_path / "grpo.yaml").write_text(config)

@@ -1,4 +1,4 @@
-"""What docs/trying.md says is done here: its commands are run against a service that answers."""
+"""What docs/read-a-run/trying.md says is done here: its commands are run against a service that answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.service.embedded import ROOT, environment
 from tests.service.job_samples import make_model
 from tests.service.serving.answering import answering
 
-GUIDE = (ROOT / "docs" / "trying.md").read_text()
+GUIDE = (ROOT / "docs" / "read-a-run" / "trying.md").read_text()
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", GUIDE, re.DOTALL)
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 ANSWER = "Base: What is 12+3?"

@@ -199,7 +199,7 @@ def test_every_point_stands_at_one_place_of_the_code() -> None:
 
 
 def test_every_point_is_documented() -> None:
-    page = (ROOT / "docs" / "reliability.md").read_text()
+    page = (ROOT / "docs" / "operate" / "reliability.md").read_text()
     assert [point for point in POINTS if f"`{point}`" not in page] == []
 
 

@@ -16,7 +16,7 @@ from service.jobs.model.states import JobState
 from tests.service.job_samples import GRADER, METHOD, expanded, request
 from tests.service.jobs.diagnosis.runs import FAILED, POOR, evaluated, failed, group, metrics, run
 
-ERRORS = Path(__file__).parents[4] / "docs" / "errors.md"
+ERRORS = Path(__file__).parents[4] / "docs" / "reference" / "errors.md"
 
 
 def the(found: Run, code: str) -> Finding:
