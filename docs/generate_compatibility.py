@@ -2,9 +2,9 @@
 
     python -m docs.generate_compatibility
 
-The methods are asked of the installed client, their routes by letting it send; `CALLS` says how each is
-called and `ABSENT` why one has no answer here. `test_compatibility.py` makes the same calls
-against a running service. Boundary: no service is needed to write the page.
+Methods come from the installed client, routes from the requests that it sends. `CALLS` lists the supported
+methods, `ABSENT` the others with the reason. `test_compatibility.py` makes the same calls against a running
+service. Boundary: writing the page needs no service.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ METHOD: Any = {
 
 @dataclass(frozen=True)
 class Things:
-    """What the calls are about."""
+    """Ids and values that the calls use."""
 
     file: str = "{file_id}"
     spare_file: str = "{file_id}"
-    """That no job needs."""
+    """A file that no job needs."""
     job: str = "{job_id}"
     queued_job: str = "{job_id}"
     paused_job: str = "{job_id}"
@@ -65,7 +65,7 @@ Call = Callable[[OpenAI, Things], Any]
 
 @dataclass(frozen=True)
 class Known:
-    """A method that works here."""
+    """How to call a method, and a note for its row."""
 
     call: Call
     note: str = ""
@@ -82,7 +82,8 @@ CALLS: dict[str, Known] = {
     "files.content": Known(lambda c, it: c.files.content(it.file), "with ETag and ranges"),
     "files.retrieve_content": Known(lambda c, it: c.files.retrieve_content(it.file), "deprecated by OpenAI"),
     "files.wait_for_processing": Known(
-        lambda c, it: c.files.wait_for_processing(it.file), "returns at once: a stored file is processed"
+        lambda c, it: c.files.wait_for_processing(it.file),
+        "returns at once: files are processed when they are uploaded",
     ),
     "fine_tuning.alpha.graders.validate": Known(
         lambda c, it: c.fine_tuning.alpha.graders.validate(grader=GRADER)
@@ -92,7 +93,7 @@ CALLS: dict[str, Known] = {
     ),
     "fine_tuning.jobs.create": Known(
         lambda c, it: c.fine_tuning.jobs.create(model=it.base_model, training_file=it.file, method=METHOD),
-        "methods `reinforcement` and `supervised`; a model of the catalogue",
+        "methods `reinforcement` and `supervised`; a model from the catalogue",
     ),
     "fine_tuning.jobs.list": Known(lambda c, it: c.fine_tuning.jobs.list(limit=5, metadata={"team": "a"})),
     "fine_tuning.jobs.retrieve": Known(lambda c, it: c.fine_tuning.jobs.retrieve(it.job)),
@@ -105,7 +106,7 @@ CALLS: dict[str, Known] = {
     "fine_tuning.jobs.pause": Known(lambda c, it: c.fine_tuning.jobs.pause(it.queued_job)),
     "fine_tuning.jobs.resume": Known(lambda c, it: c.fine_tuning.jobs.resume(it.paused_job)),
     "fine_tuning.jobs.cancel": Known(lambda c, it: c.fine_tuning.jobs.cancel(it.queued_job)),
-    "models.list": Known(lambda c, it: c.models.list(), "the catalogue's and your own"),
+    "models.list": Known(lambda c, it: c.models.list(), "the catalogue and your own"),
     "models.retrieve": Known(lambda c, it: c.models.retrieve(it.model)),
     "webhooks.create": Known(
         lambda c, it: c.webhooks.create(name="ops", url=it.url, event_types=EVENTS),
@@ -116,24 +117,27 @@ CALLS: dict[str, Known] = {
     "webhooks.update": Known(lambda c, it: c.webhooks.update(it.webhook, name="on call")),
     "webhooks.rotate_secret": Known(
         lambda c, it: c.webhooks.rotate_secret(it.webhook),
-        "the old secret signs for a day unless told otherwise",
+        "the old secret stays valid for a day by default",
     ),
     "webhooks.test": Known(lambda c, it: c.webhooks.test(it.webhook, event_type=EVENTS[0])),
     "webhooks.event_types.list": Known(lambda c, it: c.webhooks.event_types.list()),
     "webhooks.unwrap": Known(
-        lambda c, it: c.webhooks.unwrap(it.signed[0], it.signed[1], secret=it.signed[2]), "on our signatures"
+        lambda c, it: c.webhooks.unwrap(it.signed[0], it.signed[1], secret=it.signed[2]),
+        "verifies our signatures",
     ),
     "webhooks.verify_signature": Known(
         lambda c, it: c.webhooks.verify_signature(it.signed[0], it.signed[1], secret=it.signed[2]),
-        "on our signatures",
+        "verifies our signatures",
     ),
     "webhooks.delete": Known(lambda c, it: c.webhooks.delete(it.webhook)),
-    "models.delete": Known(lambda c, it: c.models.delete(it.model), "your own, with all its weights"),
+    "models.delete": Known(
+        lambda c, it: c.models.delete(it.model), "your own models, with all their weights"
+    ),
     "files.delete": Known(
         lambda c, it: c.files.delete(it.spare_file), "not while an unfinished job needs it"
     ),
 }
-"""In the order in which they can be made one after another."""
+"""In an order in which the calls can be made one after another."""
 SHARING = "weights are downloaded, not shared between projects: `GET …/jobs/{id}/adapter`"
 PERMISSIONS = "fine_tuning.checkpoints.permissions"
 ABSENT: dict[str, Known] = {
@@ -157,7 +161,7 @@ ABSENT: dict[str, Known] = {
 
 
 def public_methods() -> list[str]:
-    """Of the resources that are about fine-tuning, by their dotted names."""
+    """Dotted names of the public methods of `RESOURCES`."""
     client = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none")
     return sorted(name for root in RESOURCES for name in _methods(getattr(client, root), root))
 
@@ -176,13 +180,13 @@ def _methods(resource: SyncAPIResource, path: str) -> Iterator[str]:
 
 
 LOCAL = ("webhooks.unwrap", "webhooks.verify_signature")
-"""Done by the client itself."""
+"""Methods that send no request."""
 
 
 def route_of(name: str, call: Call) -> str:
-    """Verb and path that the client sends first."""
+    """Verb and path of the first request."""
     if name in LOCAL:
-        return "none: the client checks it itself"
+        return "none"
     sent: list[httpx2.Request] = []
 
     def record(request: httpx2.Request) -> httpx2.Response:
@@ -213,27 +217,30 @@ def page() -> str:
     )
 
 
-HEAD = """# What of OpenAI's client works here
+HEAD = """# OpenAI compatibility
 
-Written by `python -m docs.generate_compatibility` from the installed client, openai {version}: every
-public method of `files`, `fine_tuning`, `models` and `webhooks`, {works} of {all} with an answer. The
-tests make each call through the unmodified client against a running service: an answer has OpenAI's
-type, and what is absent is a 404 in OpenAI's shape. The asynchronous client sends the same.
+Generated by `python -m docs.generate_compatibility` from the installed client, openai {version}: every
+public method of `files`, `fine_tuning`, `models` and `webhooks`; {works} of {all} are supported. The
+tests make each call through the unmodified client against a running service: a supported method returns
+OpenAI's type, and the others return a 404 in OpenAI's shape. The asynchronous client sends the same requests.
 
-| method | request | here | |
+| method | request | supported | notes |
 |---|---|---|---|
 """
 TAIL = """
 
-The fields of a request: [from-openai.md](../write-a-job/from-openai.md). Our own routes are reached by
-`client.get("/fine_tuning/jobs/…/metrics", cast_to=object)`; all of them: `/docs` of the service.
+For the fields of a request see [moving from OpenAI](../write-a-job/from-openai.md). Call routes that OpenAI
+does not have with `client.get("/fine_tuning/jobs/…/metrics", cast_to=object)`; `/docs` lists them.
 """
 
 
 def main() -> int:
     missing = set(public_methods()) ^ (CALLS | ABSENT).keys()
     if missing:
-        print(f"not as the installed client has it: {', '.join(sorted(missing))}", file=sys.stderr)
+        print(
+            f"CALLS and ABSENT differ from the installed client: {', '.join(sorted(missing))}",
+            file=sys.stderr,
+        )
         return 1
     PAGE.write_text(page(), encoding="utf-8")
     return 0

@@ -1,6 +1,6 @@
-"""The shell blocks of the README, the first-job guide and "moving out", as they stand, in a clean home.
+"""The shell blocks of the README and the guides install, first job and exports run in a clean home.
 
-One service serves all of them, started by the README's own block; the first-job guide starts it alike.
+One service, started by the README's block, serves all of them; the install guide starts it alike.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ NOT_RUN = {"make setup": "it asks a package index; the environment of the tests 
 """Lines of the pages that are left out, and why."""
 
 
-def shell_blocks(page: str, heading: str = "") -> list[str]:
-    """From the heading on, without what is not run."""
-    text = (ROOT / page).read_text()
-    blocks = re.findall(r"```sh\n(.*?)```", text[text.index(heading) :], re.DOTALL)
+def shell_blocks(page: str) -> list[str]:
+    """The page's shell blocks without the lines of `NOT_RUN`."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return [
         "".join(line for line in block.splitlines(True) if line.strip() not in NOT_RUN) for block in blocks
     ]
 
 
 TWO_COMMANDS, START, QUICK_START = shell_blocks("README.md")
-FIRST_START, FIRST_JOB = shell_blocks("docs/start/first-job.md")
-(MOVING_OUT,) = shell_blocks("docs/write-a-job/from-trl.md", "## Moving out")
+(FIRST_START,) = shell_blocks("docs/start/install.md")
+(FIRST_JOB,) = shell_blocks("docs/start/first-job.md")
+(EXPORTS,) = shell_blocks("docs/read-a-run/exports.md")
 
 
 def words(block: str) -> list[list[str]]:
@@ -136,8 +136,10 @@ def test_the_first_job_ends_with_an_adapter_and_what_the_guide_says_of_it(
 
 
 @pytest.mark.slow
-def test_moving_out_does_what_it_says(checkout: Checkout, quick_start: str, first_job: str) -> None:
-    block = MOVING_OUT.replace("JOB", first_job.split()[-1]).replace("OTHER", quick_start)
+def test_the_export_commands_do_what_the_page_says(
+    checkout: Checkout, quick_start: str, first_job: str
+) -> None:
+    block = EXPORTS.replace("JOB", first_job.split()[-1]).replace("OTHER", quick_start)
     with hub(TOKEN) as here:
         more = {"HF_ENDPOINT": here.url, "HF_HUB_DISABLE_XET": "1"}
         said = checkout.run(block.replace("HF_TOKEN=…", f"HF_TOKEN={TOKEN}"), **more)

@@ -1,4 +1,4 @@
-"""The reference pages name what the code has: each setting with its default, each code of an error."""
+"""The reference pages list every setting with its default and every error code."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ WHERE = [
 ELSEWHERE = {"cli", "doctor"}
 RAISES = {"_refused", "_refusal", "Refused", "BadParquet"}
 NO_ANSWERS = {"poisoned", "unsafe_graders"}
-"""Of a job's failure and of a job's warning."""
+"""Codes of a job's failure and of a job's warning."""
 
 
 def rows() -> dict[str, str]:
-    """Name of a variable, or of a key of the runtime → its default as the page has it."""
+    """Variable, or key of the runtime → its default on the page."""
     found = {}
     for names, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", CONFIGURATION, re.M):
         keys = re.findall(r"`([\w]+)`", names)
@@ -54,19 +54,19 @@ def test_the_page_names_every_setting_and_nothing_else(defaults: dict[str, objec
 
 
 def test_a_default_on_the_page_is_the_one_in_the_code(defaults: dict[str, object]) -> None:
-    told = {name: text.strip("`") for name, text in rows().items()}
-    numbers = {name: float(text) for name, text in told.items() if re.fullmatch(r"[\d.]+", text)}
+    shown = {name: text.strip("`") for name, text in rows().items()}
+    numbers = {name: float(text) for name, text in shown.items() if re.fullmatch(r"[\d.]+", text)}
     assert len(numbers) > 20
     assert numbers == {name: defaults[name] for name in numbers}
-    empty = {name for name, text in told.items() if text.startswith("none")}
+    empty = {name for name, text in shown.items() if text.startswith("none")}
     assert not any(defaults[name] for name in empty)
-    assert {told[name] for name in ("GRPO_MODE", "GRPO_POOL", "sharding")} == {
+    assert {shown[name] for name in ("GRPO_MODE", "GRPO_POOL", "sharding")} == {
         str(defaults[name]) for name in ("GRPO_MODE", "GRPO_POOL", "sharding")
     }
 
 
 def codes_of(tree: ast.AST) -> Iterator[str]:
-    """What stands as a code where an error or a refusal is made."""
+    """Literal codes of the errors and refusals that this module creates."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
@@ -77,7 +77,7 @@ def codes_of(tree: ast.AST) -> Iterator[str]:
                     yield value.value
 
 
-def test_every_code_of_an_answer_is_told() -> None:
+def test_every_error_code_of_a_response_is_on_the_page() -> None:
     files = [
         file for place in WHERE for file in [ROOT / place, *(ROOT / place).rglob("*.py")] if file.is_file()
     ]
@@ -92,7 +92,7 @@ def test_every_code_of_an_answer_is_told() -> None:
     assert (answered - NO_ANSWERS) | classes | GONE | INVALID <= set(re.findall(r"`(\w+)`", ERRORS))
 
 
-def test_no_code_is_told_that_the_code_does_not_have() -> None:
+def test_every_error_code_on_the_page_exists_in_the_code() -> None:
     source = "\n".join(
         file.read_text()
         for folder in ("service", "worker", "grpo_engine")
