@@ -31,17 +31,17 @@ def test_each_job_is_a_line_with_the_apis_values(page: Page, deployment: Deploym
 def test_another_metric_is_drawn_and_kept_in_the_address(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
     page.get_by_label("Metric").select_option("kl")
-    lines = drawn(page, "KL to the reference")
+    lines = drawn(page, "KL divergence to the reference")
     assert points(lines["higher-rate"]) == measured(deployment, "faster", "kl")
     page.reload()
-    assert points(drawn(page, "KL to the reference")["first-try"]) == measured(deployment, "first", "kl")
+    assert points(drawn(page, "KL divergence to the reference")["first-try"]) == measured(deployment, "first", "kl")
 
 
 def test_the_settings_in_which_they_differ_are_listed_and_no_others(
     page: Page, deployment: Deployment
 ) -> None:
     open_comparison(page, deployment, "first", "faster")
-    rows = page.get_by_role("region", name="Where they differ").locator("tbody tr")
+    rows = page.get_by_role("region", name="Differences").locator("tbody tr")
     expect(rows).not_to_have_count(0)
     shown = {cells[0]: cells[1:] for row in rows.all() if (cells := row.locator("th, td").all_inner_texts())}
     assert shown == {
@@ -58,7 +58,7 @@ def test_a_rule_that_openai_does_not_know_goes_by_its_own_name(page: Page, deplo
     job_id = deployment.create(upload_file(deployment.client, questions()), method=method)
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
     open_comparison(page, deployment, "first", more=f",{job_id}")
-    rows = page.get_by_role("region", name="Where they differ").locator("tbody tr")
+    rows = page.get_by_role("region", name="Differences").locator("tbody tr")
     expect(rows.filter(has_text="grader.type")).to_have_text("grader.typemultinumeric")
     expect(rows.filter(has_text="grader.rule")).to_have_count(0)
     expect(rows.filter(has_text="grader.source")).to_have_count(0)

@@ -27,7 +27,7 @@ def test_what_a_failed_job_says_above_is_not_said_again(page: Page, deployment: 
     told = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"][0]
     assert set(failure["evidence"]) <= set(told["evidence"])
     page.goto(f"/#/jobs/{deployment.jobs['failed']}")
-    expect(page.get_by_role("region", name="Why it failed")).to_contain_text(failure["evidence"][0])
+    expect(page.get_by_role("region", name="Failure")).to_contain_text(failure["evidence"][0])
     listed = page.get_by_role("region", name="Diagnosis").get_by_role("listitem")
     expect(listed.first).to_be_visible()
     assert not set(failure["evidence"]) & set(listed.all_inner_texts())
@@ -43,7 +43,7 @@ def test_a_job_is_cloned_with_the_change_only_after_a_yes(page: Page, deployment
     page.get_by_role("dialog").get_by_role("button", name="Not now").click()
     assert len(deployment.get(JOBS, limit=100)["data"]) == num_jobs
     press.click()
-    page.get_by_role("dialog").get_by_role("button", name="Start it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Run again").click()
     page.wait_for_url(lambda url: "#/jobs/" in url and job_id not in url)
     new_id = page.url.rpartition("/")[2]
     events = deployment.get(f"{JOBS}/{new_id}/events", limit=100)["data"]
@@ -66,10 +66,10 @@ def test_the_form_with_the_change_in_it_asks_for_what_the_clone_would_be(
     path = f"{JOBS}/{deployment.jobs[name]}"
     (finding, *_) = deployment.get(f"{path}/diagnosis")["findings"]
     page.goto(f"/#/jobs/{deployment.jobs[name]}")
-    page.get_by_role("link", name="Open the form with this change").click()
+    page.get_by_role("link", name="Edit with this change").click()
     shown = page.get_by_text("with this change:").locator("code").inner_text()
     assert json.loads(shown) == finding["patch"]
-    body = json.loads(page.get_by_label("The request as JSON").input_value())
+    body = json.loads(page.get_by_label("Request as JSON").input_value())
     asked = deployment.client.post(f"{JOBS}/validate", json=body).json()
     clone = deployment.client.post(f"{path}/clone", json=finding["patch"]).json()
     deployment.client.post(f"{JOBS}/{clone['id']}/cancel").raise_for_status()

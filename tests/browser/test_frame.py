@@ -37,7 +37,7 @@ def test_a_refused_key_is_forgotten_and_asked_for_again_with_the_reason(
     log_in(blank, "grpo_wrong")
     blank.goto(f"/#/jobs/{deployment.jobs['first']}")
     heading(blank, "Your key")
-    expect(blank.get_by_role("alert")).to_have_text("This key is not accepted: This API key is not valid.")
+    expect(blank.get_by_role("alert")).to_have_text("Invalid API key: This API key is not valid.")
     assert blank.evaluate("localStorage.getItem('grpo.key')") is None
     blank.get_by_label("API key").fill(deployment.key)
     blank.get_by_role("button", name="Continue").click()
@@ -48,7 +48,7 @@ def test_a_forgotten_key_is_gone_from_the_browser(blank: Page, deployment: Deplo
     log_in(blank, deployment.key)
     blank.goto("/")
     heading(blank, "Jobs")
-    blank.get_by_role("button", name="Forget key").click()
+    blank.get_by_role("button", name="Sign out").click()
     heading(blank, "Your key")
     assert blank.evaluate("localStorage.getItem('grpo.key')") is None
 
@@ -59,7 +59,7 @@ def test_a_service_that_does_not_answer_is_told_and_asked_again(
     expected_errors.append("ERR_CONNECTION_REFUSED")
     page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
     page.goto("/")
-    expect(page.get_by_role("alert")).to_contain_text("The service does not answer. Is it running?")
+    expect(page.get_by_role("alert")).to_contain_text("The service does not respond. Is it running?")
     page.unroute("**/v1/**")
     page.get_by_role("button", name="Try again").click()
     expect(page.get_by_role("link", name="first-try")).to_be_visible()
@@ -97,7 +97,7 @@ def test_a_page_looks_the_same_whichever_page_was_seen_before_it(page: Page, dep
 
 def test_an_address_of_no_page_says_so(page: Page) -> None:
     page.goto("/#/nowhere")
-    expect(page.get_by_role("alert")).to_contain_text("There is no page at this address.")
+    expect(page.get_by_role("alert")).to_contain_text("No page at this address.")
     page.get_by_role("link", name="All jobs").click()
     heading(page, "Jobs")
 
@@ -116,7 +116,7 @@ def test_the_first_tab_stop_skips_to_the_content(page: Page) -> None:
     page.goto("/")
     heading(page, "Jobs")
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_role("main")).to_be_focused()
     heading(page, "Jobs")

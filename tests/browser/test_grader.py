@@ -12,12 +12,12 @@ from tests.browser.conftest import TOO_WIDE
 from tests.browser.deployment import Deployment
 
 EXAMPLES = {
-    "A number": "1",
-    "The exact text": "1",
+    "Number": "1",
+    "Exact text": "1",
     "Tags in order": "1",
-    "Right, and well formed": "1",
-    "A similar text": "0.6154",
-    "Your own Python": "1",
+    "Correct and well-formed": "1",
+    "Similar text": "0.6154",
+    "Custom Python": "1",
 }
 
 
@@ -29,8 +29,8 @@ def test_every_example_scores(page: Page, shots: Callable[[Page, str], None]) ->
         expect(result).to_contain_text("Not run yet")
         page.get_by_role("button", name="Run").click()
         expect(result.locator("dd").first).to_have_text(reward)
-    page.get_by_label("Start from").select_option("Right, and well formed")
-    page.get_by_label("Answer of the model").fill("41, I think")
+    page.get_by_label("Start from").select_option("Correct and well-formed")
+    page.get_by_label("Model answer").fill("41, I think")
     page.get_by_role("button", name="Run").click()
     expect(result.get_by_role("row", name="format 0")).to_be_visible()
     shots(page, "grader")
@@ -41,7 +41,7 @@ def test_a_job_s_own_rule_is_tried_on_the_first_row_of_its_dataset(
 ) -> None:
     page.goto(f"/#/grader?job={deployment.jobs['first']}")
     expect(page.get_by_label("Start from")).to_have_text(re.compile("^The job first-try"))
-    page.get_by_label("Answer of the model").fill("<answer>0</answer>")
+    page.get_by_label("Model answer").fill("<answer>0</answer>")
     page.get_by_role("button", name="Run").click()
     result = page.get_by_role("region", name="Result")
     expect(result.locator("dd").first).to_have_text("1")
@@ -63,11 +63,11 @@ def test_an_answer_that_cannot_be_scored_says_so_and_why(
     page: Page, shots: Callable[[Page, str], None]
 ) -> None:
     page.goto("/#/grader")
-    page.get_by_label("Start from").select_option("A number")
-    page.get_by_label("Row of the dataset").fill("{}")
+    page.get_by_label("Start from").select_option("Number")
+    page.get_by_label("Dataset row").fill("{}")
     page.get_by_role("button", name="Run").click()
     alert = page.get_by_role("region", name="Result").get_by_role("alert")
-    expect(alert).to_contain_text("It could not be scored")
+    expect(alert).to_contain_text("Not scorable")
     expect(page.get_by_role("region", name="Result")).to_contain_text("item.answer")
     shots(page, "grader-unscorable")
 
@@ -86,5 +86,5 @@ def test_what_is_wrong_with_a_grader_stands_at_the_grader(page: Page, expected_e
     expect(grader).to_have_attribute("aria-invalid", "true")
     grader.fill(json.dumps({"type": "numeric", "name": "n", "reference": "1"}))
     page.get_by_role("button", name="Check only").click()
-    expect(page.get_by_role("region", name="Result")).to_contain_text("The grader can be used")
+    expect(page.get_by_role("region", name="Result")).to_contain_text("Valid grader")
     expect(page.locator("#grader-problem")).to_be_empty()

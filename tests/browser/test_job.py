@@ -62,7 +62,7 @@ def test_the_time_by_phase_is_stacked_bars(finished: Page, deployment: Deploymen
 
 def test_single_metrics_have_the_apis_values(finished: Page, deployment: Deployment) -> None:
     charts = {
-        "KL to the reference": "kl",
+        "KL divergence to the reference": "kl",
         "Entropy": "entropy",
         "Truncated completions": "completions/clipped_ratio",
         "Groups without signal": "frac_reward_zero_std",
@@ -116,7 +116,7 @@ def test_the_evaluation_tells_before_after_and_the_interval(finished: Page, depl
 
 def test_a_failed_job_says_why_and_what_to_do(page: Page, deployment: Deployment) -> None:
     failure = open_job(page, deployment, "failed")["failure"]
-    panel = page.get_by_role("region", name="Why it failed")
+    panel = page.get_by_role("region", name="Failure")
     for text in (failure["message"], failure["code"], failure["hint"], *failure["evidence"]):
         expect(panel).to_contain_text(text)
 
@@ -150,7 +150,7 @@ def test_a_result_comes_with_the_commands_that_serve_it_and_merge_it(
 ) -> None:
     job_id = deployment.jobs["first"]
     serve = deployment.get(f"{JOBS}/{job_id}/manifest")["job"]["serve"]
-    panel = finished.get_by_role("region", name="Use it elsewhere")
+    panel = finished.get_by_role("region", name="Use the result")
     adapter, merged, archive = panel.locator("pre").all_inner_texts()
     grpo = f"grpo --url {deployment.url}"
     assert adapter == f"{grpo} download {job_id} --extract\n{serve}"
@@ -199,7 +199,7 @@ def test_a_running_job_grows_without_a_reload(page: Page, deployment: Deployment
 def test_a_waiting_job_has_a_place_and_no_curves_yet(page: Page, deployment: Deployment) -> None:
     job = open_job(page, deployment, "queued")
     expect(page.get_by_text(job["queue"]["reason"])).to_be_visible()
-    expect(page.get_by_role("heading", name="No measurements yet")).to_be_visible()
+    expect(page.get_by_role("heading", name="No metrics yet")).to_be_visible()
     with page.expect_response("**/metrics?*") as asked_again:
         pass
     assert asked_again.value.ok

@@ -69,7 +69,7 @@ def test_metadata_narrows_the_list_and_can_be_taken_back(page: Page) -> None:
 
 def test_metadata_of_no_job_says_so(page: Page) -> None:
     page.goto("/#/jobs?metadata=team%3Dnobody")
-    expect(page.get_by_role("heading", name="No job has this metadata")).to_be_visible()
+    expect(page.get_by_role("heading", name="No jobs with this metadata")).to_be_visible()
 
 
 def test_a_status_hides_the_jobs_of_the_others(page: Page) -> None:

@@ -60,13 +60,13 @@ def open_with(page: Page, rows: Path) -> None:
     """The page with an uploaded dataset, whose first row is shown."""
     page.goto("/#/new")
     page.get_by_label("Upload a file").set_input_files(rows)
-    expect(page.get_by_text("sums.jsonl is uploaded.")).to_be_visible()
+    expect(page.get_by_text("sums.jsonl uploaded.")).to_be_visible()
     expect(page.get_by_text("What is 0 + 0?")).to_be_visible()
 
 
 def request_shown(page: Page) -> Any:
     """Once there is a form."""
-    return json.loads(page.get_by_label("The request as JSON").input_value())
+    return json.loads(page.get_by_label("Request as JSON").input_value())
 
 
 def test_from_an_upload_to_a_succeeded_job(
@@ -74,10 +74,10 @@ def test_from_an_upload_to_a_succeeded_job(
 ) -> None:
     open_with(page, rows)
     page.get_by_label("Steps", exact=True).fill("12")
-    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_label("Max completion tokens").fill("16")
     page.get_by_role("button", name="Check").click()
     expect(page.get_by_role("heading", name="Ready to start")).to_be_visible()
-    expect(page.get_by_text("8 rows, 12 steps. Nothing is wrong.")).to_be_visible()
+    expect(page.get_by_text("8 rows, 12 steps. No problems found.")).to_be_visible()
     shots(page, "new-checked")
     page.get_by_role("button", name="Start").click()
     page.wait_for_url("**/#/jobs/ftjob-*")
@@ -94,13 +94,13 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
     page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
     open_with(page, rows)
-    page.get_by_label("The right number").fill("{{item.answr}}")
-    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_label("Reference").fill("{{item.answr}}")
+    page.get_by_label("Max completion tokens").fill("16")
     page.get_by_role("button", name="Check").click()
-    field = page.get_by_label("The right number")
+    field = page.get_by_label("Reference")
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(
-        "{{item.NAME}} stands for that field of the row. training_file[1].answr: the grader's {{item.answr}} "
+        "{{item.NAME}} is replaced with that field of the row. training_file[1].answr: the grader's {{item.answr}} "
         "does not resolve in this row, which has answer, faults. And 7 more."
     )
     shots(page, "new-problem")
@@ -112,10 +112,10 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
 
 def test_without_a_file_the_form_says_what_to_do(page: Page) -> None:
     page.goto("/#/new")
-    page.get_by_role("button", name="Begin anew").click()
+    page.get_by_role("button", name="Reset").click()
     page.get_by_role("button", name="Check").click()
-    expect(page.get_by_text("training_file Choose a file, or upload one.")).to_be_visible()
-    expect(page.get_by_label("Training file")).to_have_accessible_description("Choose a file, or upload one.")
+    expect(page.get_by_text("training_file Choose or upload a file.")).to_be_visible()
+    expect(page.get_by_label("Training file")).to_have_accessible_description("Choose or upload a file.")
 
 
 def test_a_number_out_of_range_is_told_at_its_field(
@@ -126,14 +126,14 @@ def test_a_number_out_of_range_is_told_at_its_field(
     page.get_by_label("Completions per prompt").fill("1")
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_label("Completions per prompt")).to_have_attribute("aria-invalid", "true")
-    expect(page.get_by_role("heading", name="One thing to mend")).to_be_visible()
+    expect(page.get_by_role("heading", name="1 problem to fix")).to_be_visible()
 
 
 def test_a_probe_says_its_sentence_and_shows_what_was_written(
     page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
     open_with(page, rows)
-    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_label("Max completion tokens").fill("16")
     page.get_by_role("button", name="Probe").click()
     expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
     expect(page.get_by_text("16 of 32 completions are right")).to_be_visible()
@@ -150,7 +150,7 @@ def test_past_probes_are_listed_and_shown_again(page: Page, deployment: Deployme
     }
     asked = deployment.client.post(PROBES, json={**body, "probe": {"prompts": 3}}).json()
     page.goto("/#/new")
-    page.get_by_text("Past probes").click()
+    page.get_by_text("Previous probes").click()
     page.get_by_role("button", name=f"{MODEL}, 3 prompts").click()
     expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
     expect(page.get_by_text("What it wrote")).to_be_visible()
@@ -169,7 +169,7 @@ def test_a_list_of_past_probes_without_any_or_without_an_answer_says_so(
             probes, lambda route: route.fulfill(status=500, json={"error": {"message": "out of order"}})
         )
         page.goto("/#/new")
-        page.get_by_text("Past probes").click()
+        page.get_by_text("Previous probes").click()
         expect(page.get_by_text("out of order")).to_be_visible()
         page.unroute(probes)
         page.get_by_role("button", name="Try again").click()
@@ -178,16 +178,16 @@ def test_a_list_of_past_probes_without_any_or_without_an_answer_says_so(
 
 def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Page, rows: Path) -> None:
     open_with(page, rows)
-    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_label("Max completion tokens").fill("16")
     ready = page.get_by_role("heading", name="Ready to start")
     for rule in ("math", "string_check", "text_similarity", "format", "python", "numeric"):
-        page.get_by_label("A completion earns reward when").select_option(rule)
+        page.get_by_label("Grader", exact=True).select_option(rule)
         assert request_shown(page)["method"]["reinforcement"]["grader"]["type"] == rule
         page.get_by_role("button", name="Check").click()
         expect(ready).to_be_visible(timeout=RUN_MS)
-        expect(page.get_by_text("The request has changed since.")).to_be_hidden()
+        expect(page.get_by_text("The request has changed since this result.")).to_be_hidden()
     page.get_by_label("Method").select_option("supervised")
-    expect(page.get_by_text("The request has changed since.")).to_be_visible()
+    expect(page.get_by_text("The request has changed since this result.")).to_be_visible()
     expect(page.get_by_role("button", name="Probe")).to_be_hidden()
     expect(page.get_by_label("Epochs")).to_have_value("3")
     page.get_by_role("button", name="Check").click()
@@ -202,64 +202,64 @@ def test_a_rule_takes_the_field_that_the_rows_have_until_somebody_writes_another
     rows = [{"messages": turns, "tags": ["a"], "verdict": str(n)} for n, turns in enumerate(asked)]
     others.write_text("".join(json.dumps(row) + "\n" for row in rows))
     open_with(page, others)
-    rule, ready = page.get_by_label("A completion earns reward when"), page.get_by_text("Nothing is wrong.")
-    expect(page.get_by_label("The right number")).to_have_value("{{item.verdict}}")
+    rule, ready = page.get_by_label("Grader", exact=True), page.get_by_text("No problems found.")
+    expect(page.get_by_label("Reference")).to_have_value("{{item.verdict}}")
     page.get_by_label("Method").select_option("training_free")
-    expect(page.get_by_label("The right number")).to_have_value("{{item.verdict}}")
+    expect(page.get_by_label("Reference")).to_have_value("{{item.verdict}}")
     page.get_by_label("Method").select_option("reinforcement")
     for kind in ("python", "string_check"):
         rule.select_option(kind)
-        page.get_by_label("Longest completion, in tokens").fill("16")
+        page.get_by_label("Max completion tokens").fill("16")
         page.get_by_role("button", name="Check").click()
         expect(ready).to_be_visible(timeout=RUN_MS)
-    page.get_by_label("The text").fill("{{item.verdict}}!")
+    page.get_by_label("Reference").fill("{{item.verdict}}!")
     others.write_text(others.read_text().replace("0 + 0", "1 + 1"))
     page.get_by_label("Upload a file").set_input_files(others)
     expect(page.get_by_text("What is 1 + 1?")).to_be_visible()
-    expect(page.get_by_label("The text")).to_have_value("{{item.verdict}}!")
+    expect(page.get_by_label("Reference")).to_have_value("{{item.verdict}}!")
 
 
 def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:
     page.goto("/#/new")
-    page.get_by_label("Pull towards the base model (β)").fill("0.1")
+    page.get_by_label("KL coefficient (β)").fill("0.1")
     assert request_shown(page)["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1
     body = request_shown(page)
     body["method"]["reinforcement"]["hyperparameters"]["group_size"] = 16
     body["method"]["reinforcement"]["grader"] = {"type": "format", "tags": ["a", "b"]}
-    page.get_by_label("The request as JSON").fill(str(body).replace("'", '"'))
+    page.get_by_label("Request as JSON").fill(str(body).replace("'", '"'))
     expect(page.get_by_label("Completions per prompt")).to_have_value("16")
-    expect(page.get_by_label("Tags, in this order")).to_have_value("a, b")
-    page.get_by_label("The request as JSON").fill("{")
+    expect(page.get_by_label("Tags in order")).to_have_value("a, b")
+    page.get_by_label("Request as JSON").fill("{")
     expect(page.get_by_text("Not used yet")).to_be_visible()
 
 
 def test_json_that_cannot_be_read_keeps_another_request_from_being_run(page: Page, rows: Path) -> None:
     open_with(page, rows)
-    page.get_by_text("As JSON, with every option").click()
+    page.get_by_text("JSON, all options").click()
     area = page.get_by_label("Grader as JSON")
     area.fill('{"type": "math", "reference": "{{item.answer}}",}')
-    page.get_by_text("As JSON, with every option").click()
+    page.get_by_text("JSON, all options").click()
     for name in ("Check", "Probe", "Start"):
         page.get_by_role("button", name=name).click()
-        found = page.get_by_role("alert").filter(has_text="One thing to mend")
-        expect(found).to_contain_text("Grader as JSON this is not JSON, so nothing of it is used")
+        found = page.get_by_role("alert").filter(has_text="1 problem to fix")
+        expect(found).to_contain_text("Grader as JSON invalid JSON; it is not used")
         expect(area).to_be_focused()
     area.fill('{"type": "math", "reference": "{{item.answer}}"}')
-    page.get_by_label("Longest completion, in tokens").fill("16")
+    page.get_by_label("Max completion tokens").fill("16")
     page.get_by_role("button", name="Check").click()
-    expect(page.get_by_text("Nothing is wrong.")).to_be_visible(timeout=RUN_MS)
+    expect(page.get_by_text("No problems found.")).to_be_visible(timeout=RUN_MS)
     assert request_shown(page)["method"]["reinforcement"]["grader"]["type"] == "math"
 
 
 def test_what_was_begun_is_there_after_a_look_elsewhere(page: Page) -> None:
     page.goto("/#/new")
-    page.get_by_label("Name of the result").fill("my-try")
+    page.get_by_label("Suffix").fill("my-try")
     page.goto("/#/jobs")
     expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
     page.goto("/#/new")
-    expect(page.get_by_label("Name of the result")).to_have_value("my-try")
-    page.get_by_role("button", name="Begin anew").click()
-    expect(page.get_by_label("Name of the result")).to_have_value("")
+    expect(page.get_by_label("Suffix")).to_have_value("my-try")
+    page.get_by_role("button", name="Reset").click()
+    expect(page.get_by_label("Suffix")).to_have_value("")
 
 
 def test_a_copy_begins_with_the_jobs_own_request(page: Page, deployment: Deployment) -> None:
@@ -271,8 +271,8 @@ def test_a_copy_begins_with_the_jobs_own_request(page: Page, deployment: Deploym
     )
     page.goto(f"/#/jobs/{job_id}")
     page.get_by_role("link", name="Copy").click()
-    expect(page.get_by_label("Name of the result")).to_have_value("original")
-    expect(page.get_by_label("Pull towards the base model (β)")).to_have_value("0.02")
+    expect(page.get_by_label("Suffix")).to_have_value("original")
+    expect(page.get_by_label("KL coefficient (β)")).to_have_value("0.02")
     body = request_shown(page)
     assert body["method"]["reinforcement"]["grader"]["type"] == "multi"
     assert body["metadata"] == {"team": "maths"}

@@ -117,7 +117,7 @@ def test_filters_show_what_the_api_says_and_the_table_its_numbers(page: Page, de
         answer = deployment.get(f"{JOBS}/{job_id}/rollouts", split="train", **asked)
         open_page(page, job_id, "?" + "&".join(f"{name}={value}" for name, value in question.items()))
         if not answer["data"]:
-            expect(page.get_by_text("No group fits")).to_be_visible()
+            expect(page.get_by_text("No matching group")).to_be_visible()
             continue
         many = f"{len(answer['data'])}{'+' if answer['has_more'] else ''}"
         expect(page.locator(".place")).to_have_text(f"Group 1 of {many}")
@@ -221,11 +221,11 @@ def test_another_grader_is_tried_and_its_rewards_are_marked(
     open_page(page, job_id, "?step=5")
     page.get_by_text("Try another grader").click()
     page.get_by_label("Grader (JSON)").fill("{")
-    page.get_by_role("button", name="Score again").click()
+    page.get_by_role("button", name="Rescore").click()
     expect(page.get_by_role("alert")).to_contain_text("This is not JSON")
     grader = {"type": "format", "name": "shape", "tags": ["answer"]}
     page.get_by_label("Grader (JSON)").fill(json.dumps(grader))
-    page.get_by_role("button", name="Score again").click()
+    page.get_by_role("button", name="Rescore").click()
     body = {"grader": grader, "from_step": 5, "to_step": 5}
     told = deployment.client.post(f"{JOBS}/{job_id}/rollouts/rescore", json=body).json()
     changes = page.locator(".rescore .figures div").last

@@ -66,7 +66,7 @@ function nothingThere(error) {
 }
 
 async function moduleOf(found) {
-  if (!found) throw Object.assign(new Error("There is no page at this address."), { status: 404 });
+  if (!found) throw Object.assign(new Error("No page at this address."), { status: 404 });
   loading(root);
   const page = await import(`./pages/${found.page}.js`);
   root.replaceChildren();

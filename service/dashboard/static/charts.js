@@ -16,7 +16,7 @@ export function plotly() {
     const script = document.createElement("script");
     script.src = new URL("./vendor/plotly.min.js", import.meta.url).href;
     script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error("The charts' library could not be loaded."));
+    script.onerror = () => reject(new Error("The chart library could not be loaded."));
     document.head.append(script);
   });
   return library;

@@ -79,8 +79,8 @@ export function problems(error) {
 function titleOf(error) {
   if (error.status === 0) return "No connection to the service";
   if (error.status === 404) return "Not found";
-  if (error.status === 403) return "This key may not do that";
-  return error.status >= 500 ? "The service has a problem" : "That did not work";
+  if (error.status === 403) return "Not allowed with this key";
+  return error.status >= 500 ? "Server error" : "Request failed";
 }
 
 // Said to screen readers; nothing is shown.

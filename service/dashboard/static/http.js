@@ -12,7 +12,7 @@ export const key = {
   forget: () => localStorage.removeItem(KEY),
 };
 
-// What went wrong, in OpenAI's shape. `status` 0: the service did not answer at all.
+// Errors, in OpenAI's shape. `status` 0: the service did not answer at all.
 // `problems`: a list of {param, message} where an answer has several.
 export class ApiError extends Error {
   constructor({ status, message, type, param, code, problems, requestId, retryAfter }) {
@@ -29,7 +29,7 @@ export function refuseKey(error) {
 }
 
 export function unanswered() {
-  return new ApiError({ status: 0, code: "unanswered", message: "The service does not answer. Is it running?" });
+  return new ApiError({ status: 0, code: "unanswered", message: "The service does not respond. Is it running?" });
 }
 
 export function url(path, query = {}) {

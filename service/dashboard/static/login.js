@@ -17,7 +17,7 @@ export function askForKey(root, error, done) {
   } },
   el("label", { for: "key" }, "API key"), input, said,
   el("p", { class: "hint", id: "key-hint" },
-    "It is kept in this browser until you forget it, and sent only to this service. ",
+    "Stored in this browser until you sign out, and sent only to this service. ",
     el("code", {}, "grpo up"), " writes one to ", el("code", {}, "$GRPO_HOME/api_key"), " at its first start; ",
     el("code", {}, "grpo keys create"), " makes more."),
   submit);
@@ -28,14 +28,14 @@ export function askForKey(root, error, done) {
 async function check(input, said, submit, done) {
   const given = input.value.trim();
   if (!/^[!-~]+$/.test(given)) {
-    said.textContent = "A key has only letters, digits and signs, without spaces.";
+    said.textContent = "A key contains only letters, digits and punctuation, no spaces.";
     return;
   }
   key.set(given);
   submit.disabled = true;
   try {
     await get(JOBS, { query: { limit: 1 } });
-    announce("The key is good.");
+    announce("Signed in.");
     done();
   } catch (error) {
     if (error.status === 401) return; // the frame shows this form again, with the reason
@@ -46,5 +46,5 @@ async function check(input, said, submit, done) {
 }
 
 function refusal(error) {
-  return error.code === "missing_api_key" ? error.message : `This key is not accepted: ${error.message}`;
+  return error.code === "missing_api_key" ? error.message : `Invalid API key: ${error.message}`;
 }

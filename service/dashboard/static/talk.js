@@ -58,5 +58,5 @@ async function* chunksOf(body) {
 }
 
 function cutOff() {
-  return new ApiError({ status: 0, code: "unanswered", message: "The answer was cut off. Try again." });
+  return new ApiError({ status: 0, code: "unanswered", message: "The response was interrupted. Try again." });
 }

@@ -16,7 +16,7 @@ export async function show(root, params, signal) {
   const ids = [...new Set((params.query.get("jobs") ?? "").split(",").filter(Boolean))];
   root.append(heading("Compare jobs", { actions: [el("a", { class: "button", href: "#/jobs" }, "Choose jobs")] }));
   const box = root.appendChild(el("div", { class: "compare" }));
-  if (!ids.length) return empty(box, "No jobs chosen", "Tick two or more jobs in the list, then press Compare.");
+  if (!ids.length) return empty(box, "No jobs chosen", "Select two or more jobs in the list, then choose Compare.");
   if (ids.length > MOST) return empty(box, `At most ${MOST} jobs fit on one chart`, `${ids.length} were chosen.`);
   const page = new Comparison(box, ids, params.query.get("metric"), signal);
   loading(box, "Loading the jobs");
@@ -86,8 +86,8 @@ class Comparison {
       this.choice.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === this.metric }, name)));
     }
     this.tables.replaceChildren(
-      section("What came out", outcomes(this.runs, (id) => this.without(id))),
-      section("Where they differ", differences(this.runs)));
+      section("Results", outcomes(this.runs, (id) => this.without(id))),
+      section("Differences", differences(this.runs)));
     await this.draw();
   }
 
@@ -97,7 +97,7 @@ class Comparison {
       this.chart?.root.remove();
       this.drawn = this.metric;
       this.chart = lineChart({
-        title: labelOf(this.metric ?? "Nothing to draw"), format: formatOf(this.metric ?? ""), xTitle: "step", height: 380,
+        title: labelOf(this.metric ?? "No metric"), format: formatOf(this.metric ?? ""), xTitle: "step", height: 380,
       });
       this.tables.before(this.chart.root);
     }

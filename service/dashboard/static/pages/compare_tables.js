@@ -6,8 +6,8 @@ import { ownMethod } from "./new_draft.js";
 
 // → a table with a row per job; `drop(id)` takes one out of the comparison.
 export function outcomes(runs, drop) {
-  const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out best", "Took", ""];
-  return table("What came out", columns, runs.map((run) => outcome(run, runs.length > 1 && drop)));
+  const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out best", "Duration", ""];
+  return table("Results", columns, runs.map((run) => outcome(run, runs.length > 1 && drop)));
 }
 
 function outcome({ job, rows, color }, drop) {
@@ -36,7 +36,7 @@ export function differences(runs) {
   if (!other.length) return el("p", { class: "faint" }, `No setting differs: all ${names.length} are the same.`);
   const rows = other.map((name) => el("tr", {}, el("th", { scope: "row", class: "mono" }, name),
     settings.map((one) => el("td", { class: "mono value" }, one.get(name) ?? "–"))));
-  return [table("Where they differ", ["Setting", ...runs.map(({ job }) => jobName(job))], rows),
+  return [table("Differences", ["Setting", ...runs.map(({ job }) => jobName(job))], rows),
     el("p", { class: "small faint" }, same)];
 }
 

@@ -13,7 +13,7 @@ const GRADERS = "/v1/fine_tuning/alpha/graders";
 
 export async function show(root, params, signal) {
   root.append(heading("Grader bench", {
-    below: el("p", { class: "hint" }, "Try a reward rule on one answer before a job trains with it. Nothing is stored."),
+    below: el("p", { class: "hint" }, "Test a grader on one answer before you train with it. Nothing is stored."),
   }));
   const box = root.appendChild(el("div"));
   loading(box, "Loading the grader");
@@ -38,7 +38,7 @@ class Bench {
     this.examples = examples;
     this.signal = signal;
     this.grader = new JsonField("grader", "Grader (JSON)", { rows: 12 });
-    this.item = new JsonField("item", "Row of the dataset (JSON), item.* in the grader", { rows: 4, isOptional: true });
+    this.item = new JsonField("item", "Dataset row (JSON), item.* in the grader", { rows: 4, isOptional: true });
     this.sample = el("textarea", { id: "sample", rows: 5, spellcheck: "false" });
     this.result = el("section", { class: "panel result", "aria-label": "Result" });
     this.buttons = [
@@ -54,7 +54,7 @@ class Bench {
       event.preventDefault();
       this.run();
     } },
-    field("Start from", examples), this.grader.root, field("Answer of the model", this.sample), this.item.root,
+    field("Start from", examples), this.grader.root, field("Model answer", this.sample), this.item.root,
     el("div", { class: "row" }, this.buttons));
   }
 
@@ -66,30 +66,30 @@ class Bench {
   }
 
   notRun() {
-    empty(this.result, "Not run yet", "Run gives the score that training would give. Check only reads the grader.");
+    empty(this.result, "Not run yet", "Run computes the score that training would compute. Check only validates the grader.");
   }
 
   async run() {
     const [grader, item] = [this.grader.get(), this.item.get()];
     if (grader === undefined || item === undefined) return this.notRun();
     const body = { grader, model_sample: this.sample.value, item };
-    await this.ask("/run", body, (answer) => this.result.replaceChildren(...scored(answer)), "The grader has scored it");
+    await this.ask("/run", body, (answer) => this.result.replaceChildren(...scored(answer)), "Scored");
   }
 
   async check() {
     const grader = this.grader.get();
     if (grader === undefined) return this.notRun();
     const told = (answer) => this.result.replaceChildren(
-      el("div", { class: "note good" }, el("h3", {}, "The grader can be used"),
-        el("p", {}, "With every default filled in, this is how the service reads it:")),
+      el("div", { class: "note good" }, el("h3", {}, "Valid grader"),
+        el("p", {}, "The grader with all defaults:")),
       el("pre", { class: "code", tabindex: 0 }, JSON.stringify(answer.grader, null, 2)));
-    await this.ask("/validate", { grader }, told, "The grader can be used");
+    await this.ask("/validate", { grader }, told, "Valid grader");
   }
 
   async ask(path, body, show, done) {
     this.grader.accept();
     for (const each of this.buttons) each.disabled = true;
-    loading(this.result, "Asking the service");
+    loading(this.result, "Loading");
     try {
       show(await post(`${GRADERS}${path}`, body, { signal: this.signal }));
       announce(done);
@@ -137,7 +137,7 @@ class JsonField {
     try {
       return JSON.parse(text);
     } catch (error) {
-      this.refuse(text ? `This is not JSON: ${error.message}` : "Something is needed here.");
+      this.refuse(text ? `This is not JSON: ${error.message}` : "Required.");
       this.input.focus();
       return undefined;
     }

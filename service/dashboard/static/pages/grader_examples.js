@@ -4,13 +4,13 @@ const ROW = { question: "What is 17 + 25?", answer: "42" };
 
 export const EXAMPLES = [
   {
-    name: "A number",
+    name: "Number",
     grader: { type: "numeric", name: "correct", reference: "{{item.answer}}" },
     sample: "17 + 25 is 42.",
     item: ROW,
   },
   {
-    name: "The exact text",
+    name: "Exact text",
     grader: {
       type: "string_check", name: "exact", operation: "eq", input: "{{sample.output_text}}", reference: "{{item.answer}}",
     },
@@ -24,7 +24,7 @@ export const EXAMPLES = [
     item: {},
   },
   {
-    name: "Right, and well formed",
+    name: "Correct and well-formed",
     grader: {
       type: "multi",
       name: "both",
@@ -38,7 +38,7 @@ export const EXAMPLES = [
     item: ROW,
   },
   {
-    name: "A similar text",
+    name: "Similar text",
     grader: {
       type: "text_similarity", name: "similar", evaluation_metric: "rouge_l",
       input: "{{sample.output_text}}", reference: "{{item.answer}}",
@@ -47,7 +47,7 @@ export const EXAMPLES = [
     item: { answer: "A cat was sitting on the mat." },
   },
   {
-    name: "Your own Python",
+    name: "Custom Python",
     grader: {
       type: "python",
       name: "short",

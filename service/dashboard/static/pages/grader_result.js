@@ -11,9 +11,9 @@ export function scored(answer) {
     verdict(answer),
     el("dl", { class: "figures" },
       figure("Reward", answer.scorable ? number(answer.reward) : "none"),
-      figure("Rule", metadata.type),
-      figure("Took", took(metadata.execution_time)),
-      metadata.token_usage ? figure("Judge's tokens", number(metadata.token_usage)) : null),
+      figure("Grader", metadata.type),
+      figure("Duration", took(metadata.execution_time)),
+      metadata.token_usage ? figure("Judge tokens", number(metadata.token_usage)) : null),
     parts(answer.sub_rewards),
     errors(answer),
   ].filter(Boolean);
@@ -24,8 +24,8 @@ const took = (seconds) => (seconds < 1 ? `${number(1000 * seconds, 2)} ms` : dur
 function verdict(answer) {
   if (answer.scorable) return el("h2", {}, "Scored");
   return el("div", { class: "note bad", role: "alert" },
-    el("h3", {}, "It could not be scored"),
-    el("p", {}, "In training such a completion is left out. It is never counted as 0."));
+    el("h3", {}, "Not scorable"),
+    el("p", {}, "Training leaves such a completion out. It never counts as 0."));
 }
 
 function figure(name, value) {
@@ -55,7 +55,7 @@ function errors(answer) {
   const details = DETAILS.map((name) => flags[name]).filter((text) => text && !said.includes(text));
   if (!named.length && !details.length) return null;
   return el("div", {},
-    el("h3", {}, "What went wrong"),
+    el("h3", {}, "Errors"),
     el("ul", { class: "problems" }, named.map(([part, error]) =>
       el("li", { class: "text" }, part && [el("strong", {}, part), " "], quoted(error.message), " ", el("code", { class: "faint" }, error.code)))),
     details.map((text) => el("pre", { class: "code", tabindex: 0 }, text)));

@@ -63,7 +63,7 @@ export class Charts {
   }
 
   showNothing() {
-    const hint = isOver(this.job) ? "It ended before its first step." : "They appear with the first step.";
-    empty(this.nothing, "No measurements yet", hint);
+    const hint = isOver(this.job) ? "The job ended before its first step." : "Metrics appear with the first step.";
+    empty(this.nothing, "No metrics yet", hint);
   }
 }

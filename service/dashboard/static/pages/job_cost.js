@@ -4,8 +4,8 @@ import { bytes, duration, el, number, section } from "../dom.js";
 
 const ROWS = [
   ["Steps", "steps", number],
-  ["Tokens sampled", "sampled_tokens", number],
-  ["Tokens trained", "trained_tokens", number],
+  ["Sampled tokens", "sampled_tokens", number],
+  ["Trained tokens", "trained_tokens", number],
   ["Peak memory", "peak_memory_bytes", bytes],
   ["Time", "seconds", duration],
 ];

@@ -37,15 +37,15 @@ export class Diagnosis {
       one.advice && !this.shown.includes(one.advice) && el("p", {}, one.advice),
       one.field && el("p", { class: "small" }, el("code", {}, one.field), this.change(one)),
       el("div", { class: "row" },
-        one.patch && button(one.field ? "Clone with this change" : "Run it again", (event) => this.clone(one, event.target)),
+        one.patch && button(one.field ? "Clone with this change" : "Run again", (event) => this.clone(one, event.target)),
         this.form(one),
-        one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Try it in the grader bench")));
+        one.field?.endsWith(".grader") && el("a", { class: "small", href: `#/grader?job=${this.id}` }, "Open in the grader bench")));
   }
 
   form({ field, patch }) {
     if (!field && !patch) return null;
     const query = new URLSearchParams({ from: this.id, ...(field && patch && { patch: JSON.stringify(patch) }) });
-    return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Open the form with this change" : "Change it in the form");
+    return el("a", { class: "small", href: `#/new?${query}` }, query.has("patch") ? "Edit with this change" : "Edit in the form");
   }
 
   change({ current, suggested }) {
@@ -53,13 +53,13 @@ export class Diagnosis {
   }
 
   async clone(one, pressed) {
-    const detail = "A new job with the same request and seed; this one stays as it is.";
-    if (!(await confirmed("Start this job again?", { detail, yes: "Start it", no: "Not now", kind: "primary" }))) return;
+    const detail = "Creates a new job with the same request and seed. This job does not change.";
+    if (!(await confirmed("Run this job again?", { detail, yes: "Run again", no: "Not now", kind: "primary" }))) return;
     pressed.disabled = true;
     this.problem.replaceChildren();
     try {
       const job = await post(jobPath(this.id, "/clone"), one.patch, { signal: this.signal });
-      announce("The new job waits for a worker");
+      announce("The new job is queued");
       location.hash = `#/jobs/${job.id}`;
     } catch (error) {
       if (!this.signal.aborted) failed(this.problem, error);

@@ -20,7 +20,7 @@ export function evaluation(job) {
 function figure(name, measured, step) {
   if (!measured) return null;
   const isUnscored = measured.reward === undefined && measured.loss === undefined;
-  if (isUnscored) return el("div", {}, el("dt", {}, name), el("dd", {}, "–", el("small", {}, "no row could be scored")));
+  if (isUnscored) return el("div", {}, el("dt", {}, name), el("dd", {}, "–", el("small", {}, "no scorable row")));
   const isLoss = measured.reward === undefined;
   const value = isLoss ? measured.loss : measured.reward;
   const about = [isLoss ? "loss" : "reward", step !== undefined && `step ${number(step)}`].filter(Boolean).join(" · ");

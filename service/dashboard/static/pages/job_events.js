@@ -90,7 +90,7 @@ export class Events {
   show() {
     const shown = this.shown();
     this.more.hidden = !this.hasMore;
-    if (!shown.length) return empty(this.box, "Nothing has happened yet");
+    if (!shown.length) return empty(this.box, "No events yet");
     this.list.replaceChildren(...shown.map(eventLine));
     this.box.replaceChildren(el("div", { class: "panel flush" }, this.list));
   }

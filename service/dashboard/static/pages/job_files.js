@@ -34,7 +34,7 @@ export class Checkpoints {
   }
 
   show(checkpoints) {
-    if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "One is kept at every checkpoint_interval steps.");
+    if (!checkpoints.length) return empty(this.box, "No checkpoint yet", "A checkpoint is saved every checkpoint_interval steps.");
     const rows = checkpoints.map((one) => this.rowOf(one));
     const measure = checkpoints.some((one) => one.metrics.reward !== undefined) ? "Reward" : "Loss";
     this.box.replaceChildren(table("Checkpoints, newest first", ["Step", measure, "Saved", ""], rows, "tight"));
@@ -92,7 +92,7 @@ export function configuration(job) {
     factList(facts),
     method.grader && folded(`Grader: ${method.grader.type}`, json(rest)),
     folded(`Hyperparameters (${Object.keys(given).length})`, factList(given)),
-    folded("The whole request as JSON", json({ model: job.model, ...facts, method: own, metadata: job.metadata }))));
+    folded("Request as JSON", json({ model: job.model, ...facts, method: own, metadata: job.metadata }))));
 }
 
 const folded = (title, ...content) => el("details", {}, el("summary", {}, title), content);

@@ -7,19 +7,19 @@ import { cost } from "./job_cost.js";
 import { evaluation } from "./job_evaluation.js";
 
 const ACTIONS = {
-  pause: { label: "Pause", done: "Pausing: it rests after a checkpoint." },
-  resume: { label: "Resume", done: "Resumed: it waits for a worker and goes on from its last checkpoint." },
+  pause: { label: "Pause", done: "Pausing after the next checkpoint." },
+  resume: { label: "Resume", done: "Resumed. The job is queued and continues from its last checkpoint." },
   cancel: {
     label: "Cancel job", kind: "danger", done: "Cancelling.",
     question: "Cancel this job?",
-    detail: "It ends now and cannot be resumed. Its last checkpoint stays, and can be downloaded.",
-    yes: "Cancel the job", no: "Keep it",
+    detail: "The job stops now and cannot be resumed. Its last checkpoint stays available for download.",
+    yes: "Cancel job", no: "Keep running",
   },
 };
 ACTIONS.pause = {
   ...ACTIONS.pause, question: "Pause this job?",
-  detail: "It saves a checkpoint and gives its worker back. Resume lets it go on from there.",
-  yes: "Pause the job", no: "Let it run", kind: "",
+  detail: "The job saves a checkpoint and frees its worker. Resume continues from there.",
+  yes: "Pause job", no: "Keep running", kind: "",
 };
 
 export class Summary {
@@ -103,10 +103,10 @@ function progressOf(job) {
   const started = job.started_at && (job.finished_at ?? Date.now() / 1000) - job.started_at;
   const facts = [
     ["Step", el("span", {}, number(step), el("small", {}, `of ${number(total)}`))],
-    job.status === "running" && ["Doing", job.phase],
+    job.status === "running" && ["Phase", job.phase],
     job.queue.reason && ["Queue", el("span", {}, job.queue.position ? `place ${number(job.queue.position)}` : "–",
       el("small", {}, job.queue.reason))],
-    started && [isOver(job) ? "Took" : "Since its start", duration(started)],
+    started && [isOver(job) ? "Duration" : "Elapsed", duration(started)],
     job.progress.seconds_remaining && ["Remaining", `about ${duration(job.progress.seconds_remaining)}`],
     job.attempt > 1 && ["Attempt", number(job.attempt)],
     ["Created", ago(job.created_at)],
@@ -121,7 +121,7 @@ function failureOf(job) {
   if (!job.failure) return [];
   const { code, message, hint, evidence } = job.failure;
   const lines = evidence.map((one) => (typeof one === "string" ? one : JSON.stringify(one)));
-  return [section("Why it failed", el("div", { class: "note bad", role: "alert" },
+  return [section("Failure", el("div", { class: "note bad", role: "alert" },
     el("p", {}, el("strong", {}, message), " ", el("code", { class: "faint" }, code)),
     hint && el("p", {}, hint),
     lines.length ? el("pre", { class: "code" }, lines.join("\n")) : null))];

@@ -87,11 +87,11 @@ class JobList {
 
   showEmpty() {
     if (this.labels.length) {
-      empty(this.box, "No job has this metadata", `Looked for ${this.labels.join(", ")}.`,
+      empty(this.box, "No jobs with this metadata", `Filter: ${this.labels.join(", ")}.`,
         button("Show all jobs", () => narrow([])));
     } else {
       empty(this.box, "No jobs yet",
-        "A job appears here as soon as it is created: here, over the API, with grpo submit, or with the openai client.",
+        "Create a job here, over the API, with grpo submit, or with the openai client.",
         newJob());
     }
   }

@@ -14,7 +14,7 @@ export function jobRow(job, { signal, chosen, narrow }) {
     el("a", { href: `#/jobs/${job.id}`, class: job.suffix ? "" : "id" }, jobName(job)),
     el("div", { class: "row about small" }, el("span", { class: "faint" }, `${job.model} · ${kindOf(job)}`),
       labels(job).map((label) =>
-        button(label, () => narrow(label), { kind: "chip", title: "Only jobs with this metadata" }))));
+        button(label, () => narrow(label), { kind: "chip", title: "Filter by this metadata" }))));
   const [status, progress, curve] = ["status", "progress", "curve"].map((kind) => el("td", { role: "cell", class: kind }));
   const created = el("td", { role: "cell", class: "created small" });
   const root = el("tr", { role: "row" }, el("td", { role: "cell", class: "tick" }, tick), name, status, progress, curve, created);

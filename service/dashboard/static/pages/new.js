@@ -17,7 +17,7 @@ export async function show(root, params, signal) {
   let draft;
   root.append(heading("New job", {
     below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), ...told(patch), "."),
-    actions: [button("Begin anew", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
+    actions: [button("Reset", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
   }));
   const box = root.appendChild(el("div"));
   loading(box, "Loading models and files");
@@ -39,7 +39,7 @@ function told(patch) {
 }
 
 function noModels(box) {
-  empty(box, "There is no model yet",
-    "Put a folder with a model's config.json and safetensors into the service's models folder, or run:",
+  empty(box, "No model yet",
+    "Put a folder with config.json and safetensors weights into the models folder of the service, or run:",
     el("pre", { class: "code" }, "grpo models add NAME FOLDER_OR_HUB_ID"));
 }

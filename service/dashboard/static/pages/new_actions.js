@@ -10,12 +10,12 @@ import { isOver, PastProbes } from "./new_probes.js";
 
 const PROMPTS = 16;
 const POLL_SECONDS = 0.7;
-const NO_FILE = { param: "training_file", message: "Choose a file, or upload one." };
+const NO_FILE = { param: "training_file", message: "Choose or upload a file." };
 
 // `form`: the element whose fields show their own problems.
 export function actions(draft, form, signal) {
   const found = el("div", { class: "stack", "aria-live": "polite" });
-  const changed = el("p", { class: "hint", hidden: true, role: "status" }, "The request has changed since.");
+  const changed = el("p", { class: "hint", hidden: true, role: "status" }, "The request has changed since this result.");
   const page = { draft, form, signal, found, changed, idempotencyKey: newKey() };
   draft.listen(() => {
     page.idempotencyKey = newKey(); // another body is another request
@@ -35,14 +35,14 @@ export function actions(draft, form, signal) {
   const allowProbe = () => { probe.hidden = page.past.root.hidden = draft.type !== "reinforcement"; };
   draft.listen(allowProbe);
   allowProbe();
-  const [json, complaint] = jsonArea(draft, null, { rows: 22, id: "new-json", "aria-label": "The request as JSON" });
+  const [json, complaint] = jsonArea(draft, null, { rows: 22, id: "new-json", "aria-label": "Request as JSON" });
   return el("aside", { class: "actions-column stack", "aria-label": "Check and start" },
     el("div", { class: "panel stack" },
       el("div", { class: "row" }, buttons),
-      el("p", { class: "hint" }, "Check reads every row and tries the grader. Probe lets the model answer a few prompts before any training."),
+      el("p", { class: "hint" }, "Check reads every row and tests the grader. Probe samples a few prompts before training."),
       changed, found),
     page.past.root,
-    el("details", { class: "panel", open: window.matchMedia("(min-width: 900px)").matches }, el("summary", {}, "The request as JSON"), json, complaint));
+    el("details", { class: "panel", open: window.matchMedia("(min-width: 900px)").matches }, el("summary", {}, "Request as JSON"), json, complaint));
 }
 
 // Pages that came without TLS have no randomUUID.
@@ -64,15 +64,15 @@ async function run(page, buttons, action) {
 }
 
 async function checked(page, signal) {
-  loading(page.found, "Reading every row");
+  loading(page.found, "Checking every row");
   const report = await post(`${JOBS}/validate`, page.draft.body, { signal });
   if (!report.valid) return blamed(page, report.problems);
   page.found.replaceChildren(...showCheck(report).flat());
-  announce(report.warnings.length ? "It can start, with warnings" : "Ready to start");
+  announce(report.warnings.length ? "Ready, with warnings" : "Ready to start");
 }
 
 async function probed(page, signal) {
-  loading(page.found, "Reading every row");
+  loading(page.found, "Checking every row");
   const probe = await post(PROBES, { ...page.draft.body, probe: { prompts: PROMPTS } }, { signal });
   await watched(page, probe, signal);
 }
@@ -123,7 +123,7 @@ function unreadable(page, area) {
   const details = area.closest("details");
   if (details) details.open = true;
   const param = area.labels[0]?.textContent ?? area.getAttribute("aria-label");
-  page.found.replaceChildren(showProblems([{ param, message: "this is not JSON, so nothing of it is used" }], focusField));
+  page.found.replaceChildren(showProblems([{ param, message: "invalid JSON; it is not used" }], focusField));
   area.focus();
 }
 

@@ -59,7 +59,7 @@ export function jsonArea(draft, param, props) {
   control.addEventListener("input", () => {
     try {
       const value = JSON.parse(control.value);
-      if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("this is no JSON object");
+      if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("not a JSON object");
       if (param === null) draft.replace(value);
       else draft.set(param, value);
     } catch (error) {

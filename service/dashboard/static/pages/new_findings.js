@@ -13,10 +13,10 @@ export function showProblems(problems, go) {
   const said = (one) => one.message.replace(`${one.param}: `, "");
   const groups = [...Map.groupBy(problems, (one) => `${one.field} ${said(one)}`).values()];
   return el("div", { class: "note bad", role: "alert" },
-    el("h3", {}, groups.length === 1 ? "One thing to mend" : `${groups.length} things to mend`),
+    el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
       one.field ? fieldLink(one.field, one.param, go) : el("code", {}, one.param), " ", said(one),
-      others.length > 0 && ` (and ${others.length} more like it)`))),
+      others.length > 0 && ` (and ${others.length} similar)`))),
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
 }
 
@@ -28,10 +28,10 @@ export function showCheck(report) {
   const rows = `${number(report.rows.training)} row${report.rows.training === 1 ? "" : "s"}`;
   const held = report.rows.validation ? `, ${number(report.rows.validation)} held out` : "";
   const isClean = !report.warnings.length;
-  const said = isClean ? "Nothing is wrong." : "It would be accepted; look at this first:";
+  const said = isClean ? "No problems found." : "The job would be accepted. Review first:";
   return [
     el("div", { class: `note ${isClean ? "good" : ""}`, role: "status" },
-      el("h3", {}, isClean ? "Ready to start" : "It can start"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${said}`)),
+      el("h3", {}, isClean ? "Ready to start" : "Ready, with warnings"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${said}`)),
     report.warnings.map((warning) => el("div", { class: "note warn" }, el("p", {}, warning.message))),
     showEstimate(report.estimate),
   ];
@@ -42,11 +42,11 @@ export function showEstimate(found) {
     ["Time", between(found.seconds, duration)],
     ["Memory", between(found.peak_memory_bytes, bytes)],
     found.completions && ["Completions", number(found.completions)],
-    found.completions && ["Tokens sampled", between(found.sampled_tokens, number)],
-    found.trained_tokens && ["Tokens trained", between(found.trained_tokens, number)],
+    found.completions && ["Sampled tokens", between(found.sampled_tokens, number)],
+    found.trained_tokens && ["Trained tokens", between(found.trained_tokens, number)],
   ].filter(Boolean);
   return el("div", { class: "stack" },
-    el("h3", {}, "It will probably take"),
+    el("h3", {}, "Estimate"),
     el("dl", { class: "facts" }, facts.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("ul", { class: "problems hint" }, found.notes.map((note) => el("li", {}, note))));
 }
@@ -62,12 +62,12 @@ export function showProbing(probe) {
 export function showProbe(probe, go) {
   const { result } = probe;
   if (!result) {
-    const why = probe.failure ? `${probe.failure.message} ${probe.failure.hint}` : "It was cancelled.";
-    return el("div", { class: "note bad", role: "alert" }, el("h3", {}, "The probe has no result"), el("p", {}, why));
+    const why = probe.failure ? `${probe.failure.message} ${probe.failure.hint}` : "Cancelled.";
+    return el("div", { class: "note bad", role: "alert" }, el("h3", {}, "No probe result"), el("p", {}, why));
   }
   const figures = [
-    ["right", percent(result.pass_rate)], ["groups with signal", percent(result.signal_share)],
-    ["cut", percent(result.truncated_share)], ["mean length", `${number(result.mean_completion_tokens, 3)} tokens`],
+    ["pass rate", percent(result.pass_rate)], ["groups with signal", percent(result.signal_share)],
+    ["truncated", percent(result.truncated_share)], ["mean length", `${number(result.mean_completion_tokens, 3)} tokens`],
     ["speed", `${number(result.tokens_per_second, 3)} tokens/s`],
   ];
   return el("div", { class: "stack" },
@@ -76,7 +76,7 @@ export function showProbe(probe, go) {
       result.advice.length > 0 && el("ul", { class: "problems" }, result.advice.map((one) => el("li", {},
         fieldLink(one.param, one.param.split(".").at(-1), go), ": ", one.message)))),
     el("dl", { class: "facts" }, figures.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
-    el("details", {}, el("summary", {}, `What it wrote (${probe.groups.length} of ${result.prompts} prompts)`), probe.groups.map(showGroup)));
+    el("details", {}, el("summary", {}, `Samples (${probe.groups.length} of ${result.prompts} prompts)`), probe.groups.map(showGroup)));
 }
 
 function showGroup(group) {
@@ -84,6 +84,6 @@ function showGroup(group) {
     el("p", { class: "text cut-lines small" }, group.prompt),
     el("ul", {}, group.completions.map((one) => el("li", {},
       el("span", { class: "numeric" }, one.reward === null ? "error" : number(one.reward, 2)),
-      el("span", { class: "text cut-lines" }, one.text || "(nothing)"),
-      one.finish_reason === "length" && el("span", { class: "tag" }, "cut")))));
+      el("span", { class: "text cut-lines" }, one.text || "(empty)"),
+      one.finish_reason === "length" && el("span", { class: "tag" }, "truncated")))));
 }

@@ -8,35 +8,35 @@ import { field, idOf, input, select } from "./new_fields.js";
 import { beginning, graderForm, suit } from "./new_grader.js";
 
 const METHODS = [
-  ["reinforcement", "Reinforcement (GRPO): learns from a reward"],
-  ["supervised", "Supervised: imitates the rows' last turns"],
-  ["training_free", "Training-free: writes lessons for a prompt"],
+  ["reinforcement", "Reinforcement (GRPO): learn from a reward"],
+  ["supervised", "Supervised: imitate each row's last message"],
+  ["training_free", "Training-free: collect lessons in the prompt"],
 ];
-const GROUP = ["group_size", "Completions per prompt", "They are compared with one another; more give a steadier signal and take as much longer."];
-const LONGEST = ["max_completion_tokens", "Longest completion, in tokens", "What is longer is cut and rarely scores; memory and time grow with it."];
-const RATE = ["learning_rate", "Learning rate", "Higher learns faster and breaks sooner."];
-const RANK = ["lora.rank", "LoRA rank", "Size of the adapter; 8 to 32 is usual."];
+const GROUP = ["group_size", "Completions per prompt", "Compared with each other. More completions give a clearer signal and take proportionally longer."];
+const LONGEST = ["max_completion_tokens", "Max completion tokens", "Longer completions are cut off and rarely score. Memory and time grow with this limit."];
+const RATE = ["learning_rate", "Learning rate", "Higher is faster but less stable."];
+const RANK = ["lora.rank", "LoRA rank", "Size of the adapter. 8 to 32 is usual."];
 const SETTINGS = {
   reinforcement: [
     GROUP,
-    ["prompts_per_step", "Prompts per step", "Larger steps are steadier and slower."],
-    ["n_steps", "Steps", "How often the model is changed; 50 show whether it learns at all."],
+    ["prompts_per_step", "Prompts per step", "Larger steps are more stable and slower."],
+    ["n_steps", "Steps", "Number of weight updates. 50 is enough to see whether it learns."],
     LONGEST,
     RATE,
-    ["beta", "Pull towards the base model (β)", "0 lets it go wherever the reward leads; 0.04 keeps it close."],
+    ["beta", "KL coefficient (β)", "0 follows the reward alone; 0.04 keeps the model close to the base model."],
     RANK,
   ],
   supervised: [
-    ["n_epochs", "Epochs", "Times each row is seen; many fit the rows and nothing else."],
-    ["batch_size", "Rows per step", "Larger steps are steadier and slower."],
+    ["n_epochs", "Epochs", "Passes over the data. Many passes memorize the rows."],
+    ["batch_size", "Rows per step", "Larger steps are more stable and slower."],
     RATE,
-    ["max_tokens", "Longest row, in tokens", "Longer rows are refused, never cut."],
+    ["max_tokens", "Max tokens per row", "Longer rows are rejected, never truncated."],
     RANK,
   ],
   training_free: [
     GROUP,
-    ["prompts_per_step", "Rows per step", "The lessons change once a step."],
-    ["n_epochs", "Epochs", "Times each row is tried."],
+    ["prompts_per_step", "Rows per step", "The lessons change once per step."],
+    ["n_epochs", "Epochs", "Passes over the data."],
     LONGEST,
   ],
 };
@@ -51,15 +51,15 @@ export function modelPart(draft, models) {
     return type;
   });
   return section("Model", el("div", { class: "panel stack" },
-    field("model", "Start from", "A base model, or one of yours to go on from.", select(draft, "model", options)),
+    field("model", "Start from", "A base model, or one of your fine-tuned models.", select(draft, "model", options)),
     field("method.type", "Method", null, method),
-    field("suffix", "Name of the result", "Stands in the model's name; helps to find it later.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
+    field("suffix", "Suffix", "Added to the model name.", input(draft, "suffix", { placeholder: "optional", maxlength: 64 }))));
 }
 
 export function dataPart(draft, files, signal) {
   const rows = el("div", { class: "stack" });
   const fields = el("datalist", { id: "row-fields" });
-  const training = select(draft, "training_file", [["", files.length ? "Choose a file" : "No file yet: upload one"], ...files.map(named)]);
+  const training = select(draft, "training_file", [["", files.length ? "Choose a file" : "No file yet. Upload one."], ...files.map(named)]);
   const held = select(draft, "validation_file", [["", "None"], ...files.map(named)]);
   const add = (file) => {
     for (const control of [training, held]) control.options[0].after(el("option", { value: file.id }, named(file)[1]));
@@ -79,7 +79,7 @@ export function dataPart(draft, files, signal) {
   peek();
   return section("Data", el("div", { class: "panel stack" },
     field("training_file", "Training file", null, training, uploader(add, signal)), rows, fields,
-    field("validation_file", "Held-out file", "Rows that are not trained on: they show whether it really learnt.", held)));
+    field("validation_file", "Held-out file", "Rows that are not used for training. They show whether the model generalizes.", held)));
 }
 
 const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago(file.created_at).textContent ?? ""}`];
@@ -100,7 +100,7 @@ function uploader(onUploaded, signal) {
         bar.style.width = `${100 * part}%`;
         said.textContent = `Uploading ${file.name}: ${percent(part)}`;
       } });
-      said.textContent = `${file.name} is uploaded.`;
+      said.textContent = `${file.name} uploaded.`;
       onUploaded(stored);
     } catch (error) {
       if (signal.aborted) return;
@@ -122,7 +122,7 @@ function showRow(box, list, row) {
   if (!row) return box.replaceChildren();
   const said = row.messages?.at(-1)?.content ?? row.prompt ?? "";
   box.replaceChildren(el("div", { class: "note stack" },
-    el("p", { class: "small faint" }, "The first row"),
+    el("p", { class: "small faint" }, "First row"),
     el("p", { class: "text cut-lines" }, typeof said === "string" ? said : JSON.stringify(said)),
     el("p", { class: "small" }, "Fields for the grader: ", names.length
       ? names.map((name) => el("code", { class: "tag" }, `{{item.${name}}}`))

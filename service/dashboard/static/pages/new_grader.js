@@ -11,43 +11,43 @@ const PYTHON = `def grade(sample, item):
 // What each rule starts as, and what its form asks for.
 const RULES = {
   numeric: {
-    label: "The last number of the answer is right",
+    label: "Numeric answer",
     start: { reference: "{{item.answer}}" },
-    parts: (draft, at) => [reference(draft, at, "The right number"), tag(draft, at),
-      field(`${at}.absolute_tolerance`, "May be off by", "0 wants exactly this number.",
+    parts: (draft, at) => [reference(draft, at, "Reference"), tag(draft, at),
+      field(`${at}.absolute_tolerance`, "Tolerance", "0 = exact",
         input(draft, `${at}.absolute_tolerance`, { kind: "number", min: 0, placeholder: "0" }))],
   },
   math: {
-    label: "The formula of the answer is equal to the right one",
+    label: "Math-equivalent answer",
     start: { reference: "{{item.answer}}" },
-    parts: (draft, at) => [reference(draft, at, "The right formula")],
+    parts: (draft, at) => [reference(draft, at, "Reference")],
   },
   string_check: {
-    label: "The answer is, or contains, a given text",
+    label: "Text match",
     start: { operation: "eq", input: OUTPUT, reference: "{{item.answer}}" },
-    parts: (draft, at) => [reference(draft, at, "The text"),
+    parts: (draft, at) => [reference(draft, at, "Reference"),
       field(`${at}.operation`, "Compare", null, select(draft, `${at}.operation`, [
-        ["eq", "is exactly the text"], ["ne", "is anything but the text"],
-        ["like", "contains the text"], ["ilike", "contains the text, in upper or lower case"]]))],
+        ["eq", "is exactly the text"], ["ne", "is not the text"],
+        ["like", "contains the text"], ["ilike", "contains the text (case-insensitive)"]]))],
   },
   text_similarity: {
-    label: "The answer resembles a given text",
+    label: "Text similarity",
     start: { input: OUTPUT, reference: "{{item.answer}}", evaluation_metric: "rouge_l" },
-    parts: (draft, at) => [reference(draft, at, "The text"),
-      field(`${at}.evaluation_metric`, "Measure", "A number from 0 to 1: every bit of likeness is rewarded.",
+    parts: (draft, at) => [reference(draft, at, "Reference"),
+      field(`${at}.evaluation_metric`, "Measure", "Score from 0 to 1.",
         select(draft, `${at}.evaluation_metric`, ["rouge_l", "bleu", "gleu", "meteor", "fuzzy_match"].map((name) => [name, name])))],
   },
   format: {
-    label: "The answer has a given form",
+    label: "Output format",
     start: { tags: ["think", "answer"] },
     parts: (draft, at) => [
-      field(`${at}.tags`, "Tags, in this order", "think, answer wants <think>…</think><answer>…</answer>.",
+      field(`${at}.tags`, "Tags in order", ""think, answer" requires <think>…</think><answer>…</answer>.",
         input(draft, `${at}.tags`, { parse: names, format: (tags) => [].concat(tags).join(", ") }))],
   },
   python: {
-    label: "A Python function says",
+    label: "Custom Python",
     start: { source: PYTHON },
-    parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without a network; an exception is an error, not a 0.",
+    parts: (draft, at) => [field(`${at}.source`, "Code", "Runs in a sandbox without network. An exception is an error, not a score of 0.",
       textarea(draft, `${at}.source`, { rows: 7 }))],
   },
 };
@@ -56,12 +56,12 @@ const OTHERS = ["multi", "length", "code_tests", "process", "score_model", "rewa
 const names = (text) => text.split(",").map((name) => name.trim()).filter(Boolean);
 
 function reference(draft, at, label) {
-  return field(`${at}.reference`, label, "{{item.NAME}} stands for that field of the row.",
+  return field(`${at}.reference`, label, "{{item.NAME}} is replaced with that field of the row.",
     input(draft, `${at}.reference`, { list: "row-fields" }));
 }
 
 function tag(draft, at) {
-  return field(`${at}.tag`, "Look inside this tag only", "Empty: the whole answer.",
+  return field(`${at}.tag`, "Only inside this tag", "Empty = the whole answer",
     input(draft, `${at}.tag`, { placeholder: "answer" }));
 }
 
@@ -96,7 +96,7 @@ export function graderForm(draft, at) {
     if (type === shown) return;
     shown = type;
     const known = RULES[type];
-    parts.replaceChildren(...(known ? known.parts(draft, at) : [el("p", { class: "hint" }, "This rule is written as JSON.")]));
+    parts.replaceChildren(...(known ? known.parts(draft, at) : [el("p", { class: "hint" }, "Edit this grader as JSON.")]));
     details.open ||= !known;
   };
   const options = [
@@ -108,8 +108,8 @@ export function graderForm(draft, at) {
     return type;
   });
   const json = field(`${at}`, "Grader as JSON", null, ...jsonArea(draft, at, { rows: 8 }));
-  const details = el("details", {}, el("summary", {}, "As JSON, with every option"), json);
-  box.append(field(`${at}.type`, "A completion earns reward when", null, kind), parts, details);
+  const details = el("details", {}, el("summary", {}, "JSON, all options"), json);
+  box.append(field(`${at}.type`, "Grader", null, kind), parts, details);
   draft.listen(draw);
   draw();
   return box;

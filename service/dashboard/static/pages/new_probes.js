@@ -17,7 +17,7 @@ export class PastProbes {
     this.box = el("div");
     this.more = button("Load older probes", () => this.grow(), { kind: "small" });
     this.root = el("details", { class: "panel", ontoggle: () => this.refresh() },
-      el("summary", {}, "Past probes"), this.box);
+      el("summary", {}, "Previous probes"), this.box);
   }
 
   // Read anew, as far as somebody looks.
@@ -42,7 +42,7 @@ export class PastProbes {
   }
 
   show() {
-    if (!this.list.hasChildNodes()) return empty(this.box, "No probe yet", "Probe asks the model before any training.");
+    if (!this.list.hasChildNodes()) return empty(this.box, "No probe yet", "A probe samples the model before training.");
     this.box.replaceChildren(this.list, ...(this.pages.hasMore ? [this.more] : []));
   }
 
@@ -59,4 +59,4 @@ export class PastProbes {
   }
 }
 
-const state = (probe) => (probe.status === "cancelled" ? "It was cancelled." : `It is ${probe.queue.reason ?? probe.phase}.`);
+const state = (probe) => (probe.status === "cancelled" ? "Cancelled." : `It is ${probe.queue.reason ?? probe.phase}.`);

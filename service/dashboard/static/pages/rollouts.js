@@ -126,17 +126,17 @@ class RolloutsPage {
 
   nothingYet() {
     const hint = this.job.method.type === "supervised"
-      ? "Supervised jobs learn from answers that are given; they sample none."
-      : "They appear with the first step.";
+      ? "Supervised jobs do not sample completions."
+      : "Metrics appear with the first step.";
     this.stand(() => empty(this.box, "No rollouts yet", hint));
   }
 
   nothingFits() {
     const filter = this.controls.state.filter;
     const what = filter ? `“${NAMES[filter].toLowerCase()}”` : "this question";
-    this.stand(() => empty(this.box, "No group fits", `Nothing here answers to ${what}.`,
+    this.stand(() => empty(this.box, "No matching group", `No group matches ${what}.`,
       button("Show all groups", () => this.controls.clear())));
-    announce("No group fits");
+    announce("No matching group");
   }
 
   // ---- live: the stream tells that a step has come, the overview which ones there are

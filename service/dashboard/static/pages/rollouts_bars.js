@@ -23,8 +23,8 @@ export class Bars {
     const others = after?.completions.map((one) => one.reward_after) ?? [];
     const level = scaleOf([...rewards, ...others].filter((reward) => reward !== null));
     const mean = group.mean_reward;
-    this.caption.textContent = "Reward of each completion; the line is the group's mean, the number above a bar its " +
-      `advantage${after ? "; the marks are the other grader's rewards" : ""}.`;
+    this.caption.textContent = "Reward of each completion. The line is the group mean; the number above a bar is its " +
+      `advantage${after ? "; the marks are the rewards of the other grader" : ""}.`;
     this.plot.setAttribute("aria-label", `Rewards of ${rewards.length} completions, mean ${number(mean)}`);
     this.plot.style.setProperty("--count", rewards.length);
     this.scale.replaceChildren(...level.ticks.map((tick) => el("span", { style: { bottom: level.at(tick) } }, number(tick))));

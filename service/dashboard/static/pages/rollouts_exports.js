@@ -4,9 +4,9 @@ import { download, jobPath } from "../api.js";
 import { button, el, failed } from "../dom.js";
 
 const KINDS = [
-  { label: "JSONL", hint: "all that is shown", rest: "/rollouts.jsonl", without: ["best", "worst"] },
-  { label: "SFT", hint: "the best answers", rest: "/rollouts/sft.jsonl" },
-  { label: "DPO", hint: "good and bad in pairs", rest: "/rollouts/dpo.jsonl" },
+  { label: "JSONL", hint: "all shown groups", rest: "/rollouts.jsonl", without: ["best", "worst"] },
+  { label: "SFT", hint: "the best completions", rest: "/rollouts/sft.jsonl" },
+  { label: "DPO", hint: "preference pairs", rest: "/rollouts/dpo.jsonl" },
 ];
 
 export class Exports {
@@ -16,7 +16,7 @@ export class Exports {
     this.query = query;
     this.signal = signal;
     this.problem = el("div", { hidden: true });
-    this.root = el("div", { class: "row" }, el("span", { class: "small faint" }, "Export what is shown"),
+    this.root = el("div", { class: "row" }, el("span", { class: "small faint" }, "Export shown groups"),
       KINDS.map((kind) => button(kind.label, (event) => this.save(kind, event.target), { kind: "small", title: kind.hint })));
   }
 

@@ -4,7 +4,7 @@
 import { announce, el, number, percent, quoted } from "../dom.js";
 import { Bars, signed } from "./rollouts_bars.js";
 
-const ENDS = { stop: "ended by itself", length: "cut: the limit of tokens" };
+const ENDS = { stop: "Stop token", length: "Max tokens" };
 
 export class GroupView {
   constructor() {
@@ -62,7 +62,7 @@ export class GroupView {
       el("dl", { class: "figures" }, completionFigures(one, after).map(([name, value]) =>
         el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
       el("p", { class: "text said", tabindex: 0, role: "region", "aria-label": `Text of completion ${this.chosen + 1}` },
-        one.text || el("span", { class: "faint" }, "nothing was said")),
+        one.text || el("span", { class: "faint" }, "empty completion")),
       parts(one, after), one.feedback ? el("p", { class: "hint text" }, one.feedback) : "");
   }
 }
@@ -72,7 +72,7 @@ function figures(group, after) {
   const found = [
     ["Step", number(group.step)],
     ["Dataset row", number(group.row + 1)],
-    ["Mean reward", number(group.mean_reward), after && `re-scored: ${number(after.mean_after)}`],
+    ["Mean reward", number(group.mean_reward), after && `rescored: ${number(after.mean_after)}`],
     ["Passed", percent(scored.length ? scored.filter((one) => one.reward >= 1).length / scored.length : null),
       "reward of 1 or more"],
   ];
@@ -81,10 +81,10 @@ function figures(group, after) {
 
 function notes(group) {
   const isAlone = group.completions.length < 2;
-  if (isAlone) return [el("p", { class: "hint" }, "One completion alone: an evaluation compares with nothing.")];
+  if (isAlone) return [el("p", { class: "hint" }, "An evaluation samples one completion per prompt, so there is no comparison.")];
   if (group.has_signal) return [];
   return [el("p", { class: "note warn" },
-    "No signal: all scored completions have the same reward, so that nothing can be learnt from this group.")];
+    "No signal: all scored completions have the same reward, so this group teaches nothing.")];
 }
 
 function completionFigures(one, after) {
@@ -116,7 +116,7 @@ function parts(one, after) {
 
 function table(group, after) {
   const names = [...new Set(group.completions.flatMap((one) => Object.keys(one.parts)))];
-  const head = ["Completion", "Reward", "Advantage", "Tokens", "Finish", ...names, ...(after ? ["Re-scored"] : [])];
+  const head = ["Completion", "Reward", "Advantage", "Tokens", "Finish", ...names, ...(after ? ["Rescored"] : [])];
   return el("table", { class: "list numbers" },
     el("caption", { class: "unseen" }, `Rewards of the group; their mean is ${number(group.mean_reward)}`),
     el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))),

@@ -14,13 +14,13 @@ export class Rescore {
     this.grader = el("textarea", { id: "rescore-grader", rows: 10, spellcheck: "false" });
     this.grader.value = JSON.stringify(graderOf(job), null, 2);
     this.limit = el("input", { id: "rescore-limit", type: "number", min: 1, max: 2000, value: 512 });
-    this.run = button("Score again", () => this.score(), { kind: "primary" });
+    this.run = button("Rescore", () => this.score(), { kind: "primary" });
     this.result = el("div", { class: "result" });
     this.root = el("details", { class: "panel rescore" },
-      el("summary", {}, "Try another grader on these rollouts"),
-      el("p", { class: "hint" }, "The step that is shown is scored again, of all steps the newest ones. Nothing of the job changes."),
+      el("summary", {}, "Test another grader on these rollouts"),
+      el("p", { class: "hint" }, "Rescores the shown step, or the newest completions of all steps. The job does not change."),
       el("div", { class: "field" }, el("label", { for: "rescore-grader" }, "Grader (JSON)"), this.grader),
-      el("div", { class: "row" }, el("label", { for: "rescore-limit" }, "Most completions"), this.limit, this.run),
+      el("div", { class: "row" }, el("label", { for: "rescore-limit" }, "Max completions"), this.limit, this.run),
       this.result);
   }
 
@@ -57,12 +57,12 @@ export class Rescore {
     this.result.replaceChildren(
       el("p", { class: "hint" }, `${number(summary.num_completions)} completions in ${number(summary.num_groups)} groups, `,
         `steps ${summary.from_step} to ${summary.to_step}; advantages: ${answer.advantage}. `,
-        "Groups above that were scored again show it."),
+        "The groups above show the new scores."),
       ...comparison(summary),
       ...summary.errors.map((error) => el("p", { class: "note bad" },
         `${number(error.count)} × ${error.part}: ${error.message}`)),
-      button("Put it away", () => this.forget()));
-    announce("Scored again");
+      button("Clear", () => this.forget()));
+    announce("Rescored");
   }
 
   forget() {
@@ -80,7 +80,7 @@ function comparison({ before, after, ...summary }) {
   const rows = [
     ["Mean reward", number(before.mean_reward), number(after.mean_reward)],
     ["Groups with signal", percent(before.share_with_signal), percent(after.share_with_signal)],
-    ["Not scored", number(before.num_unscored), number(after.num_unscored)],
+    ["Not scorable", number(before.num_unscored), number(after.num_unscored)],
   ];
   return [
     el("table", { class: "list" },

@@ -11,7 +11,7 @@ const NAMES = { left: "Left", right: "Right" };
 export async function show(root, params, signal) {
   const box = el("div");
   root.append(heading("Try a model", {
-    below: el("p", { class: "hint" }, "One prompt, two models, the same seed: what has training changed?"),
+    below: el("p", { class: "hint" }, "Send one prompt to two models with the same seed."),
   }), box);
   loading(box, "Loading the models");
   const [{ data }] = await Promise.all([get("/v1/models", { signal }), styled("try")]);
@@ -21,8 +21,8 @@ export async function show(root, params, signal) {
 }
 
 function none(box) {
-  empty(box, "There is no model yet",
-    el("span", {}, "An operator adds one with ", el("code", {}, "grpo models add"), "."));
+  empty(box, "No model yet",
+    el("span", {}, "An operator can add one with ", el("code", {}, "grpo models add"), "."));
 }
 
 class TryPage {
@@ -59,7 +59,7 @@ class TryPage {
     el("div", { class: "choices" }, SIDES.map((side) => field(NAMES[side], this.chosen[side]))),
     field("Prompt", this.prompt), more,
     el("div", { class: "row" }, this.send, this.stop,
-      el("span", { class: "hint" }, "Ctrl + Enter sends. A model's first answer waits until it is loaded.")));
+      el("span", { class: "hint" }, "Ctrl + Enter sends. The first answer waits until the model is loaded.")));
   }
 
   settings() {
@@ -69,7 +69,7 @@ class TryPage {
     this.seed = numeric("seed", { min: 0, step: 1, value: 1, required: true });
     this.isPlain = el("input", { id: "plain", type: "checkbox" });
     return el("div", { class: "settings" },
-      field("Temperature", this.temperature), field("At most so many tokens", this.maxTokens), field("Seed", this.seed),
+      field("Temperature", this.temperature), field("Max tokens", this.maxTokens), field("Seed", this.seed),
       el("label", { class: "row", for: "plain" }, this.isPlain, "Plain text, no chat template"));
   }
 
@@ -100,14 +100,14 @@ class TryPage {
     const signal = AbortSignal.any([this.signal, this.running.signal]);
     this.send.disabled = true;
     this.stop.disabled = false;
-    announce("The models are answering");
+    announce("Generating");
     const chosen = SIDES.filter((side) => this.chosen[side].value);
     for (const side of SIDES) this.answers[side].clear();
     await Promise.all(chosen.map((side) => this.answers[side].ask(this.asked(this.chosen[side].value), signal)));
     this.running = null;
     this.send.disabled = false;
     this.stop.disabled = true;
-    if (!this.signal.aborted) announce("The answers are complete");
+    if (!this.signal.aborted) announce("Done");
   }
 
   asked(model) {
