@@ -39,9 +39,9 @@ from service.settings import Settings
 from service.web import error_handlers, openapi, swagger
 from service.web.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.web.quotas import RequestRate
+from service.web.request_metrics import RequestMetrics
 from service.web.shares import OF_KEY, UPLOADS, UPLOADS_OF_KEY, Shares, take_turn
 from service.web.strict_json import refuse_odd_text
-from service.web.traffic import Traffic
 from service.webhooks import endpoints as webhooks
 from service.webhooks import endpoints_types as event_types
 
@@ -75,12 +75,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
-    app.state.traffic = Traffic()
+    app.state.request_metrics = RequestMetrics()
     app.state.thread_shares, app.state.upload_shares = Shares(OF_KEY), Shares(UPLOADS_OF_KEY)
     # The last one is the outermost.
     app.add_middleware(HeadLikeGet)
     app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
-    app.add_middleware(RequestContext, traffic=app.state.traffic)
+    app.add_middleware(RequestContext, metrics=app.state.request_metrics)
     error_handlers.install(app)
     swagger.install(app)
     dashboard.install(app)

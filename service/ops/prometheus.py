@@ -1,7 +1,7 @@
 """`/metrics`: what Prometheus asks. No key is needed, so no tenant, job or key is in it.
 
 What concerns jobs comes from the database at each scrape, so that every API process says the same. What this
-process has answered it has counted itself (`traffic.py`): of several processes each is scraped.
+process has answered it has counted itself (`web/request_metrics.py`): of several processes each is scraped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def metrics(request: Request) -> Response:
     state = request.app.state
     registry = CollectorRegistry()
     registry.register(_Families([*_of_process(state), *_of_jobs(await state.census.ask())]))  # type: ignore[arg-type]
-    text = generate_latest(registry) + generate_latest(state.traffic.registry)
+    text = generate_latest(registry) + generate_latest(state.request_metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

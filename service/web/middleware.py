@@ -19,8 +19,8 @@ from service.platform.errors import InvalidRequest, PayloadTooLarge, ServiceErro
 from service.platform.ids import new_id
 from service.platform.logs import REQUEST
 from service.web.error_handlers import error_response
+from service.web.request_metrics import RequestMetrics, route_of
 from service.web.shares import give_turn_back
-from service.web.traffic import Traffic, route_of
 
 log = structlog.get_logger()
 
@@ -32,9 +32,9 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class RequestContext:
     """Gives each HTTP request an id, answers unknown exceptions neutrally, counts it and logs one line."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self.app = app
-        self.traffic = traffic
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,7 +62,7 @@ class RequestContext:
         finally:
             give_turn_back(scope)
             ended = time.monotonic()
-            self.traffic.count(scope, exchange.status, (exchange.answered_at or ended) - started)
+            self.metrics.observe(scope, exchange.status, (exchange.answered_at or ended) - started)
             log.info("request", status=exchange.status, seconds=round(ended - started, 4))
 
 

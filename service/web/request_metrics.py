@@ -1,7 +1,6 @@
-"""What this process has answered, for Prometheus: how fast, on which route, with which kind of status.
+"""Durations of this process's HTTP requests, by method, route and kind of status, for Prometheus.
 
-Boundary: counts of one process since its start. No path, tenant or key becomes a label: how many of them
-there are is not ours to say.
+Boundary: one process since its start. Paths, tenants and keys are no labels: their number is unbounded.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ OTHER = "other"
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Traffic:
+class RequestMetrics:
     """The process's requests; `registry` is what `/metrics` shows of them."""
 
     def __init__(self) -> None:
@@ -28,22 +27,22 @@ class Traffic:
             registry=self.registry,
         )
 
-    def count(self, scope: Any, status: int, seconds: float) -> None:
-        """One request; status 0: the client was gone before the answer."""
+    def observe(self, scope: Any, status: int, seconds: float) -> None:
+        """Record one request; status 0: the client left before the response."""
         method = scope["method"] if scope["method"] in METHODS else OTHER
         kind = f"{status // 100}xx" if status else "none"
         self._seconds.labels(method, route_of(scope) or OTHER, kind).observe(seconds)
 
 
 def route_of(scope: Any) -> str | None:
-    """The route's template, `/v1/files/{file_id}`; None where the path is none of ours.
+    """The route's template, `/v1/files/{file_id}`; None for an unknown path.
 
-    A route in a router in another one knows only the end of its template; the rest is as it was asked for.
+    A route of a nested router holds only the end of its template; the rest comes from the path.
     """
     route = scope.get("route")
     template = getattr(route, "path_format", None)
     if template is None:
         return None
-    asked = template.format(**scope.get("path_params", {}))
+    matched = template.format(**scope.get("path_params", {}))
     path: str = scope["path"]
-    return path.removesuffix(asked) + template if path.endswith(asked) else str(template)
+    return path.removesuffix(matched) + template if path.endswith(matched) else str(template)
