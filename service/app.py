@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 
 from service.dashboard import routes as dashboard
@@ -23,7 +23,7 @@ from service.graders import endpoints as graders
 from service.jobs.api import endpoints as jobs
 from service.jobs.intake.checks.checked_files import CheckedFiles
 from service.jobs.intake.costs import PastJobs
-from service.jobs.results.merging.service import merge_turns
+from service.jobs.results.merging.service import merge_limit
 from service.jobs.store.wakeups import Wakeups, refuse_eviction
 from service.models_catalog import endpoints as models
 from service.ops import health, prometheus
@@ -37,10 +37,16 @@ from service.rollouts import endpoints as rollouts
 from service.serving import endpoints as chat
 from service.settings import Settings
 from service.web import error_handlers, openapi, swagger
+from service.web.limits import ConcurrencyLimit, RequestRate
 from service.web.middleware import HeadLikeGet, RequestContext, SteadyBodies
-from service.web.quotas import RequestRate
+from service.web.per_key_concurrency import (
+    REQUESTS_PER_KEY,
+    UPLOADS,
+    UPLOADS_PER_KEY,
+    PerKeyConcurrency,
+    limit_requests_of_key,
+)
 from service.web.request_metrics import RequestMetrics
-from service.web.shares import OF_KEY, UPLOADS, UPLOADS_OF_KEY, Shares, take_turn
 from service.web.strict_json import refuse_odd_text
 from service.webhooks import endpoints as webhooks
 from service.webhooks import endpoints_types as event_types
@@ -76,7 +82,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.settings = settings
     app.state.request_metrics = RequestMetrics()
-    app.state.thread_shares, app.state.upload_shares = Shares(OF_KEY), Shares(UPLOADS_OF_KEY)
+    app.state.requests_per_key = PerKeyConcurrency(REQUESTS_PER_KEY)
+    app.state.uploads_per_key = PerKeyConcurrency(UPLOADS_PER_KEY)
     # The last one is the outermost.
     app.add_middleware(HeadLikeGet)
     app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
@@ -87,16 +94,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     return app
 
 
-async def _admit(request: Request) -> None:
-    """Every route's one dependency: each more would cost every poll."""
-    await refuse_odd_text(request)
-    await take_turn(request)
-
-
 @cache
 def _routes(max_upload_bytes: int) -> list[BaseRoute]:
     """All rooms' routes; applications share them: to resolve their dependencies takes a tenth of a second."""
-    everything = APIRouter(dependencies=[Depends(_admit)])
+    everything = APIRouter(
+        dependencies=[Depends(refuse_odd_text), Depends(limit_requests_of_key, scope="function")]
+    )
     # The limits are the routers', not the application's: the latter would answer outside of our middleware.
     everything.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, prometheus)
@@ -125,7 +128,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
-    app.state.merge_turns = merge_turns(settings.max_merges)
+    app.state.merge_limit = merge_limit(settings.max_merges)
+    app.state.stream_limit = ConcurrencyLimit(
+        "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30
+    )
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
     app.state.census = Probe(prometheus.Census(app.state.database, settings.sweep_seconds).take, None)
     structlog.get_logger().info("started", mode=settings.mode)

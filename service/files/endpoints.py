@@ -14,7 +14,6 @@ from service.web.auth import Reader, Writer
 from service.web.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep
 from service.web.downloads import file_response
 from service.web.pagination import After, Page
-from service.web.shares import key_of
 
 MAX_FORM_FIELDS = 16
 PageLimit = Annotated[int, Query(ge=1, le=10_000)]
@@ -53,7 +52,7 @@ async def create_file(request: Request, files: WriteFiles) -> FileRead:
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         upload, name, fields = parse_form(form)
         state, given = request.app.state, (upload.file, upload.size or 0, name, fields)
-        async with state.upload_shares.of(key_of(request)):
+        async with state.uploads_per_key.of(request):
             return await to_thread.run_sync(files.upload, *given, limiter=state.upload_threads)
 
 

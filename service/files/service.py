@@ -25,8 +25,8 @@ from service.platform.principal import Principal
 from service.platform.storage import Storage
 from service.platform.tables.core import File
 from service.settings import Settings
-from service.web import quotas
 from service.web.auth import require_good_key
+from service.web.limits import check_stored_bytes
 from service.web.pagination import Page, page_of, unknown_cursor
 
 log = structlog.get_logger()
@@ -86,7 +86,7 @@ class Files:
         with self._database.transaction() as session:
             lock_tenant(session, row.tenant)
             require_good_key(session, self._principal)
-            quotas.check_storage(stored_bytes(session, row.tenant), content.num_bytes, self._settings)
+            check_stored_bytes(stored_bytes(session, row.tenant), content.num_bytes, self._settings)
             session.add(row)
             session.flush()
             audit.record(session, self._principal, "file.create", file_id, self._request_id)

@@ -21,14 +21,14 @@ from service.jobs.model.dataset import Problems
 from service.jobs.model.method_parts import leaves
 from service.platform.catalog import Catalog
 from service.platform.errors import InvalidRequest
-from service.web.turns import Turns
+from service.web.limits import ConcurrencyLimit
 
 RESERVED_FIELDS = ("messages", "tools")
 """Of a dataset row; the rest is what graders see as `item`."""
 DEADLINE_SECONDS = 120.0
 """OpenAI's limit."""
-_runs = Turns(8, 4, "Graders are being run")
-"""Of rules that take a process or wait for a server."""
+_run_limit = ConcurrencyLimit("grader runs", per_tenant=4, overall=8)
+"""For rules that need a process or wait for a server."""
 
 
 def check(grader: Grader, catalog: Catalog) -> None:
@@ -42,7 +42,7 @@ def check(grader: Grader, catalog: Catalog) -> None:
 
 
 def run(tenant: str, request: RunRequest, catalog: Catalog) -> RunResponse:
-    """The grader's score of the sample. Raises InvalidRequest, and TooManyRequests while others run."""
+    """The grader's score of the sample. Raises InvalidRequest, and TooManyRequests at the limit of runs."""
     check(request.grader, catalog)
     before, started = usage(), time.perf_counter()
     score = _score(tenant, request, with_places(request.grader, catalog))
@@ -55,7 +55,10 @@ def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
     sample = make_sample(request.model_sample, num_tokens=request.num_tokens)
     if grader.execution == "inline":
         return grade(grader, sample, item)
-    with _runs.taken(tenant), open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
+    with (
+        _run_limit.slot(tenant),
+        open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading,
+    ):
         return grading.submit(sample, item).result()
 
 

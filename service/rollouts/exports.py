@@ -17,7 +17,7 @@ from service.rollouts import pairs, repository
 from service.rollouts.datasets import Dataset, TrainedSplit, find_dataset
 from service.rollouts.pairs import Limits
 from service.rollouts.selection import Selection
-from service.rollouts.service import checked_job, searching
+from service.rollouts.service import checked_job, search_limit
 from service.settings import Settings
 
 
@@ -51,14 +51,14 @@ class Exports:
     def best_answers(self, source: Source, limits: Limits) -> Iterator[str]:
         """Rows for `supervised` training. Raises NotFound, and InvalidRequest where there is nothing."""
         job, dataset, selection = self._opened(source)
-        with searching(source.tenant):
+        with search_limit.slot(source.tenant):
             found = pairs.best_answers(self.database, job.id, selection, limits)
         return pairs.lines(self.database, job.id, source.split, dataset, found, pairs.supervised_row)
 
     def preferences(self, source: Source, limits: Limits) -> Iterator[str]:
         """Good and bad answers. Raises NotFound, and InvalidRequest where there are none."""
         job, dataset, selection = self._opened(source)
-        with searching(source.tenant):
+        with search_limit.slot(source.tenant):
             found = pairs.preferences(self.database, job.id, selection, limits)
         return pairs.lines(self.database, job.id, source.split, dataset, found, pairs.preference_row)
 

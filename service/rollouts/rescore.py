@@ -32,7 +32,7 @@ from service.rollouts.schemas import RescoreRead, RescoreRequest
 from service.rollouts.selection import Selection
 from service.rollouts.service import method_of
 from service.settings import Settings
-from service.web.turns import Turns
+from service.web.limits import ConcurrencyLimit
 
 DEADLINE_SECONDS = 40.0
 """For all completions: clients wait a minute for an answer."""
@@ -42,7 +42,7 @@ MAX_ASKED = 64
 """Completions for a grader that asks a server: somebody pays for them."""
 MAX_ROW_BYTES = 64 * 2**20
 """Of the rows that graders see, all at once in memory."""
-_turns = Turns(4, 2, "Re-scores are running")
+_limit = ConcurrencyLimit("re-scores", per_tenant=2, overall=4)
 
 Items = dict[int, dict[str, Any]]
 
@@ -57,7 +57,7 @@ class Rescore:
     settings: Settings
 
     def run(self, tenant: str, job_id: str, request: RescoreRequest) -> RescoreRead:
-        """Raises NotFound, InvalidRequest where it cannot be done, TooManyRequests while others run."""
+        """Raises NotFound, InvalidRequest if it cannot be done, TooManyRequests at the limit of re-scores."""
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
         check(request.grader, self.catalog)
@@ -65,7 +65,7 @@ class Rescore:
         method = method_of(job)
         estimator = _estimator(method, request)
         dataset = find_dataset(self.database, self.storage, self.settings, job, request.split)
-        with _turns.taken(tenant):
+        with _limit.slot(tenant):
             groups, num_skipped = self._groups(job, request)
             items = _items(dataset, groups)
             scores = _graded(request.grader, groups, items)

@@ -5,7 +5,7 @@ Boundary: no HTTP. Transactions are opened here, one for each question.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -23,10 +23,10 @@ from service.rollouts import repository
 from service.rollouts.repository import Entry, Unit
 from service.rollouts.schemas import RolloutOverview
 from service.rollouts.selection import Selection, refuse_unknown_parts
+from service.web.limits import ConcurrencyLimit
 from service.web.pagination import unknown_cursor
-from service.web.turns import Turns
 
-_searches = Turns(8, 4, "Searches through all rollouts of a job are running")
+search_limit = ConcurrencyLimit("searches through all rollouts of a job", per_tenant=4, overall=8)
 _method: TypeAdapter[Method] = TypeAdapter(Method)
 
 
@@ -43,11 +43,6 @@ def parts_of(job: Job) -> list[str]:
     return sorted(set(found))
 
 
-def searching(tenant: str) -> AbstractContextManager[None]:
-    """Around what reads all of a job's completions."""
-    return _searches.taken(tenant)
-
-
 def checked_job(database: Database, tenant: str, job_id: str, selection: Selection) -> Job:
     """The tenant's job. Raises NotFound, and InvalidRequest for a part that it does not have."""
     with database.reading() as session:
@@ -62,9 +57,12 @@ def page(
 ) -> list[Entry]:
     """One more than `limit` where there are more.
 
-    Raises NotFound for a cursor that is not there, TooManyRequests while many search whole ledgers.
+    Raises NotFound for an unknown cursor, TooManyRequests at the limit of searches.
     """
-    with searching(job.tenant) if selection.is_wide else nullcontext(), database.scanning() as session:
+    with (
+        search_limit.slot(job.tenant) if selection.is_wide else nullcontext(),
+        database.scanning() as session,
+    ):
         last = None if after is None else _last(session, job.id, after, unit)
         return repository.page(session, job.id, selection, unit, limit=limit, after=last)
 

@@ -14,15 +14,14 @@ from grpo_engine.serve.protocol import Ask
 from service.jobs.store.repository import base_model_name, resolve_model
 from service.platform.catalog import Catalog
 from service.platform.db import Database
-from service.platform.errors import InvalidRequest, NotFound, TooManyRequests, Unavailable
+from service.platform.errors import InvalidRequest, NotFound, Unavailable
 from service.platform.locks import lock_tenant
 from service.platform.tables.serving import Generation, GenerationState
 from service.serving import repository
 from service.serving.schemas import Body, ChatRequest, CompletionRequest
 from service.settings import Settings
+from service.web.limits import check_chats
 
-QUEUE_SECONDS = 5
-"""`Retry-After` of who has too many requests open."""
 TRAINING_SECONDS = 60
 """`Retry-After` while the GPUs belong to jobs."""
 NO_WORKER = "No worker answers requests now: start one (`grpo up`, or `python -m worker.serving.chat`)."
@@ -47,18 +46,10 @@ class Chat:
             _check_model(session, tenant, body.model, bases)
             _check_workers(repository.live_workers(session))
             lock_tenant(session, tenant)
-            self._check_room(session, tenant)
+            check_chats(repository.num_open(session, tenant), self.settings)
             state = GenerationState.WAITING.value
             document = ask.model_dump(mode="json")
             session.add(Generation(id=id, tenant=tenant, model=body.model, ask=document, state=state))
-
-    def _check_room(self, session: Session, tenant: str) -> None:
-        limit = self.settings.max_chats
-        if repository.num_open(session, tenant) >= limit:
-            raise TooManyRequests(
-                f"{limit} requests are being answered, the limit here: wait for one.",
-                headers={"Retry-After": str(QUEUE_SECONDS)},
-            )
 
 
 def _check_model(session: Session, tenant: str, model: str, bases: list[str]) -> None:

@@ -15,7 +15,7 @@ from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
-from service.web.quotas import RequestRate
+from service.web.limits import RequestRate
 
 
 async def _settings(request: Request) -> Settings:

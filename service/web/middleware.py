@@ -20,7 +20,6 @@ from service.platform.ids import new_id
 from service.platform.logs import REQUEST
 from service.web.error_handlers import error_response
 from service.web.request_metrics import RequestMetrics, route_of
-from service.web.shares import give_turn_back
 
 log = structlog.get_logger()
 
@@ -43,7 +42,7 @@ class RequestContext:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req", "_")
         scope.setdefault("state", {})["request_id"] = request_id
-        exchange = _Exchange(scope, send, request_id)
+        exchange = _Exchange(send, request_id)
         token = REQUEST.set(lambda: _facts(scope))
         try:
             await self._run(exchange, scope, receive)
@@ -60,7 +59,6 @@ class RequestContext:
                 raise
             await exchange.answer(_unexpected(exchange.request_id))
         finally:
-            give_turn_back(scope)
             ended = time.monotonic()
             self.metrics.observe(scope, exchange.status, (exchange.answered_at or ended) - started)
             log.info("request", status=exchange.status, seconds=round(ended - started, 4))
@@ -148,18 +146,16 @@ class _HeadSent(Exception):
 class _Exchange:
     """One request's way out: adds headers and puts the body limit's plain text into the error shape."""
 
-    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self.request_id = request_id
         self.status = 0
         self.answered_at = 0.0
         """Monotonic seconds; 0: not yet."""
-        self._scope = scope
         self._send = send
         self._is_replaced = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            give_turn_back(self._scope)
             headers = MutableHeaders(scope=message)
             if message["status"] == 413 and headers.get("content-type", "").startswith("text/plain"):
                 self._is_replaced = True

@@ -22,8 +22,8 @@ from service.platform.locks import lock_tenant
 from service.platform.principal import Principal
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.settings import Settings
+from service.web.limits import ConcurrencyLimit
 from service.web.pagination import unknown_cursor
-from service.web.turns import Turns
 from service.webhooks import outbox, repository, sending
 from service.webhooks.schemas import (
     DeliveryRead,
@@ -39,8 +39,8 @@ MAX_ENDPOINTS = 20
 """Of one tenant."""
 OLD_SECRET_SECONDS = 24 * 3600.0
 SECRET_BYTES = 32
-_turns = Turns(8, 4, "Receivers are being asked")
-"""Of requests that wait for a receiver or a name server."""
+_receiver_limit = ConcurrencyLimit("requests to webhook receivers", per_tenant=4, overall=8)
+"""For requests that wait for a receiver or a name server."""
 
 
 class Webhooks:
@@ -128,7 +128,7 @@ class Webhooks:
 
     def test(self, endpoint_id: str, event_type: EventType | None) -> WebhookTested:
         """Send an event now and once, and tell how the endpoint answered. InvalidRequest where it did not."""
-        with _turns.taken(self._principal.tenant):
+        with _receiver_limit.slot(self._principal.tenant):
             with self._database.transaction() as session:
                 endpoint = self._enabled(session, endpoint_id)
                 type_ = event_type or endpoint.event_types.split()[0]
@@ -176,7 +176,7 @@ class Webhooks:
 
     def _check_url(self, url: str) -> None:
         try:
-            with _turns.taken(self._principal.tenant):
+            with _receiver_limit.slot(self._principal.tenant):
                 check_destination(url, self._outside)
         except RefusedUrl as error:
             raise InvalidRequest(f"url: {error}.", param="url", code="url_refused") from None

@@ -62,7 +62,7 @@ async def _preflight(request: Request) -> Preflight:
 async def _merging(
     request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep
 ) -> Merging:
-    return Merging(database, storage, catalog, request.app.state.merge_turns)
+    return Merging(database, storage, catalog, request.app.state.merge_limit)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]

@@ -19,7 +19,7 @@ from service.jobs.store.repository import require_job
 from service.platform.db import Database
 from service.platform.tables.core import Job, JobEvent
 from service.web.auth import Reader
-from service.web.dependencies import DatabaseDep, SettingsDep
+from service.web.dependencies import DatabaseDep
 from service.web.pagination import MAX_NUMBER
 
 router = APIRouter(prefix="/jobs/{job_id}")
@@ -68,16 +68,14 @@ def download_metrics(job_id: str, principal: Reader, database: DatabaseDep, name
     return Response(metrics.to_csv(rows), media_type="text/csv", headers=headers)
 
 
-async def _open_feed(
-    request: Request, principal: Reader, database: DatabaseDep, settings: SettingsDep
-) -> AsyncIterator[Feed]:
-    """The process's one feed, made with the first stream, and a place at it until the answer has ended."""
+async def _open_feed(request: Request, principal: Reader, database: DatabaseDep) -> AsyncIterator[Feed]:
+    """The process's one feed, made with the first stream; counts as an open stream until the answer ends."""
     state = request.app.state
     if not hasattr(state, "feed"):
         state.feed = Feed(database)
         stop_on_signals(state.feed)
     feed: Feed = state.feed
-    with feed.place(principal.tenant, settings.max_streams):
+    with state.stream_limit.slot(principal.tenant):
         yield feed
 
 

@@ -32,13 +32,13 @@ from service.platform import audit
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest, Unprocessable
 from service.platform.ids import new_id
-from service.platform.locks import lock_request, lock_tenant, share_tenant
+from service.platform.locks import lock_request, lock_tenant
 from service.platform.principal import Principal
 from service.platform.tables.core import IdempotencyKey, Job
 from service.platform.tables.sinks import sinks_of
 from service.settings import Settings
-from service.web import quotas
 from service.web.auth import require_good_key
+from service.web.limits import check_stored_bytes, check_unfinished_jobs
 
 NUM_FIRST_EVENTS = 2
 """Created, and queued."""
@@ -92,10 +92,10 @@ class Created:
 
 
 def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Created:
-    """A queued job, or the one that the same request has made before.
+    """Queue a job, or return the one that the same request created before.
 
-    Raises InvalidJob with every problem found, Unprocessable where the key came with another body, and
-    TooManyRequests at one of the tenant's limits; then nothing is queued.
+    Raises InvalidJob with every problem found, Unprocessable if the idempotency key was used with another
+    body, and TooManyRequests at one of the tenant's limits; then nothing is queued.
     """
     tenant, settings = request.principal.tenant, preflight.settings
     if request.may_be_known:
@@ -108,10 +108,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     expected = preflight.estimate(tenant, request.body, report)
     fault_point("job.checked")
     new = Draft(report, expected, settings)
-    try:
-        job = _store(preflight.database, request, new, alone=False)
-    except quotas.NearLimit:
-        job = _store(preflight.database, request, new, alone=True)
+    job = _store(preflight.database, request, new)
     if isinstance(job, Created):
         return job
     fault_point("job.committed")
@@ -120,15 +117,15 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     return Created(job.id)
 
 
-def _store(database: Database, request: Request, new: Draft, *, alone: bool) -> Job | Created:
-    """The transaction: a new job, or the answer that its twin got meanwhile."""
+def _store(database: Database, request: Request, new: Draft) -> Job | Created:
+    """The transaction: a new job, or the answer that the same request got meanwhile."""
     with database.transaction() as session:
         lock_request(session, request.principal.tenant, request.identity)
         if request.may_be_known and (earlier := _earlier(session, request)):
             return earlier
         require_good_key(session, request.principal)
         job = _insert(session, request, new)
-        _check_under_lock(session, request, new.settings, alone=alone)
+        _check_under_lock(session, request, new.settings)
         fault_point("job.inserted")
     return job
 
@@ -154,21 +151,20 @@ def _earlier(session: Session, request: Request) -> Created | None:
     return None if job is None else Created(job.id, {header: "true"})
 
 
-def _check_under_lock(session: Session, request: Request, settings: Settings, *, alone: bool) -> None:
-    """What two requests at once could break: the limits, and files that are being deleted.
+def _check_under_lock(session: Session, request: Request, settings: Settings) -> None:
+    """Check what concurrent requests could break: the limits, and files that are being deleted.
 
-    Asked last, with the job already stored. Far from its limits a tenant's requests do not wait here for one
-    another; raises quotas.NearLimit where they must (`alone`).
+    Runs last, with the job already inserted, so that the tenant's lock is held for a short time.
     """
     tenant = request.principal.tenant
-    unseen = lock_tenant(session, tenant) if alone else share_tenant(session, tenant, request.identity)
-    quotas.check_jobs(num_unfinished(session, tenant, settings.max_queued_jobs + 1), unseen, settings)
-    quotas.check_storage(repository.stored_bytes(session, tenant), 0, settings)
+    lock_tenant(session, tenant)
+    check_unfinished_jobs(num_unfinished(session, tenant, settings.max_queued_jobs + 1), settings)
+    check_stored_bytes(repository.stored_bytes(session, tenant), 0, settings)
     _check_still_there(session, request)
 
 
 def _check_still_there(session: Session, request: Request) -> None:
-    """What preflight found may have been deleted while it read the rows."""
+    """Raise InvalidRequest if a file or model that preflight found was deleted meanwhile."""
     tenant, body = request.principal.tenant, request.body
     wanted = {use.param: use.file_id for use in datasets_of(body, body.method)}
     there = repository.existing_files(session, tenant, wanted.values())

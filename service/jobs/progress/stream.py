@@ -13,7 +13,6 @@ import contextvars
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -27,7 +26,6 @@ from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.progress import news
 from service.platform.db import Database
-from service.platform.errors import TooManyRequests
 from service.platform.tables.core import JobEvent
 from service.web.auth import usable_keys
 
@@ -40,8 +38,6 @@ KEY_SECONDS = 2.0
 PAGE_ROWS = 500
 INBOX_UPDATES = 16
 IDS_PER_QUERY = 500
-FULL_SECONDS = 30
-"""`Retry-After` of who has too many streams open."""
 
 
 @dataclass(frozen=True)
@@ -93,29 +89,11 @@ class Feed:
         self._database = database
         self._watchers: dict[str, set[Watcher]] = {}
         self._seen: dict[str, int] = {}
-        self._open: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def num_watchers(self) -> int:
         return sum(len(watchers) for watchers in self._watchers.values())
-
-    @contextlib.contextmanager
-    def place(self, tenant: str, at_most: int | None) -> Iterator[None]:
-        """One of the tenant's streams, until the block ends. Raises TooManyRequests where none is left."""
-        if at_most is not None and self._open[tenant] >= at_most:
-            raise TooManyRequests(
-                f"There are {at_most} open streams, the limit here: close one.",
-                code="too_many_streams",
-                headers={"Retry-After": str(FULL_SECONDS)},
-            )
-        self._open[tenant] += 1
-        try:
-            yield
-        finally:
-            self._open[tenant] -= 1
-            if not self._open[tenant]:
-                del self._open[tenant]
 
     async def rows(self, job_id: str, after: int, key_id: str) -> AsyncIterator[JobEvent | None]:
         """The job's events after number `after`, then live ones up to its terminal one; None: a ping.

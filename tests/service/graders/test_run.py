@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from service.graders import service
 from service.settings import Settings
-from service.web.turns import Turns
+from service.web.limits import ConcurrencyLimit
 from tests.chat_server import Answer, ChatServer, EndpointServer, Reply
 from tests.service.job_samples import make_model
 
@@ -146,7 +146,7 @@ def test_what_the_deployment_lacks_is_refused_with_its_field(client: TestClient,
 def test_while_graders_run_others_are_answered_and_too_many_are_refused(
     client: TestClient, other_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_runs", Turns(2, 1, "Graders are being run"))
+    monkeypatch.setattr(service, "_run_limit", ConcurrencyLimit("grader runs", per_tenant=1, overall=2))
     asked, answer_now = threading.Event(), threading.Event()
 
     def wait(_: dict[str, Any]) -> float:
@@ -163,6 +163,8 @@ def test_while_graders_run_others_are_answered_and_too_many_are_refused(
         body = {"grader": python("return 1.0"), "model_sample": ""}
         refused = client.post(f"{PREFIX}/run", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        message = "Too many grader runs (limit: 1 per tenant, 2 overall). Retry in 5 s."
+        assert refused.json()["error"]["message"] == message
         assert other_client.post(f"{PREFIX}/run", json=body).status_code == 200
         answer_now.set()
         assert slow.result(30)["reward"] == 1.0

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from service.jobs.model.states import JobState
 from service.platform.db import Database
-from service.rollouts.service import searching
+from service.rollouts.service import search_limit
 from service.settings import Settings
 from tests.service.job_samples import add_job
 from tests.service.rollouts.rollout_samples import add_graded_job, add_group, completion, said
@@ -233,7 +233,7 @@ def test_only_a_few_may_search_a_whole_ledger_at_once(client: TestClient, sample
     url = f"{JOBS}/{sampled}/rollouts"
     with ExitStack() as stack:
         for _ in range(4):
-            stack.enter_context(searching("tenant-a"))
+            stack.enter_context(search_limit.slot("tenant-a"))
         answer = client.get(url, params={"filter": "best"})
         assert (answer.status_code, "retry-after" in answer.headers) == (429, True)
         assert client.get(url, params={"filter": "best", "step": 1}).status_code == 200

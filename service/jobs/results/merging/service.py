@@ -25,7 +25,7 @@ from service.platform.db import Database
 from service.platform.errors import InvalidRequest, NotFound, Unprocessable
 from service.platform.storage import ObjectMissing, Storage, sha256_file
 from service.platform.unpack import BadArchive, unpack
-from service.web.turns import Turns
+from service.web.limits import ConcurrencyLimit
 
 if TYPE_CHECKING:
     from service.jobs.results.merging.archive import MergedArchive
@@ -35,10 +35,9 @@ IN_ALL, RETRY_SECONDS = 8, 30
 ELSEWHERE = "`grpo merge JOB --base FOLDER` merges where the base model is"
 
 
-def merge_turns(of_tenant: int) -> Turns:
-    """How many merges one API process makes at once: each takes a processor and a folder for its adapter."""
-    doing = "Merged models are being sent"
-    return Turns(IN_ALL, of_tenant, doing, code="too_many_merges", retry_seconds=RETRY_SECONDS)
+def merge_limit(per_tenant: int) -> ConcurrencyLimit:
+    """The limit of merges in one API process: each needs a processor and a folder for its adapter."""
+    return ConcurrencyLimit("merges", per_tenant, IN_ALL, code="too_many_merges", retry_seconds=RETRY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Merging:
     database: Database
     storage: Storage
     catalog: Catalog
-    turns: Turns
+    limit: ConcurrencyLimit
 
     def base_of(self, tenant: str, job_id: str) -> weights.Weights | None:
         """What the job's adapter belongs to; None where the job trained all weights and has them whole.
@@ -80,7 +79,7 @@ class Merging:
         # it loads numpy, a tenth of what an API process takes to start, and few ever merge
         from service.jobs.results.merging.archive import merged_archive
 
-        with self.turns.taken(tenant), tempfile.TemporaryDirectory(prefix="grpo-merge-") as scratch:
+        with self.limit.slot(tenant), tempfile.TemporaryDirectory(prefix="grpo-merge-") as scratch:
             folder = self._fetched(adapter, Path(scratch))
             try:
                 archive = merged_archive(self._base(found), folder, _revision(found))

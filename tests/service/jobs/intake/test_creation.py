@@ -14,7 +14,7 @@ from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
 from service.platform.db import Database
-from service.platform.locks import lock_tenant, share_tenant
+from service.platform.locks import lock_tenant
 from service.platform.tables.core import AuditEntry, IdempotencyKey, Job, JobEvent
 from service.settings import Settings
 from tests.service.job_samples import (
@@ -201,32 +201,6 @@ def test_a_retry_waits_for_the_job_that_is_still_being_made(client: TestClient, 
         session.rollback()
     assert again.result().json()["id"] == first.result().json()["id"]
     assert num_jobs(database) == 1
-
-
-@on_postgresql
-def test_far_from_the_limit_a_job_is_made_while_another_is_being_made(
-    client: TestClient, database: Database
-) -> None:
-    body = request(upload(client))
-    with database.transaction() as session:
-        share_tenant(session, "tenant-a", "another")
-        assert post(client, body, Idempotency_Key="k1").status_code == 200
-
-
-@on_postgresql
-def test_who_locks_the_tenant_waits_for_those_who_share_it(database: Database) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        with database.transaction() as session:
-            share_tenant(session, "tenant-a", "another")
-            alone = threads.submit(locked_alone, database)
-            with pytest.raises(TimeoutError):
-                alone.result(timeout=0.5)
-        assert alone.result() == 0
-
-
-def locked_alone(database: Database) -> int:
-    with database.transaction() as session:
-        return lock_tenant(session, "tenant-a")
 
 
 def test_an_old_request_is_not_a_retry(client: TestClient, database: Database) -> None:

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 from service.jobs.results.merging import layout
 from service.jobs.results.merging.archive import merged_archive
 from service.jobs.results.merging.bases import Folder
-from service.jobs.results.merging.service import IN_ALL, merge_turns
+from service.jobs.results.merging.service import IN_ALL, merge_limit
 from service.platform.db import Database
 from service.platform.errors import TooManyRequests
 from service.settings import Settings
@@ -138,25 +138,25 @@ def test_a_base_that_is_replaced_while_it_is_sent_breaks_the_transfer_off(
 def test_one_tenant_gets_so_many_at_once(
     app: FastAPI, client: TestClient, other_client: TestClient, job_id: str, settings: Settings
 ) -> None:
-    taken = app.state.merge_turns.taken
-    with taken("tenant-a"), taken("tenant-a"):
+    slot = app.state.merge_limit.slot
+    with slot("tenant-a"), slot("tenant-a"):
         answer = merged(client, job_id)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_merges")
         assert answer.headers["retry-after"] == "30"
-        with taken("tenant-b"):
-            assert app.state.merge_turns.num_taken == 3
+        with slot("tenant-b"):
+            assert app.state.merge_limit.num_running == 3
     assert merged(client, job_id).status_code == 200
 
 
 def test_all_tenants_together_get_so_many_at_once() -> None:
-    found = merge_turns(of_tenant=2)
+    found = merge_limit(per_tenant=2)
     with ExitStack() as stack:
         for tenant in range(IN_ALL):
-            stack.enter_context(found.taken(str(tenant)))
+            stack.enter_context(found.slot(str(tenant)))
         with pytest.raises(TooManyRequests):
-            stack.enter_context(found.taken("another"))
-    with found.taken("another"):
-        assert found.num_taken == 1
+            stack.enter_context(found.slot("another"))
+    with found.slot("another"):
+        assert found.num_running == 1
 
 
 def test_who_leaves_gives_the_place_back(
@@ -181,7 +181,7 @@ def test_who_leaves_gives_the_place_back(
                 assert answer.status_code == 200
                 next(answer.iter_raw())
                 assert len(list(scratch.glob("grpo-merge-*"))) == 1
-            wait_until(lambda: not app.state.merge_turns.num_taken, what="the place is free")
+            wait_until(lambda: not app.state.merge_limit.num_running, what="the place is free")
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.errors import TooManyRequests
 from service.settings import Settings
-from service.web.quotas import RequestRate
+from service.web.limits import RequestRate
 from tests.servers import wait_until
 from tests.service.files.file_samples import ROWS
 from tests.service.job_samples import add_job
-from tests.service.web.test_quotas import limited, refusal
+from tests.service.web.test_limits import limited, refusal
 
 JOBS = "/v1/fine_tuning/jobs"
 
@@ -68,7 +68,7 @@ def test_a_bucket_fills_again_at_the_rate_and_no_further() -> None:
     assert num_allowed(rate) == 4
 
 
-def test_who_waits_as_long_as_told_is_let_in() -> None:
+def test_a_request_after_retry_after_is_accepted() -> None:
     clock = Clock()
     rate = RequestRate(0.4, clock)
     rate.spend("a")
@@ -85,11 +85,11 @@ def test_each_tenant_has_its_own_bucket() -> None:
     assert [num_allowed(rate, tenant) for tenant in "aba"] == [2, 2, 0]
 
 
-def test_without_a_rate_nobody_is_refused() -> None:
+def test_without_a_rate_no_request_is_refused() -> None:
     assert num_allowed(RequestRate(None, Clock())) == 100
 
 
-def test_threads_that_ask_together_get_no_more_than_the_bucket_holds() -> None:
+def test_concurrent_threads_get_no_more_than_the_bucket_holds() -> None:
     rate, start, allowed = RequestRate(25, Clock()), threading.Barrier(16), []
 
     def ask() -> None:
@@ -105,9 +105,7 @@ def test_threads_that_ask_together_get_no_more_than_the_bucket_holds() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_a_request_beyond_the_rate_is_told_when_to_come_again(
-    settings: Settings, api_key: str, method: str
-) -> None:
+def test_a_request_beyond_the_rate_gets_retry_after(settings: Settings, api_key: str, method: str) -> None:
     with limited(settings, api_key, max_requests_per_second=0.001) as client:
         assert client.get("/v1/files").status_code == 200
         answer = client.request(method, "/v1/models")
@@ -171,7 +169,7 @@ def test_openais_client_does_not_send_a_file_again_for_which_there_is_no_space(
     assert seen == [200, 429]
 
 
-def test_a_tenant_has_so_many_streams_open_and_no_more(
+def test_a_tenant_opens_as_many_streams_as_allowed(
     server_url: str, app: FastAPI, api_key: str, other_api_key: str, database: Database
 ) -> None:
     job_id = add_job(database, JobState.RUNNING)
@@ -189,11 +187,11 @@ def test_a_tenant_has_so_many_streams_open_and_no_more(
         assert refused.headers["retry-after"] == "30"
         assert opened(theirs, other).status_code == 200
         first.close()
-        wait_until(lambda: app.state.feed._open["tenant-a"] == 1, what="the place is free")
+        wait_until(lambda: app.state.stream_limit.num_running == 2, what="the place is free")
         assert opened(job_id, mine).status_code == 200
 
 
-def test_what_opens_no_stream_keeps_no_place(
+def test_a_request_that_opens_no_stream_does_not_count(
     server_url: str, app: FastAPI, api_key: str, database: Database
 ) -> None:
     job_id = add_job(database, JobState.RUNNING)
@@ -206,4 +204,4 @@ def test_what_opens_no_stream_keeps_no_place(
             assert http.get(f"{JOBS}/{job_id}/stream", params={"after": "x"}).status_code == 400
             assert http.get(f"{JOBS}/{over}/stream", headers={"last-event-id": "9"}).status_code == 204
             assert http.get(f"{JOBS}/{over}/stream").status_code == 200
-    wait_until(lambda: app.state.feed._open["tenant-a"] == 0, what="all places are free")
+    wait_until(lambda: app.state.stream_limit.num_running == 0, what="all places are free")

@@ -1,4 +1,4 @@
-"""One key's slow requests, many at once: everybody else is answered meanwhile."""
+"""Many slow requests of one key do not delay the requests of other keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from service.files.service import Files
 from service.jobs.intake.preflight import Preflight
 from service.platform.errors import InvalidRequest
-from service.web.shares import OF_KEY, UPLOADS_OF_KEY
+from service.web.per_key_concurrency import REQUESTS_PER_KEY, UPLOADS_PER_KEY
 from tests.servers import wait_until
 from tests.service.job_samples import request
 
@@ -49,18 +49,18 @@ def upload(client: httpx.Client) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    ("place", "ask", "share"),
-    [((Preflight, "check"), check, OF_KEY), ((Files, "upload"), upload, UPLOADS_OF_KEY)],
+    ("place", "ask", "limit"),
+    [((Preflight, "check"), check, REQUESTS_PER_KEY), ((Files, "upload"), upload, UPLOADS_PER_KEY)],
     ids=["checks", "uploads"],
 )
-def test_a_crowd_of_slow_requests_of_one_key_keeps_nobody_else_waiting(
+def test_many_slow_requests_of_one_key_do_not_block_other_keys(
     server_url: str,
     api_key: str,
     other_api_key: str,
     monkeypatch: pytest.MonkeyPatch,
     place: tuple[type, str],
     ask: Callable[[httpx.Client], httpx.Response],
-    share: int,
+    limit: int,
 ) -> None:
     slow = Slow()
     monkeypatch.setattr(*place, slow)
@@ -73,18 +73,18 @@ def test_a_crowd_of_slow_requests_of_one_key_keeps_nobody_else_waiting(
         ThreadPoolExecutor(CROWD) as threads,
     ):
         asked = [threads.submit(ask, crowd) for _ in range(CROWD)]
-        wait_until(lambda: slow.num_inside == share, 20, "as many as may are at work")
+        wait_until(lambda: slow.num_inside == limit, 20, "the limit is reached")
         assert other.get("/v1/files").status_code == 200
         slow.may_end.set()
         assert {each.result().status_code for each in asked} == {400}
-    assert slow.most == share
+    assert slow.most == limit
 
 
-def test_a_turn_that_is_over_is_the_next_ones(server_url: str, api_key: str) -> None:
-    """Those who are refused, fail or leave give it back too."""
+def test_every_finished_request_frees_its_place(server_url: str, api_key: str) -> None:
+    """Also requests that fail or are refused."""
     headers = {"authorization": f"Bearer {api_key}"}
     with httpx.Client(base_url=server_url, headers=headers, timeout=30) as client:
-        for number in range(OF_KEY + 1):
+        for number in range(REQUESTS_PER_KEY + 1):
             answers = [
                 client.get("/v1/files"),
                 client.get(f"/v1/files/{number}"),

@@ -1,4 +1,4 @@
-"""Quotas under a crowd: never one more than the limit, and every refusal says when to come again."""
+"""Limits under concurrent requests: never one more than allowed, and every refusal says when to retry."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from service.files import service as files_service
 from service.jobs.intake import creation
 from service.jobs.model.states import JobState
 from service.platform.db import Database
-from service.platform.locks import TOGETHER
 from service.settings import Settings
-from service.web import quotas
 from service.web.auth import create_key, revoke_key
+from service.web.limits import UNFINISHED_JOBS_RETRY_SECONDS
 from tests.service.files.file_samples import ROWS, stored, uploaded
 from tests.service.job_samples import add_artifact, add_job, make_model, num_jobs, request, upload
 from tests.service.serving.processes import serving
@@ -75,24 +74,25 @@ def two_services(settings: Settings) -> Iterator[Callable[..., list[str]]]:
         yield start
 
 
-@pytest.mark.parametrize("limit", [LIMIT, TOGETHER + LIMIT])
-def test_a_hundred_posts_at_once_make_as_many_jobs_as_are_allowed(
-    two_services: Callable[..., list[str]], settings: Settings, api_key: str, database: Database, limit: int
+def test_a_hundred_concurrent_posts_create_as_many_jobs_as_are_allowed(
+    two_services: Callable[..., list[str]], settings: Settings, api_key: str, database: Database
 ) -> None:
     make_model(settings.home)
-    urls = two_services(max_queued_jobs=limit)
+    urls = two_services(max_queued_jobs=LIMIT)
     with httpx.Client(base_url=urls[0], headers={"authorization": f"Bearer {api_key}"}) as client:
         file_id = upload(client)  # type: ignore[arg-type]
     add_job(database, JobState.SUCCEEDED)
     answers = post_to_each(urls, api_key, JOBS, {"json": request(file_id)})
     refused = [answer for answer in answers if answer.status_code != 200]
-    assert len(refused) == 100 - limit
+    assert len(refused) == 100 - LIMIT
     assert {refusal(answer) for answer in refused} == {(429, "quota_exceeded")}
-    assert {answer.headers["retry-after"] for answer in refused} == {str(quotas.JOB_SECONDS)}
-    assert num_jobs(database) == limit + 1
+    message = f"Limit of {LIMIT} unfinished jobs reached. Wait for one to finish, or cancel one."
+    assert {answer.json()["error"]["message"] for answer in refused} == {message}
+    assert {answer.headers["retry-after"] for answer in refused} == {str(UNFINISHED_JOBS_RETRY_SECONDS)}
+    assert num_jobs(database) == LIMIT + 1
 
 
-def test_a_hundred_uploads_at_once_store_as_many_bytes_as_are_allowed(
+def test_a_hundred_concurrent_uploads_store_as_many_bytes_as_are_allowed(
     two_services: Callable[..., list[str]], settings: Settings, api_key: str
 ) -> None:
     urls = two_services(max_stored_bytes=LIMIT * len(ROWS) + len(ROWS) // 2)
@@ -118,7 +118,7 @@ def test_a_job_counts_until_it_is_over(
 def test_cancelling_and_submitting_again_is_no_way_around_the_limit(
     settings: Settings, api_key: str, database: Database
 ) -> None:
-    """What a worker still holds is not over because its end was asked for."""
+    """A job that a worker still runs counts until it has ended."""
     make_model(settings.home)
     with limited(settings, api_key, max_queued_jobs=1) as client:
         body = request(upload(client))

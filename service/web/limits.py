@@ -1,0 +1,144 @@
+"""The limits of tenants: unfinished jobs, stored bytes, chats, requests per second, concurrent operations.
+
+All of them refuse with 429 and `Retry-After`. Unfinished jobs, stored bytes and chats are counted in the
+database under the tenant's lock (`platform/locks.py`), so they hold across all API processes; request rates
+and concurrent operations are limited in each process. Boundary: the limit of running jobs is applied where
+workers claim them, the size of one upload where its bytes arrive.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from service.platform.errors import TooManyRequests
+from service.settings import Settings
+
+UNFINISHED_JOBS_RETRY_SECONDS = 30
+STORED_BYTES_RETRY_SECONDS = 3600
+"""Expiring files free space after an hour or later."""
+RETRY_SECONDS = 5
+ROUNDING_SECONDS = 1e-6
+"""Sums of fractions of a second are not exact."""
+
+
+def check_unfinished_jobs(num_jobs: int, settings: Settings) -> None:
+    """Raise TooManyRequests if a tenant has more than its limit. The caller holds the tenant's lock."""
+    limit = settings.max_queued_jobs
+    if num_jobs > limit:
+        raise TooManyRequests(
+            f"Limit of {limit} unfinished jobs reached. Wait for one to finish, or cancel one.",
+            headers={"Retry-After": str(UNFINISHED_JOBS_RETRY_SECONDS)},
+        )
+
+
+def check_stored_bytes(used: int, num_bytes: int, settings: Settings) -> None:
+    """Raise TooManyRequests if `num_bytes` more do not fit. The caller holds the tenant's lock.
+
+    Clients must not retry at once: they would send the same bytes again in vain.
+    """
+    limit = settings.max_stored_bytes
+    if limit is None or used + num_bytes <= limit:
+        return
+    raise TooManyRequests(
+        f"Storage limit of {limit} bytes exceeded ({used} in use, {num_bytes} more requested). "
+        "Delete files or models.",
+        code="storage_quota_exceeded",
+        headers={"Retry-After": str(STORED_BYTES_RETRY_SECONDS), "x-should-retry": "false"},
+    )
+
+
+def check_chats(num_open: int, settings: Settings) -> None:
+    """Raise TooManyRequests if a tenant has no chat request left. The caller holds the tenant's lock."""
+    if num_open >= settings.max_chats:
+        raise TooManyRequests(
+            f"Limit of {settings.max_chats} concurrent chat requests reached. Wait for one to finish.",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
+
+
+class RequestRate:
+    """Requests per second of each tenant to this process: a bucket that holds one second's worth.
+
+    Stored as the time at which the bucket will be full again (GCRA), one number per tenant.
+    """
+
+    def __init__(self, per_second: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_second
+        self._clock = clock
+        self._full_at: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def spend(self, tenant: str) -> None:
+        """Take one request out of the tenant's bucket. Raises TooManyRequests if it is empty."""
+        if self._per_second is None:
+            return
+        each = 1 / self._per_second
+        with self._lock:
+            now = self._clock()
+            full_at = max(now, self._full_at.get(tenant, now)) + each
+            wait = full_at - now - max(1.0, each)
+            if wait <= ROUNDING_SECONDS:
+                self._full_at[tenant] = full_at
+                return
+        retry_seconds = math.ceil(wait)
+        raise TooManyRequests(
+            f"Limit of {self._per_second:g} requests per second reached. Retry in {retry_seconds} s.",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(retry_seconds)},
+        )
+
+
+class ConcurrencyLimit:
+    """Concurrent operations of one kind in this process; None: unlimited."""
+
+    def __init__(
+        self,
+        noun: str,
+        per_tenant: int | None,
+        overall: int | None = None,
+        *,
+        code: str = TooManyRequests.code,
+        retry_seconds: int = RETRY_SECONDS,
+    ) -> None:
+        self._noun = noun
+        """Plural, for the error message: `grader runs`."""
+        self._per_tenant, self._overall = per_tenant, overall
+        self._code, self._retry_seconds = code, retry_seconds
+        self._num_by_tenant: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def num_running(self) -> int:
+        return self._num_by_tenant.total()
+
+    @contextmanager
+    def slot(self, tenant: str) -> Iterator[None]:
+        """Count one operation until the block ends. Raises TooManyRequests at a limit."""
+        with self._lock:
+            if self._is_reached(tenant):
+                raise self._refusal()
+            self._num_by_tenant[tenant] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_by_tenant[tenant] -= 1
+                self._num_by_tenant += Counter()  # drops tenants without operations
+
+    def _is_reached(self, tenant: str) -> bool:
+        pairs = ((self._num_by_tenant[tenant], self._per_tenant), (self.num_running, self._overall))
+        return any(limit is not None and num >= limit for num, limit in pairs)
+
+    def _refusal(self) -> TooManyRequests:
+        overall = "" if self._overall is None else f", {self._overall} overall"
+        return TooManyRequests(
+            f"Too many {self._noun} (limit: {self._per_tenant} per tenant{overall}). "
+            f"Retry in {self._retry_seconds} s.",
+            code=self._code,
+            headers={"Retry-After": str(self._retry_seconds)},
+        )
