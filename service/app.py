@@ -1,6 +1,6 @@
 """The application: routers, state, lifespan. Started as `uvicorn service.app:create_app --factory`.
 
-Boundary: wiring only. It migrates nothing: on another schema than this code's it stays unready.
+Boundary: wiring only. It runs no migrations: on a database with another schema it stays unready.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 
 import structlog
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, FastAPI
-from starlette.routing import BaseRoute
+from fastapi import Depends, FastAPI
 
 from service.dashboard import routes as dashboard
 from service.files import endpoints as files
@@ -53,11 +52,11 @@ from service.webhooks import endpoints_types as event_types
 
 MAX_BODY_BYTES = 2**20
 FORM_BYTES = 2**16
-"""What a multipart form adds to the file in it."""
+"""Size of a multipart form without the file in it."""
 
 
 class Service(FastAPI):
-    """FastAPI with the whole contract at `/openapi.json`."""
+    """FastAPI with the completed document at `/openapi.json`."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -66,7 +65,7 @@ class Service(FastAPI):
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The service; without settings those of the environment."""
+    """Build the service; by default with the settings of the environment."""
     settings = settings or Settings()
     logs.configure(settings.log_level)
     app = Service(
@@ -75,7 +74,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description="GRPO fine-tuning of language models as jobs, in OpenAI's fine-tuning API. "
         "HEAD is answered wherever GET is.",
         lifespan=_lifespan,
-        routes=_routes(settings.max_upload_bytes),
+        dependencies=[Depends(refuse_odd_text), Depends(limit_requests_of_key, scope="function")],
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
@@ -84,40 +83,35 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.request_metrics = RequestMetrics()
     app.state.requests_per_key = PerKeyConcurrency(REQUESTS_PER_KEY)
     app.state.uploads_per_key = PerKeyConcurrency(UPLOADS_PER_KEY)
-    # The last one is the outermost.
+    # The last middleware added is the outermost.
     app.add_middleware(HeadLikeGet)
     app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
     app.add_middleware(RequestContext, metrics=app.state.request_metrics)
+    _include_routers(app, settings.max_upload_bytes)
     error_handlers.install(app)
     swagger.install(app)
     dashboard.install(app)
     return app
 
 
-@cache
-def _routes(max_upload_bytes: int) -> list[BaseRoute]:
-    """All rooms' routes; applications share them: to resolve their dependencies takes a tenth of a second."""
-    everything = APIRouter(
-        dependencies=[Depends(refuse_odd_text), Depends(limit_requests_of_key, scope="function")]
-    )
-    # The limits are the routers', not the application's: the latter would answer outside of our middleware.
-    everything.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
+def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
+    # The body limits are set per router: the application's own would answer outside of our middleware.
+    app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, prometheus)
-    for router in (room.router for room in others):
-        everything.include_router(router, max_body_size=MAX_BODY_BYTES)
-    return everything.routes
+    for room in others:
+        app.include_router(room.router, max_body_size=MAX_BODY_BYTES)
 
 
 @cache
-def _keep_what_is_loaded() -> None:
-    """The collector's walk over all that was loaded stops every request for a quarter of a second."""
+def _freeze_loaded_modules() -> None:
+    """Exclude loaded modules from garbage collection, which would pause all requests for 250 ms."""
     gc.freeze()
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
-    # Again: a server that was handed the application has set up its own logging since.
+    # Again: the server may have configured its own logging since create_app.
     logs.configure(settings.log_level)
     refuse_eviction(settings)
     app.state.database = connect(settings)
@@ -137,7 +131,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
-    _keep_what_is_loaded()
+    _freeze_loaded_modules()
     yield
     app.state.wakeups.close()
     app.state.database.engine.dispose()

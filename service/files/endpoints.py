@@ -21,7 +21,7 @@ PageLimit = Annotated[int, Query(ge=1, le=10_000)]
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 
-async def _for_reader(
+def _for_reader(
     principal: Reader,
     database: DatabaseDep,
     storage: StorageDep,
@@ -31,7 +31,7 @@ async def _for_reader(
     return Files(database, storage, settings, principal, request_id)
 
 
-async def _for_writer(
+def _for_writer(
     principal: Writer,
     database: DatabaseDep,
     storage: StorageDep,

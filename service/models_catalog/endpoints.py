@@ -15,7 +15,7 @@ from service.web.dependencies import CatalogDep, DatabaseDep, RequestId, Storage
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-async def _models(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Models:
+def _models(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Models:
     return Models(database, storage, catalog)
 
 

@@ -6,20 +6,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
 
-from service.jobs.api.dependencies import WakeupsDep
-from service.jobs.api.endpoints import IdempotencyKey, PreflightDep, RetryCount, is_retry
+from service.jobs.api.dependencies import IdempotencyKey, PreflightDep, WakeupsDep
 from service.jobs.intake import creation
 from service.jobs.model.schemas import ProbeCreate
 from service.probes.schemas import ProbeRead
 from service.probes.service import Probes
 from service.web.auth import Reader, Writer
-from service.web.dependencies import DatabaseDep, RequestId, SettingsDep
+from service.web.dependencies import DatabaseDep, RequestId, RetryCount, SettingsDep, is_retry
 from service.web.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/probes", tags=["fine-tuning"])
 
 
-async def _probes(database: DatabaseDep, settings: SettingsDep) -> Probes:
+def _probes(database: DatabaseDep, settings: SettingsDep) -> Probes:
     return Probes(database, settings.max_running_jobs)
 
 

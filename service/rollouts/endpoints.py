@@ -36,7 +36,7 @@ NotFired = Annotated[
 FiredAbove = Annotated[float, Query(allow_inf_nan=False)]
 
 
-async def _steps(step: Step = None, from_step: Step = None, to_step: Step = None) -> Selection:
+def _steps(step: Step = None, from_step: Step = None, to_step: Step = None) -> Selection:
     """Raises InvalidRequest where they contradict each other."""
     if step is not None and not (from_step is None and to_step is None):
         raise InvalidRequest("step: give a step, or a range from from_step to to_step.", param="step")
@@ -46,7 +46,7 @@ async def _steps(step: Step = None, from_step: Step = None, to_step: Step = None
     return Selection(first, last)
 
 
-async def _parts(
+def _parts(
     steps: Annotated[Selection, Depends(_steps)],
     fired: Fired = None,
     not_fired: NotFired = None,
@@ -59,7 +59,7 @@ async def _parts(
 PartsDep = Annotated[Selection, Depends(_parts)]
 
 
-async def _selection(parts: PartsDep, split: Split | None = None, filter: Filter | None = None) -> Selection:
+def _selection(parts: PartsDep, split: Split | None = None, filter: Filter | None = None) -> Selection:
     """All that a list can be asked for."""
     return replace(parts, split=split, filter=filter)
 
@@ -67,21 +67,21 @@ async def _selection(parts: PartsDep, split: Split | None = None, filter: Filter
 SelectionDep = Annotated[Selection, Depends(_selection)]
 
 
-async def _exports(database: DatabaseDep, storage: StorageDep, settings: SettingsDep) -> Exports:
+def _exports(database: DatabaseDep, storage: StorageDep, settings: SettingsDep) -> Exports:
     return Exports(database, storage, settings)
 
 
 ExportsDep = Annotated[Exports, Depends(_exports)]
 
 
-async def _source(job_id: str, principal: Reader, parts: PartsDep, split: TrainedSplit = "train") -> Source:
+def _source(job_id: str, principal: Reader, parts: PartsDep, split: TrainedSplit = "train") -> Source:
     return Source(principal.tenant, job_id, parts, split)
 
 
 SourceDep = Annotated[Source, Depends(_source)]
 
 
-async def _rescore(
+def _rescore(
     database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
 ) -> Rescore:
     return Rescore(database, storage, catalog, settings)

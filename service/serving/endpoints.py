@@ -12,7 +12,6 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
@@ -36,7 +35,7 @@ CHUNKS = {
 }
 
 
-async def _chat(database: DatabaseDep, catalog: CatalogDep, settings: SettingsDep) -> Chat:
+def _chat(database: DatabaseDep, catalog: CatalogDep, settings: SettingsDep) -> Chat:
     return Chat(database, catalog, settings)
 
 
@@ -50,21 +49,20 @@ async def _feed(request: Request, database: DatabaseDep) -> Feed:
     return feed
 
 
-async def _chat_talk(feed: Annotated[Feed, Depends(_feed)], principal: Reader) -> AsyncIterator[Talk]:
-    """Closed when the answer has left, or the client has."""
-    talk = Talk(feed, "chatcmpl", principal.key_id)
-    try:
-        yield talk
-    finally:
-        talk.close()
+FeedDep = Annotated[Feed, Depends(_feed)]
 
 
-async def _text_talk(feed: Annotated[Feed, Depends(_feed)], principal: Reader) -> AsyncIterator[Talk]:
-    talk = Talk(feed, "cmpl", principal.key_id)
-    try:
-        yield talk
-    finally:
-        talk.close()
+def _talk(prefix: str) -> Callable[..., AsyncIterator[Talk]]:
+    """A dependency that closes the talk when the response has been sent or the client has left."""
+
+    async def open_talk(feed: FeedDep, principal: Reader) -> AsyncIterator[Talk]:
+        talk = Talk(feed, prefix, principal.key_id)
+        try:
+            yield talk
+        finally:
+            talk.close()
+
+    return open_talk
 
 
 ChatDep = Annotated[Chat, Depends(_chat)]
@@ -76,8 +74,8 @@ async def create_chat_completion(
     request: Request,
     principal: Reader,
     chat: ChatDep,
-    talk: Annotated[Talk, Depends(_chat_talk)],
-) -> Response:
+    talk: Annotated[Talk, Depends(_talk("chatcmpl"))],
+) -> ChatCompletion | Response:
     """OpenAI's chat completions for base, fine-tuned and checkpoint models, by a worker's sampler.
 
     For small traffic: to try a model before it is downloaded. What cannot be had is refused by name.
@@ -86,7 +84,7 @@ async def create_chat_completion(
     await talk.begin(request.is_disconnected)
     answered = _answered(talk, body)
     if not body.stream:
-        return JSONResponse(answered.chat(*await talk.whole(request.is_disconnected)).model_dump())
+        return answered.chat(*await talk.whole(request.is_disconnected))
     opening = answered.chat_opening(body.n or 1)
     return _streamed(_frames(talk, answered, "chat.completion.chunk", answered.chat_chunks, opening))
 
@@ -97,14 +95,14 @@ async def create_completion(
     request: Request,
     principal: Reader,
     chat: ChatDep,
-    talk: Annotated[Talk, Depends(_text_talk)],
-) -> Response:
+    talk: Annotated[Talk, Depends(_talk("cmpl"))],
+) -> Completion | Response:
     """OpenAI's completions: the text goes to the model as it is, without a chat template."""
     await run_in_threadpool(chat.submit, principal.tenant, talk.id, body)
     await talk.begin(request.is_disconnected)
     answered = _answered(talk, body)
     if not body.stream:
-        return JSONResponse(answered.text(*await talk.whole(request.is_disconnected)).model_dump())
+        return answered.text(*await talk.whole(request.is_disconnected))
     return _streamed(_frames(talk, answered, "text_completion", answered.text_chunks, []))
 
 

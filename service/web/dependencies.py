@@ -1,13 +1,13 @@
 """What endpoints take from the application's state, as annotations.
 
-There is no session among them: a service function opens its transaction itself, so that the order
-commit → wake-up → response stands in the code. They are coroutines though they wait for nothing: each plain
-function among a request's dependencies would cost a change of threads.
+There is no session among them: a service function opens its own transaction, so that the order
+commit → wake-up → response is visible in the code.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
 
@@ -18,38 +18,27 @@ from service.settings import Settings
 from service.web.limits import RequestRate
 
 
-async def _settings(request: Request) -> Settings:
-    return request.app.state.settings  # type: ignore[no-any-return]
+def from_state(name: str) -> Callable[[Request], Any]:
+    """A dependency that returns an object of the application's state."""
+
+    def read(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return read
 
 
-async def _database(request: Request) -> Database:
-    return request.app.state.database  # type: ignore[no-any-return]
-
-
-async def _storage(request: Request) -> Storage:
-    return request.app.state.storage  # type: ignore[no-any-return]
-
-
-async def _catalog(request: Request) -> Catalog:
-    return request.app.state.catalog  # type: ignore[no-any-return]
-
-
-async def _request_rate(request: Request) -> RequestRate:
-    return request.app.state.request_rate  # type: ignore[no-any-return]
-
-
-async def _request_id(request: Request) -> str:
+def _request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
-SettingsDep = Annotated[Settings, Depends(_settings)]
-DatabaseDep = Annotated[Database, Depends(_database)]
-StorageDep = Annotated[Storage, Depends(_storage)]
-CatalogDep = Annotated[Catalog, Depends(_catalog)]
-RequestRateDep = Annotated[RequestRate, Depends(_request_rate)]
+SettingsDep = Annotated[Settings, Depends(from_state("settings"))]
+DatabaseDep = Annotated[Database, Depends(from_state("database"))]
+StorageDep = Annotated[Storage, Depends(from_state("storage"))]
+CatalogDep = Annotated[Catalog, Depends(from_state("catalog"))]
+RequestRateDep = Annotated[RequestRate, Depends(from_state("request_rate"))]
 RequestId = Annotated[str, Depends(_request_id)]
 RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
-"""What OpenAI's client says of a request that it sends again because no answer came."""
+"""What OpenAI's client sends with a request that it repeats for want of an answer."""
 
 
 def is_retry(count: str) -> bool:

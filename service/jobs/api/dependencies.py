@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header
 
+from service.jobs.intake.checks.checked_files import CheckedFiles
+from service.jobs.intake.costs import PastJobs
+from service.jobs.intake.preflight import Preflight
 from service.jobs.store.wakeups import Wakeups
+from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep, from_state
+
+WakeupsDep = Annotated[Wakeups, Depends(from_state("wakeups"))]
+CheckedFilesDep = Annotated[CheckedFiles, Depends(from_state("checked_files"))]
+PastJobsDep = Annotated[PastJobs, Depends(from_state("past_jobs"))]
 
 
-async def _wakeups(request: Request) -> Wakeups:
-    return request.app.state.wakeups  # type: ignore[no-any-return]
+def _preflight(
+    database: DatabaseDep,
+    storage: StorageDep,
+    catalog: CatalogDep,
+    settings: SettingsDep,
+    checked_files: CheckedFilesDep,
+    past_jobs: PastJobsDep,
+) -> Preflight:
+    return Preflight(database, storage, catalog, settings, checked_files, past_jobs)
 
 
-WakeupsDep = Annotated[Wakeups, Depends(_wakeups)]
+PreflightDep = Annotated[Preflight, Depends(_preflight)]
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
-from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, Query, Request, Response
 
 from service.jobs.api import endpoints_manifest, endpoints_series
-from service.jobs.api.dependencies import WakeupsDep
+from service.jobs.api.dependencies import IdempotencyKey, PreflightDep, WakeupsDep
 from service.jobs.api.service import Jobs
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
 from service.jobs.intake import cloning, creation
-from service.jobs.intake.preflight import Preflight
 from service.jobs.model.schemas import (
     MAX_LABELS,
     CheckpointRead,
@@ -29,7 +27,6 @@ from service.jobs.model.schemas import (
 from service.jobs.results import adapters
 from service.jobs.results.merging.service import Merging
 from service.platform.errors import InvalidRequest
-from service.web.answers import answer
 from service.web.auth import Reader, Writer
 from service.web.dependencies import (
     CatalogDep,
@@ -38,9 +35,11 @@ from service.web.dependencies import (
     RetryCount,
     SettingsDep,
     StorageDep,
+    from_state,
     is_retry,
 )
 from service.web.downloads import Content, file_response, ranged_response
+from service.web.limits import ConcurrencyLimit
 from service.web.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
@@ -50,30 +49,26 @@ router.include_router(endpoints_manifest.router)
 _LABEL = re.compile(r"metadata\[(.+)\]")
 
 
-async def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
+def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
     return Jobs(database, wakeups, settings.max_running_jobs)
 
 
-async def _preflight(request: Request) -> Preflight:
-    """From the state at once: FastAPI would solve six dependencies more, with each request."""
-    return Preflight(**{place.name: getattr(request.app.state, place.name) for place in fields(Preflight)})
+MergeLimitDep = Annotated[ConcurrencyLimit, Depends(from_state("merge_limit"))]
 
 
-async def _merging(
-    request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep
+def _merging(
+    database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, limit: MergeLimitDep
 ) -> Merging:
-    return Merging(database, storage, catalog, request.app.state.merge_limit)
+    return Merging(database, storage, catalog, limit)
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]
 MergingDep = Annotated[Merging, Depends(_merging)]
-PreflightDep = Annotated[Preflight, Depends(_preflight)]
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
 Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
 
 
-@router.post("/jobs", response_model=JobRead)
+@router.post("/jobs")
 def create_job(
     body: JobCreate,
     principal: Writer,
@@ -81,13 +76,15 @@ def create_job(
     wakeups: WakeupsDep,
     jobs: JobsDep,
     request_id: RequestId,
+    response: Response,
     idempotency_key: IdempotencyKey = None,
     retry_count: RetryCount = "0",
-) -> Response:
-    """Check everything, queue the job, answer it; the same request twice makes one job."""
+) -> JobRead:
+    """Check everything, queue the job, return it; the same request twice creates one job."""
     request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
-    return answer(jobs.read(principal.tenant, created.job_id), created.headers)
+    response.headers.update(created.headers)
+    return jobs.read(principal.tenant, created.job_id)
 
 
 @router.post("/jobs/{job_id}/clone")
@@ -135,13 +132,13 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
     )
 
 
-@router.get("/jobs", response_model=Page[JobRead])
+@router.get("/jobs")
 def list_jobs(
     request: Request, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
-) -> Response:
+) -> Page[JobRead]:
     """Newest first; `metadata[k]=v` narrows to jobs with that pair, `metadata=null` to those without any."""
     labels = _labels(request)
-    return answer(page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit))
+    return page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit)
 
 
 def _labels(request: Request) -> dict[str, str] | None:
@@ -161,9 +158,9 @@ def _labels(request: Request) -> dict[str, str] | None:
     return found or None
 
 
-@router.get("/jobs/{job_id}", response_model=JobRead)
-def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> Response:
-    return answer(jobs.read(principal.tenant, job_id))
+@router.get("/jobs/{job_id}")
+def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> JobRead:
+    return jobs.read(principal.tenant, job_id)
 
 
 @router.post("/jobs/{job_id}/cancel")
