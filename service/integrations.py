@@ -17,28 +17,33 @@ SinkType = Literal["wandb", "tensorboard", "mlflow"]
 
 
 class _Given(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class WandbSettings(_Given):
     """OpenAI's own fields."""
 
     project: Project
+    """W&B project of the run."""
     entity: Project | None = None
+    """W&B team or user; default: the one of the operator's key."""
     name: Name | None = None
-    """Of the run; the job's id where none is given."""
+    """Name of the run; default: the job's id."""
     tags: list[Annotated[str, StringConstraints(min_length=1, max_length=64)]] | None = Field(
         None, max_length=32
     )
+    """Tags of the run."""
 
 
 class MlflowSettings(_Given):
     experiment: Name
+    """MLflow experiment of the run."""
 
 
 class Wandb(_Given):
     type: Literal["wandb"]
     wandb: WandbSettings
+    """Settings of the W&B run."""
 
 
 class Tensorboard(_Given):
@@ -48,6 +53,7 @@ class Tensorboard(_Given):
 class Mlflow(_Given):
     type: Literal["mlflow"]
     mlflow: MlflowSettings | None = None
+    """Settings of the MLflow run; null: the experiment `grpo`."""
 
 
 Integration = Annotated[Wandb | Tensorboard | Mlflow, Field(discriminator="type")]

@@ -26,12 +26,13 @@ class Guard(Input):
     """One rule. It trips when it has held for `patience` steps in a row, and acts once until it recovers."""
 
     watch: Watch
+    """The metric to watch."""
     threshold: float | None = None
-    """None: the rule's own default (`DEFAULT_THRESHOLDS`), which the expanded configuration shows."""
+    """Value at which the rule trips; null: the rule's default, shown in the response."""
     patience: PositiveInt = 5
+    """Consecutive steps that must meet the rule before it trips."""
     action: Literal["warn", "pause", "stop", "raise_beta"] = "warn"
-    """`pause`: with a checkpoint, until the job is resumed. `stop`: the job ends early and succeeds.
-    `raise_beta`: beta is doubled."""
+    """`warn`; `pause` with a checkpoint; `stop` early with success; `raise_beta` doubles beta."""
 
     @model_validator(mode="before")
     @classmethod

@@ -22,10 +22,13 @@ class Lora(Input):
     """Low-rank adapter; the base model stays as it is and serves as the reference."""
 
     rank: int = Field(16, ge=1, le=512)
+    """Rank of the adapter's matrices; higher ranks learn more, with more memory and larger files."""
     alpha: float = Field(32, gt=0, le=4096)
-    """The adapter's output is scaled by alpha / rank."""
+    """Scale: the adapter's output is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the adapter's inputs that are dropped in training; 0 turns dropout off."""
     target_modules: Literal["all-linear"] | Listed[str] = "all-linear"
+    """Names of the linear layers to adapt; "all-linear": all except the output layer."""
 
 
 class Hyperparameters(Input):
@@ -34,26 +37,37 @@ class Hyperparameters(Input):
     model_config = ConfigDict(json_schema_extra=filled_in("learning_rate"))
 
     n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
+    """Passes over the training file, 1 to 50; auto: 1."""
     n_steps: StepCount | None = None
-    """Optimiser steps; takes the place of n_epochs."""
+    """Optimiser steps; replaces n_epochs."""
     batch_size: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
+    """Rows per step; auto: 8. For reinforcement another name of prompts_per_step."""
     learning_rate: float = Field(gt=0, le=1)
+    """Peak learning rate of AdamW, above 0 and at most 1; the default depends on the method and on lora."""
     learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = "auto"
-    """Times our default; an alternative to learning_rate."""
+    """Multiplies the default learning rate; an alternative to learning_rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after warm-up: constant, or falling to 0 on a line or a cosine."""
     warmup_steps: int = Field(0, ge=0, le=100_000)
+    """Steps in which the learning rate rises linearly to its peak."""
     weight_decay: float = Field(0.0, ge=0, le=1)
+    """AdamW's weight decay; 0 turns it off."""
     adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's decay of the mean of the gradients."""
     adam_beta2: float = Field(0.999, ge=0, lt=1)
+    """AdamW's decay of the mean of the squared gradients."""
     adam_epsilon: float = Field(1e-8, gt=0, le=1e-2)
+    """Added to AdamW's denominator for numerical stability."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients with a larger norm are scaled down to it."""
     lora: Lora | Literal["full"] | None = None
-    """Adapter shape, or "full" for all weights. None: the parent job's adapter shape, else rank 16."""
+    """Adapter shape, or "full" to train all weights; null: the parent job's shape, or rank 16."""
     checkpoint_interval: PositiveInt = 20
-    """Steps between checkpoints: at most so many are repeated after a crash."""
+    """Steps between checkpoints; a crash repeats at most this many."""
     max_checkpoints: int = Field(3, ge=1, le=100)
+    """Number of newest checkpoints to keep, besides the best evaluated one."""
     eval_interval: Auto | PositiveInt = "auto"
-    """Steps between evaluations of the validation file; auto: ten over the job."""
+    """Steps between evaluations of the validation file; auto: ten evaluations per job."""
     eval_samples: Auto | PositiveInt = "auto"
     """Validation rows per evaluation; auto: all, at most 256."""
 
@@ -88,7 +102,7 @@ class SupervisedHyperparameters(Hyperparameters):
     """Cross-entropy on the last assistant turn."""
 
     max_tokens: int = Field(2048, ge=8, le=1_000_000)
-    """Rows longer than this are refused at submit; nothing is cut silently."""
+    """Maximum tokens of a row; longer rows are refused when the job is created, never cut."""
 
     @property
     def rows_per_step(self) -> int:

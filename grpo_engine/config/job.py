@@ -47,23 +47,26 @@ class RetentionSet(Input):
     """Held-out rows of another domain: what training must not unlearn."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    """Name of the set in metrics and rollouts."""
     file: str
-    """A file id of the service; the engine reads `RunConfig.retention_files`."""
+    """Id of the uploaded file with its rows."""
     grader: Grader | None = None
-    """None: the job's own."""
+    """Grader of these rows; null: the job's own."""
 
 
 class ReinforcementMethod(Input):
     grader: Grader
+    """The reward rule."""
     response_format: dict[str, Any] | None = None
-    """JSON schema the completions should follow; a completion that is not JSON cannot resolve
-    `sample.output_json`, and its grader says so."""
+    """JSON schema for completions; a completion that is not JSON has no `sample.output_json`."""
     eval_grader: Grader | None = None
-    """Scores the held-out rows; None: the grader that trains. Another one shows a hacked reward."""
+    """Grader of the validation rows; null: the training grader. A different one reveals reward hacking."""
     retention: Listed[RetentionSet] = Field((), max_length=8)
+    """Held-out sets of other domains, evaluated to detect what training unlearns."""
     tools: Listed[Tool] = Field((), max_length=32)
-    """What the model may call while it answers."""
+    """Tools that the model may call in its completions."""
     hyperparameters: ReinforcementHyperparameters = Field(default_factory=ReinforcementHyperparameters)  # type: ignore[arg-type]
+    """Options of the training; the defaults are GRPO's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -110,16 +113,19 @@ def _repeated(names: Sequence[str]) -> int | None:
 
 class SupervisedMethod(Input):
     hyperparameters: SupervisedHyperparameters = Field(default_factory=SupervisedHyperparameters)  # type: ignore[arg-type]
+    """Options of the training."""
 
 
 class Reinforcement(Input):
     type: Literal["reinforcement"]
     reinforcement: ReinforcementMethod
+    """The grader and the options of reinforcement training."""
 
 
 class Supervised(Input):
     type: Literal["supervised"]
     supervised: SupervisedMethod = Field(default_factory=SupervisedMethod)
+    """The options of supervised training on the last assistant turn."""
 
 
 Method = Annotated[Reinforcement | Supervised | TrainingFree, Field(discriminator="type")]
@@ -156,7 +162,7 @@ class ProbeSize(Input):
     """A run that samples and scores as the job's training would, and trains nothing."""
 
     prompts: int = Field(16, ge=1, le=256)
-    """Prompts of the training file, each answered `group_size` times; a smaller file is taken whole."""
+    """Prompts of the training file, each answered `group_size` times; at most the whole file."""
 
 
 class RunConfig(Record):

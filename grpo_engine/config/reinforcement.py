@@ -44,19 +44,19 @@ class SelfDistillation(Input):
     """SDPO (arXiv 2601.20802): the policy that is told what went wrong teaches the policy that is not."""
 
     weight: float = Field(1.0, gt=0, le=1000)
-    """Times the distillation loss, a mean over the tokens of the attempts that are distilled."""
+    """Factor of the distillation loss, a mean over the tokens of the distilled attempts."""
     feedback: Literal["auto", "grader", "sibling"] = "auto"
-    """What the teacher is told: the grader's message, a successful sibling, or (auto) both as there are."""
+    """What the teacher sees: the grader's message, a successful sibling, or (auto) whichever exist."""
     success_reward: float = 1.0
-    """An attempt below it has failed; a sibling with at least it is a success."""
+    """Attempts with a lower reward have failed; siblings with at least this reward are successes."""
     alone: bool = False
-    """Without the GRPO loss: only the distillation moves the weights."""
+    """Train on the distillation loss only, without the GRPO loss."""
     top_k: int | None = Field(None, ge=1, le=100_000)
-    """Compare only the teacher's k likeliest tokens and the rest as one; None: the whole vocabulary."""
+    """Compare the teacher's k likeliest tokens and the rest as one; null: the whole vocabulary."""
     template: str = Field(
         "{prompt}\n\n{feedback}\n\nAnswer the original question again, correctly.", max_length=20_000
     )
-    """The teacher's last user turn: `{prompt}` is the pupil's, `{feedback}` what was found."""
+    """The teacher's last user turn: `{prompt}` is the student's, `{feedback}` what the attempt got."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -69,9 +69,9 @@ class EarlyStopping(Input):
     """End the job when the held-out reward no longer rises."""
 
     patience: PositiveInt = 3
-    """Evaluations in a row without improvement."""
+    """Consecutive evaluations without improvement after which the job ends."""
     min_improvement: float = Field(0.0, ge=0)
-    """Of the mean held-out reward over the best so far."""
+    """Minimum rise of the mean held-out reward over the best so far that counts as improvement."""
 
 
 class ReinforcementHyperparameters(Hyperparameters):
@@ -80,88 +80,100 @@ class ReinforcementHyperparameters(Hyperparameters):
     recipe: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "rloo", "reinforce_plus_plus"] = (
         "grpo"
     )
-    """Fills in what the job does not say; the answer shows the whole expanded configuration."""
+    """Named set of defaults; fields of the request override it, and the response shows the result."""
     group_size: int = Field(8, ge=2, le=1024)
-    """Completions per prompt (G). The group's mean is the baseline, so one alone teaches nothing."""
+    """Completions per prompt (G); their mean reward is the baseline, so at least 2."""
     reasoning_effort: Literal["default", "low", "medium", "high"] = "default"
-    """OpenAI's, for its own models: accepted and without effect, as models here have no such switch."""
+    """OpenAI's option for its own models: accepted and without effect."""
     compute_multiplier: Auto | Annotated[float, Field(gt=1e-5, le=10)] = "auto"
-    """Scales the default group_size; an alternative to group_size."""
+    """Multiplies the default group_size; an alternative to group_size."""
     prompts_per_step: int = Field(8, ge=1, le=4096)
+    """Prompts per step, each with group_size completions."""
     num_iterations: int = Field(1, ge=1, le=64)
-    """Optimiser steps on each step's completions; from the second on the old log-probabilities are stored."""
+    """Optimiser steps on each step's completions; above 1, old log-probabilities are stored."""
 
     advantage: Advantage = "group_std"
+    """How rewards become advantages: normalised by group or batch, leave-one-out, per part or per step."""
     advantage_ddof: int = Field(1, ge=0, le=1)
-    """Degrees of freedom of a standard deviation: 1 as TRL, 0 the textbook z-score."""
+    """Degrees of freedom of the standard deviation: 1 as in TRL, 0 for the textbook z-score."""
     loss_type: LossType = "grpo"
+    """Policy loss; it sets the default clip range (gspo, cispo) and how tokens are averaged."""
     epsilon_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio is clipped from below at 1 - epsilon_low."""
     epsilon_high: float = Field(0.2, gt=0, le=100)
-    """Clip from above at 1 + epsilon_high; for `cispo` the bound itself."""
+    """The ratio is clipped from above at 1 + epsilon_high; for cispo it is the bound itself."""
     delta: float | None = Field(None, gt=1, le=1000)
-    """Two-sided clip: bounds the ratio itself from above, also where the advantage is negative."""
+    """Two-sided clip: upper bound of the ratio also for negative advantages; null: none."""
     sapo_temperature_positive: float = Field(1.0, gt=0, le=100)
+    """Temperature of sapo's soft gate for positive advantages; higher values gate more sharply."""
     sapo_temperature_negative: float = Field(1.05, gt=0, le=100)
+    """Temperature of sapo's soft gate for negative advantages."""
     entropy_coef: float = Field(0.0, ge=0, le=10)
-    """Entropy bonus: this times the mean entropy of the trained tokens is subtracted from the loss."""
+    """Entropy bonus: this factor times the mean token entropy is subtracted from the loss."""
     top_entropy_quantile: float = Field(1.0, gt=0, le=1)
     """Train only this share of a step's tokens, those with the highest entropy; 1: all."""
 
     beta: float = Field(0.04, ge=0, le=100)
-    """Weight of the KL term to the reference; 0 means no reference pass at all."""
+    """Weight of the KL divergence from the reference model; 0 needs no reference pass."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL divergence: k1 (unbiased), k2 (squared), k3 (unbiased, never negative)."""
     kl_placement: Literal["loss", "loss_sequence", "reward"] = "loss"
-    """Per token in the loss, one sum per completion in the loss, or subtracted from the reward."""
+    """KL per token in the loss, as a sum per completion in the loss, or subtracted from the reward."""
     kl_ratio_weight: bool = False
-    """Multiply the KL term by the ratio ρ: the unbiased gradient where the sampler lags behind."""
+    """Multiply the KL term by the ratio, for an unbiased gradient if the sampler lags behind."""
     kl_target: float | None = Field(None, gt=0)
-    """Adaptive beta: nats a token that beta steers the KL towards; None keeps beta as it is."""
+    """Adapt beta so that the KL approaches this value in nats per token; null: beta is constant."""
     kl_horizon: int = Field(10_000, ge=1)
-    """Completions over which adaptive beta may move by 20 %."""
+    """Completions over which adaptive beta may change by 20%."""
 
     importance_correction: ImportanceCorrection = "auto"
-    """Weight by π_train/π_sampler, which differ in their rounding; auto: only where the sampler is another
-    program than the trainer."""
+    """Correct for a sampler with other probabilities than the trainer; auto: if it is another program."""
     importance_cap: float = Field(3.0, gt=1, le=1000)
+    """Ratio above which importance weights are truncated or masked."""
 
     max_staleness: int = Field(0, ge=0, le=1)
-    """Optimiser steps that a rollout's policy may lag behind. 1: the next step is sampled while this one is
-    trained; its rollouts are one step off-policy, which importance weights correct."""
+    """Optimiser steps that the sampling policy may lag behind; 1: sample the next step during training."""
     temperature: float = Field(1.0, gt=0, le=10)
+    """Sampling temperature of the completions."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Only 1 is accepted: a truncated distribution would bias every ratio."""
     top_k: int = Field(0, ge=0)
+    """Only 0 is accepted: a truncated distribution would bias every ratio."""
     stop: Annotated[Listed[Stop], Field(max_length=MAX_STOPS), BeforeValidator(_one_or_more, Stops)] = ()
-    """A completion ends after the first of these; they stay in its text."""
+    """Up to 16 texts that end a completion; they stay in its text."""
     max_completion_tokens: int = Field(256, ge=1, le=131_072)
+    """Maximum tokens of a completion; longer ones are cut."""
     max_turns: int = Field(8, ge=1, le=128)
-    """Times the model may speak in one completion, where the job has tools."""
+    """Maximum turns of the model in one completion, for jobs with tools."""
     mask_truncated_completions: bool = False
-    """Do not train on completions that were cut; they stay in their group's baseline."""
+    """Do not train on cut completions; they still count in the group's baseline."""
     overlong_buffer_tokens: int = Field(0, ge=0)
-    """DAPO's soft punishment: from this many tokens before the limit on the reward falls linearly."""
+    """DAPO's soft punishment: the reward falls linearly over this many tokens before the limit; 0: off."""
     overlong_penalty: float = Field(1.0, gt=0, le=1000)
-    """What a completion of max_completion_tokens loses."""
+    """Penalty for a completion of max_completion_tokens."""
 
     dynamic_sampling: int = Field(0, ge=0, le=20)
-    """Rounds in which groups without signal are replaced by fresh prompts (DAPO)."""
+    """Rounds in which groups without signal are replaced by new prompts (DAPO); 0: off."""
     train_groups_without_signal: bool = False
-    """Train them for their KL term instead of dropping them."""
+    """Train groups without signal for their KL term instead of dropping them."""
     curriculum: Literal["none", "rest"] = "none"
-    """rest: prompts without signal (solved or hopeless) rest for 1, 2, 4, 8 epochs."""
+    """rest: prompts without signal (solved or hopeless) are skipped for 1, 2, 4, then 8 epochs."""
     self_distillation: SelfDistillation | None = None
+    """Learn from graders' feedback or successful siblings (SDPO); null: off."""
 
     max_skipped_steps: PositiveInt = 20
-    """Steps without signal in a row after which the job fails with `no_signal`."""
+    """Consecutive steps without signal after which the job fails with `no_signal`."""
     max_grader_error_rate: float = Field(0.5, gt=0, le=1)
-    """Share of a step's completions that may be unscorable before the job fails."""
+    """Maximum share of a step's completions that may be unscorable before the job fails."""
     grader_timeout_seconds: float = Field(30.0, gt=0, le=3600)
-    """Deadline of one completion's grading; a grader that hangs costs that completion only."""
+    """Time limit for grading one completion; beyond it, that completion is unscorable."""
 
     eval_temperature: float = Field(0.0, ge=0, le=10)
-    """0: greedy."""
+    """Sampling temperature of evaluations; 0: greedy."""
     guards: Listed[Guard] = Field(default_factory=default_guards, max_length=32)
-    """What is watched and what happens then."""
+    """Rules that watch the run, and their actions; by default all rules as warnings."""
     early_stopping: EarlyStopping | None = None
+    """End the job when the held-out reward stops improving; null: never."""
 
     @property
     def rows_per_step(self) -> int:

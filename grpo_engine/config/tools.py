@@ -23,9 +23,13 @@ class PythonTool(Input):
 
     type: Literal["python"]
     name: ToolName = "python"
+    """Name of the function that the model calls."""
     description: str = Field("Run Python code and read what it prints.", max_length=4096)
+    """What the model is told about the tool."""
     timeout_seconds: float = Field(5.0, gt=0, le=120)
+    """Time limit of one call."""
     max_output_chars: int = Field(2000, ge=1, le=100_000)
+    """Maximum characters of the output that the model sees."""
 
 
 class HttpTool(Input):
@@ -33,13 +37,17 @@ class HttpTool(Input):
 
     type: Literal["http"]
     name: ToolName
+    """Name of the function that the model calls."""
     description: str = Field("", max_length=4096)
+    """What the model is told about the tool."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     """JSON schema of the arguments."""
     url: Annotated[str, Field(max_length=2048), AfterValidator(_checked)]
-    """https, a public name, port 443 or 8443; or a host that the operator allows."""
+    """https URL with a public host name on port 443 or 8443, or a host that the operator allows."""
     timeout_seconds: float = Field(10.0, gt=0, le=120)
+    """Time limit of one call."""
     max_output_chars: int = Field(2000, ge=1, le=100_000)
+    """Maximum characters of the response that the model sees."""
 
 
 Tool = Annotated[PythonTool | HttpTool, Field(discriminator="type")]

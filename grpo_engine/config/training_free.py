@@ -29,11 +29,11 @@ class EndpointModel(Input):
     """A model on one of the operator's OpenAI-compatible servers."""
 
     endpoint: str = Field(min_length=1, max_length=128)
-    """Its name in the operator's list; addresses and keys are never a job's business."""
+    """Name of one of the operator's servers; jobs contain no addresses or keys."""
     model: str = Field(min_length=1, max_length=256)
-    """As the server names it; the operator may restrict which."""
+    """The model's name on that server; the operator may restrict the choice."""
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """How this server calls the limit of an answer; OpenAI's reasoning models know only the second."""
+    """The server's name for the length limit; OpenAI's reasoning models need the second."""
 
     @property
     def label(self) -> str:
@@ -48,56 +48,58 @@ class TrainingFreeHyperparameters(Input):
     """Training-Free GRPO (arXiv 2510.08191); group size and epochs are the paper's."""
 
     n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
-    """Times each row is attempted; auto: 3."""
+    """Passes over the training file, 1 to 50; auto: 3."""
     n_steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Batches; takes the place of n_epochs."""
+    """Batches; replaces n_epochs."""
     prompts_per_step: int = Field(32, ge=1, le=4096)
-    """Rows of a batch. The library changes once per batch, so fewer rows are more and smaller changes."""
+    """Rows per batch; the lessons change once per batch, so fewer rows mean more, smaller changes."""
     group_size: int = Field(5, ge=2, le=256)
-    """Attempts per row (G); winners are compared with losers, so one alone teaches nothing."""
+    """Attempts per row (G); winners are compared with losers, so at least 2."""
     temperature: float = Field(0.7, gt=0, le=2)
-    """Of the attempts. At 0 all attempts of a group would be the same."""
+    """Sampling temperature of the attempts; at 0 all attempts of a group would be equal."""
     max_completion_tokens: int = Field(1024, ge=1, le=131_072)
+    """Maximum tokens of an attempt."""
 
     rollouts: Speaker = "model"
-    """Who attempts the tasks: whose prompt is being improved."""
+    """The model that attempts the tasks and whose prompt is improved."""
     reflection: Speaker = "model"
-    """Who looks at the attempts and writes the lessons; a stronger model writes better ones."""
+    """The model that compares attempts and writes the lessons; a stronger one writes better lessons."""
     reflection_temperature: float = Field(0.0, ge=0, le=2)
+    """Sampling temperature of the reflecting model."""
     reflection_max_tokens: int = Field(1024, ge=16, le=131_072)
-    """Of one answer of the reflecting model; its thoughts count."""
+    """Maximum tokens of one response of the reflecting model, reasoning included."""
     max_experiences: int = Field(32, ge=1, le=256)
-    """Lessons in the library. Where one more comes, the one that was longest of no use goes."""
+    """Maximum number of lessons; a further one replaces the lesson that was useless longest."""
     max_experience_chars: int = Field(400, ge=20, le=4000)
-    """Of one lesson; a longer one is cut at a word."""
+    """Maximum characters of a lesson; longer ones are cut at a word."""
     max_attempt_chars: int = Field(6000, ge=100, le=1_000_000)
-    """Of a task or an attempt that the reflecting model is shown; of a longer one beginning and end."""
+    """Maximum characters of an attempt that the reflecting model sees; the middle is left out."""
     template: str = Field(DEFAULT_TEMPLATE, max_length=20_000)
-    """What stands before the system message (or, without one, the first user turn): `{experiences}` is the
-    list of lessons. An empty library leaves the prompt as it is."""
+    """Text before the system message (or the first user turn); `{experiences}` is the list of lessons."""
 
     concurrent_calls: int = Field(8, ge=1, le=256)
-    """Calls to an endpoint at a time."""
+    """Maximum concurrent calls to an endpoint."""
     request_timeout_seconds: float = Field(120.0, gt=0, le=3600)
-    """For one call, retries included."""
+    """Time limit of one call, retries included."""
     max_calls: PositiveInt | None = None
-    """Calls to endpoints that the whole job may make; beyond, it fails with `spend_limit`."""
+    """Maximum calls to endpoints of the whole job; beyond it the job fails with `spend_limit`."""
     max_cost_usd: float | None = Field(None, gt=0)
-    """The same in US dollars, by the operator's prices, without which it is refused."""
+    """Maximum cost of the whole job in US dollars; needs the operator's prices."""
 
     checkpoint_interval: PositiveInt = 1
-    """Batches between checkpoints. They are small, and a batch that is not in one is paid for again."""
+    """Batches between checkpoints; batches since the last one are repeated, and paid again."""
     max_checkpoints: int = Field(3, ge=1, le=100)
+    """Number of newest checkpoints to keep, besides the best evaluated one."""
     eval_interval: Auto | PositiveInt = "auto"
-    """Batches between evaluations of the validation file; auto: before the first and after the last."""
+    """Batches between evaluations; auto: before the first and after the last."""
     eval_samples: Auto | PositiveInt = "auto"
     """Validation rows per evaluation; auto: all, at most 256."""
     eval_temperature: float = Field(0.0, ge=0, le=2)
-    """0: greedy."""
+    """Sampling temperature of evaluations; 0: greedy."""
     max_grader_error_rate: float = Field(0.5, gt=0, le=1)
-    """Share of a batch's attempts that may be unscorable before the job fails."""
+    """Maximum share of a batch's attempts that may be unscorable before the job fails."""
     grader_timeout_seconds: float = Field(30.0, gt=0, le=3600)
-    """Deadline of one attempt's grading."""
+    """Time limit for grading one attempt."""
 
     @property
     def needs_model(self) -> bool:
@@ -145,11 +147,14 @@ class TrainingFreeHyperparameters(Input):
 
 class TrainingFreeMethod(Input):
     grader: Grader
+    """The rule that ranks attempts."""
     eval_grader: Grader | None = None
-    """Scores the held-out rows; None: the grader that compares."""
+    """Grader of the validation rows; null: the grader that ranks attempts."""
     hyperparameters: TrainingFreeHyperparameters = Field(default_factory=TrainingFreeHyperparameters)
+    """Options of the training."""
 
 
 class TrainingFree(Input):
     type: Literal["training_free"]
     training_free: TrainingFreeMethod
+    """The grader and the options of training-free GRPO."""

@@ -19,9 +19,9 @@ class Record(BaseModel):
 
 
 class Input(Record):
-    """What a user writes: neither "8" nor true is a number, and 1 is not true."""
+    """Part of a request: "8" and true are no numbers, 1 is not true; field docstrings are descriptions."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
 
 
 def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:

@@ -29,7 +29,7 @@ class GraderBase(Input):
     """Common part of all reward rules."""
 
     name: str = Field("", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")
-    """Shown in metrics as `rewards/<name>/mean`; the type where it is empty."""
+    """Name in metrics (`rewards/<name>/mean`); default: the type."""
 
     @property
     def execution(self) -> Execution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.files.repository import Order
 from service.files.schemas import UPLOAD_FORM, FileDeleted, FileRead, parse_form
@@ -16,7 +16,10 @@ from service.web.downloads import file_response
 from service.web.pagination import After, Page
 
 MAX_FORM_FIELDS = 16
-PageLimit = Annotated[int, Query(ge=1, le=10_000)]
+PageLimit = Annotated[int, Query(ge=1, le=10_000, description="Items of one page.")]
+OrderQuery = Annotated[Order, Query(description="By time of creation: newest (desc) or oldest (asc) first.")]
+Purpose = Annotated[str | None, Query(description="Only files of this purpose.")]
+FileId = Annotated[str, Path(description="Id of the file, `file-…`.")]
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -61,21 +64,21 @@ def list_files(
     files: ReadFiles,
     after: After = None,
     limit: PageLimit = 10_000,
-    order: Order = "desc",
-    purpose: str | None = None,
+    order: OrderQuery = "desc",
+    purpose: Purpose = None,
 ) -> Page[FileRead]:
     """Yours and your jobs' results, newest first (`order=asc`: oldest first)."""
     return files.page(purpose=purpose, after=after, limit=limit, order=order)
 
 
 @router.get("/{file_id}")
-def retrieve_file(file_id: str, files: ReadFiles) -> FileRead:
+def retrieve_file(file_id: FileId, files: ReadFiles) -> FileRead:
     """Name, size, purpose and SHA-256."""
     return to_read(files.find(file_id))
 
 
 @router.get("/{file_id}/content", response_class=Response)
-def read_content(request: Request, file_id: str, files: ReadFiles, storage: StorageDep) -> Response:
+def read_content(request: Request, file_id: FileId, files: ReadFiles, storage: StorageDep) -> Response:
     """The bytes; ETag is their SHA-256, and Range is honoured."""
     row = files.find(file_id)
     return file_response(
@@ -84,7 +87,7 @@ def read_content(request: Request, file_id: str, files: ReadFiles, storage: Stor
 
 
 @router.delete("/{file_id}")
-def delete_file(file_id: str, files: WriteFiles) -> FileDeleted:
+def delete_file(file_id: FileId, files: WriteFiles) -> FileDeleted:
     """Refused while a job that has not ended needs the file."""
     files.delete(file_id)
     return FileDeleted(id=file_id)

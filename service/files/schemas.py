@@ -30,10 +30,27 @@ UPLOAD_FORM: dict[str, Any] = {
                         "expires_after[seconds]": ["expires_after[anchor]"],
                     },
                     "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["fine-tune"]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                        "file": {
+                            "type": "string",
+                            "format": "binary",
+                            "description": "The dataset: JSONL or Parquet.",
+                        },
+                        "purpose": {
+                            "type": "string",
+                            "enum": ["fine-tune"],
+                            "description": "What the file is for.",
+                        },
+                        "expires_after[anchor]": {
+                            "type": "string",
+                            "enum": ["created_at"],
+                            "description": "Time from which the file's lifetime counts.",
+                        },
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": 3600,
+                            "maximum": 2592000,
+                            "description": "Seconds until the file is deleted; by default it is kept.",
+                        },
                     },
                 },
                 "encoding": {"file": {"contentType": "application/jsonl, application/vnd.apache.parquet"}},

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from grpo_engine.contract.records import GradeError
 from grpo_engine.graders import Grader
 from service.jobs.model.openai_terms import own_rule
+from service.web.request_body import RequestBody
 
 SentGrader = Annotated[Grader, BeforeValidator(own_rule)]
 """Also in the terms in which a job answers its own."""
 
 
-class Request(BaseModel):
-    """Unknown fields are refused: a typo is an error where it is made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ValidateRequest(Request):
+class ValidateRequest(RequestBody):
     grader: SentGrader
+    """The grader to check."""
 
 
 class ValidateResponse(BaseModel):
@@ -32,14 +28,15 @@ class ValidateResponse(BaseModel):
     """As this service reads it: defaults filled in, `graders` of a multi always by key."""
 
 
-class RunRequest(Request):
+class RunRequest(RequestBody):
     grader: SentGrader
+    """The grader to run."""
     model_sample: str
-    """The completion's text; `sample.output_json` exists where it is JSON."""
+    """Text of the completion; `sample.output_json` exists if it is JSON."""
     item: dict[str, Any] | None = None
-    """A dataset row; `messages` and `tools` are not part of it for graders."""
+    """The dataset row; graders do not see its `messages` and `tools`."""
     num_tokens: int = Field(0, ge=0, le=10_000_000)
-    """Length of the completion for `length` in tokens; 0: not known."""
+    """Length of the completion in tokens, for `length` graders; 0: unknown."""
 
 
 class RunErrors(BaseModel):

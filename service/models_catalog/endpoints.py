@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel
 
 from service.models_catalog.schemas import ModelDeleted, ModelRead
@@ -19,6 +19,7 @@ def _models(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> 
     return Models(database, storage, catalog)
 
 
+ModelName = Annotated[str, Path(description="Name of the model; it may contain slashes and colons.")]
 ModelsDep = Annotated[Models, Depends(_models)]
 
 
@@ -35,11 +36,13 @@ def list_models(principal: Reader, models: ModelsDep) -> ModelList:
 
 
 @router.get("/{model:path}")
-def retrieve_model(model: str, principal: Reader, models: ModelsDep) -> ModelRead:
+def retrieve_model(model: ModelName, principal: Reader, models: ModelsDep) -> ModelRead:
     return models.read(principal.tenant, model)
 
 
 @router.delete("/{model:path}")
-def delete_model(model: str, principal: Writer, models: ModelsDep, request_id: RequestId) -> ModelDeleted:
+def delete_model(
+    model: ModelName, principal: Writer, models: ModelsDep, request_id: RequestId
+) -> ModelDeleted:
     """Deletes your fine-tuned model and its weights."""
     return models.delete(principal, model, request_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Path, Response
 
 from service.jobs.api.dependencies import IdempotencyKey, PreflightDep, WakeupsDep
 from service.jobs.intake import creation
@@ -22,6 +22,7 @@ def _probes(database: DatabaseDep, settings: SettingsDep) -> Probes:
     return Probes(database, settings.max_running_jobs)
 
 
+ProbeId = Annotated[str, Path(description="Id of the probe, `ftprobe-…`.")]
 ProbesDep = Annotated[Probes, Depends(_probes)]
 
 
@@ -56,12 +57,12 @@ def list_probes(
 
 
 @router.get("/{probe_id}")
-def retrieve_probe(probe_id: str, principal: Reader, probes: ProbesDep) -> ProbeRead:
+def retrieve_probe(probe_id: ProbeId, principal: Reader, probes: ProbesDep) -> ProbeRead:
     """Its state; once it has succeeded, its result and some of its groups."""
     return probes.read(principal.tenant, probe_id)
 
 
 @router.post("/{probe_id}/cancel")
-def cancel_probe(probe_id: str, principal: Writer, probes: ProbesDep, request_id: RequestId) -> ProbeRead:
+def cancel_probe(probe_id: ProbeId, principal: Writer, probes: ProbesDep, request_id: RequestId) -> ProbeRead:
     """Ends the probe; it has no result then."""
     return probes.cancel(principal, probe_id, request_id)

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import StringConstraints
 
+from service.jobs.api.dependencies import JobId
 from service.platform.errors import InvalidRequest
 from service.rollouts import repository, service
 from service.rollouts.datasets import TrainedSplit
@@ -24,19 +25,29 @@ from service.web.pagination import MAX_NUMBER, After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}", tags=["fine-tuning"])
 
-Step = Annotated[int | None, Query(ge=0, le=MAX_NUMBER)]
+Step = Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="The only step to return.")]
+FromStep = Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="First step, inclusive.")]
+ToStep = Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="Last step, inclusive.")]
 Part = Annotated[str, StringConstraints(pattern="[^,]", max_length=1024)]
 Fired = Annotated[
     list[Part] | None,
-    Query(description="Parts of the reward that gave more than `fired_above`; by commas or repeated."),
+    Query(description="Parts of the reward above `fired_above`, separated by commas or repeated."),
 ]
 NotFired = Annotated[
-    list[Part] | None, Query(description="Parts that gave no more than `fired_above`; errors are neither.")
+    list[Part] | None, Query(description="Parts of the reward at or below `fired_above`; errors are neither.")
 ]
-FiredAbove = Annotated[float, Query(allow_inf_nan=False)]
+FiredAbove = Annotated[float, Query(allow_inf_nan=False, description="Reward above which a part has fired.")]
+SplitQuery = Annotated[
+    Split | None, Query(description="Rollouts of training or of evaluations; by default all.")
+]
+FilterQuery = Annotated[
+    Filter | None, Query(description="Only groups or completions with this property, or an order by reward.")
+]
+PropertyQuery = Annotated[Property | None, Query(description="Only groups with this property.")]
+TrainedSplitQuery = Annotated[TrainedSplit, Query(description="Rollouts of training or of evaluations.")]
 
 
-def _steps(step: Step = None, from_step: Step = None, to_step: Step = None) -> Selection:
+def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None) -> Selection:
     """Raises InvalidRequest where they contradict each other."""
     if step is not None and not (from_step is None and to_step is None):
         raise InvalidRequest("step: give a step, or a range from from_step to to_step.", param="step")
@@ -59,7 +70,7 @@ def _parts(
 PartsDep = Annotated[Selection, Depends(_parts)]
 
 
-def _selection(parts: PartsDep, split: Split | None = None, filter: Filter | None = None) -> Selection:
+def _selection(parts: PartsDep, split: SplitQuery = None, filter: FilterQuery = None) -> Selection:
     """All that a list can be asked for."""
     return replace(parts, split=split, filter=filter)
 
@@ -74,7 +85,7 @@ def _exports(database: DatabaseDep, storage: StorageDep, settings: SettingsDep) 
 ExportsDep = Annotated[Exports, Depends(_exports)]
 
 
-def _source(job_id: str, principal: Reader, parts: PartsDep, split: TrainedSplit = "train") -> Source:
+def _source(job_id: JobId, principal: Reader, parts: PartsDep, split: TrainedSplitQuery = "train") -> Source:
     return Source(principal.tenant, job_id, parts, split)
 
 
@@ -88,14 +99,16 @@ def _rescore(
 
 
 RescoreDep = Annotated[Rescore, Depends(_rescore)]
-PerPrompt = Annotated[int, Query(ge=1, le=16, description="Most examples of one prompt.")]
-MinReward = Annotated[float, Query(allow_inf_nan=False, description="Of an answer that is worth learning.")]
-MinMargin = Annotated[float, Query(ge=0, allow_inf_nan=False, description="Between the two rewards.")]
+PerPrompt = Annotated[int, Query(ge=1, le=16, description="Maximum examples of one prompt.")]
+MinReward = Annotated[float, Query(allow_inf_nan=False, description="Minimum reward of an example.")]
+MinMargin = Annotated[
+    float, Query(ge=0, allow_inf_nan=False, description="Minimum difference of the two rewards.")
+]
 
 
 @router.get("/rollouts")
 def list_rollouts(
-    job_id: str,
+    job_id: JobId,
     principal: Reader,
     database: DatabaseDep,
     selection: SelectionDep,
@@ -113,7 +126,7 @@ def list_rollouts(
 
 @router.get("/rollouts/completions")
 def list_completions(
-    job_id: str,
+    job_id: JobId,
     principal: Reader,
     database: DatabaseDep,
     selection: SelectionDep,
@@ -127,19 +140,19 @@ def list_completions(
 
 
 @router.get("/rollouts/overview")
-def describe_rollouts(job_id: str, principal: Reader, database: DatabaseDep) -> RolloutOverview:
+def describe_rollouts(job_id: JobId, principal: Reader, database: DatabaseDep) -> RolloutOverview:
     """Which steps have rollouts, by split, and which parts their rewards are made of."""
     return service.overview(database, service.checked_job(database, principal.tenant, job_id, Selection()))
 
 
 @router.get("/rollouts.jsonl", response_class=Response)
 def export_rollouts(
-    job_id: str,
+    job_id: JobId,
     principal: Reader,
     database: DatabaseDep,
     parts: PartsDep,
-    split: Split | None = None,
-    filter: Property | None = None,
+    split: SplitQuery = None,
+    filter: PropertyQuery = None,
 ) -> Response:
     """Groups, one a line, in order of steps, token ids included."""
     selection = replace(parts, split=split, filter=filter)
@@ -167,7 +180,7 @@ def export_preferences(
 
 @router.post("/rollouts/rescore")
 def rescore_rollouts(
-    job_id: str, request: RescoreRequest, principal: Reader, rescore: RescoreDep
+    job_id: JobId, request: RescoreRequest, principal: Reader, rescore: RescoreDep
 ) -> RescoreRead:
     """What another grader would have said of these rollouts, and how advantages would have changed.
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from grpo_engine.contract.records import FinishReason, GradeError
 from service.graders.schemas import SentGrader
 from service.web.pagination import MAX_NUMBER
+from service.web.request_body import RequestBody
 
 
 class CompletionFields(BaseModel):
@@ -92,19 +93,21 @@ Advantage = Literal["group_std", "mean_only", "batch_std", "leave_one_out", "rei
 """The engine's but `process`: rewards of single steps are not stored."""
 
 
-class RescoreRequest(BaseModel):
+class RescoreRequest(RequestBody):
     """Another grader, and the rollouts to try it on: whole steps, the newest first."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
     grader: SentGrader
+    """The grader to compare with the job's own."""
     split: Literal["train", "validation"] = "train"
+    """Rollouts of training or of evaluations."""
     from_step: int | None = Field(None, ge=0, le=MAX_NUMBER)
+    """First step, inclusive."""
     to_step: int | None = Field(None, ge=0, le=MAX_NUMBER)
+    """Last step, inclusive."""
     limit: int = Field(512, ge=1, le=2000)
-    """Most completions."""
+    """Maximum completions, in whole steps from the newest."""
     advantage: Advantage | None = None
-    """null: the job's own."""
+    """How rewards become advantages; null: as in the job."""
 
 
 class RescoreSide(BaseModel):

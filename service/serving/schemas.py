@@ -6,12 +6,14 @@ is accepted and ignored. Boundary: shapes of requests; those of answers are `ans
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.serve.protocol import MAX_COMPLETIONS, MAX_STOPS
+from service.web.request_body import RequestBody
 
 MAX_TOKENS = 2**20
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -36,29 +38,35 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "best_of": (1,),
 }
-"""Fields that this sampler has nothing for → values that ask for nothing, besides null."""
+"""Unsupported fields → accepted values besides null, which change nothing."""
+IGNORED = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+}
 REASON = "This sampler draws from the model's whole distribution and returns its text"
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
+class Part(RequestBody):
     type: Literal["text"]
     text: str
+    """Text of the part."""
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
+class Message(RequestBody):
     role: Literal["developer", "system", "user", "assistant", "tool"]
+    """Author of the message."""
     content: str | Annotated[list[Part], Field(min_length=1)] | None = None
+    """Text of the message, or a list of text parts."""
     name: str | None = None
+    """Name of the author, for chat templates that show it."""
     tool_calls: list[dict[str, Any]] | None = None
-    """Of an earlier turn; the model's chat template shows them."""
+    """Tool calls of an earlier turn, for chat templates that show them."""
     tool_call_id: str | None = None
+    """Id of the tool call that a `tool` message answers."""
     refusal: None = None
+    """Must be null."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -67,31 +75,44 @@ class Message(BaseModel):
         return self
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
+class StreamOptions(RequestBody):
     include_usage: bool | None = None
-    """A last chunk with the usage."""
+    """Send the usage in a last chunk."""
     include_obfuscation: bool | None = None
-    """Ignored: nothing is padded here."""
+    """Accepted and ignored: chunks are never padded."""
 
 
-class Body(BaseModel):
-    """What both have. Unknown fields are refused: a typo is an error where it is made."""
+def _describe_inert_fields(schema: dict[str, Any]) -> None:
+    """Describe the fields of OpenAI's requests that this sampler does not support, or that change nothing."""
+    for name, field in schema["properties"].items():
+        if name in NEUTRAL:
+            accepted = ", ".join(["null", *map(json.dumps, NEUTRAL[name])])
+            field["description"] = f"Not supported; accepted values: {accepted}."
+        elif name in IGNORED:
+            field["description"] = "Accepted for compatibility and ignored."
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+class Body(RequestBody):
+    """Fields of both requests."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_inert_fields)
 
     model: str = Field(min_length=1, max_length=512)
-    """A base model of the catalogue, a fine-tuned model or one of its checkpoints."""
+    """Name of a base model, a fine-tuned model or one of its checkpoints."""
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    """Maximum tokens of the completion; null: 1024, or what the context leaves."""
     temperature: float | None = Field(None, ge=0, le=2)
-    """0 is greedy; null: 1."""
+    """Sampling temperature, 0 to 2; 0: greedy, null: 1."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    """The same seed draws the same tokens; null: another answer each time."""
+    """Equal seeds sample equal tokens; null: a different completion each time."""
     stop: str | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
+    """Texts that end the completion; they are not part of it."""
     n: int | None = Field(None, ge=1, le=MAX_COMPLETIONS)
+    """Number of completions; null: 1."""
     stream: bool | None = None
+    """Send the completion as server-sent events."""
     stream_options: StreamOptions | None = None
+    """Options of the stream."""
 
     top_p: Any = None
     frequency_penalty: Any = None
@@ -126,10 +147,11 @@ class Body(BaseModel):
 
 class ChatRequest(Body):
     messages: list[Message] = Field(min_length=1)
+    """The conversation so far."""
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     """OpenAI's newer name of max_tokens."""
     logprobs: bool | None = None
-    """Log-probabilities of the sampled tokens, at the request's temperature (greedy: at 1)."""
+    """Return log-probabilities of the sampled tokens, at the request's temperature (greedy: at 1)."""
 
     top_logprobs: Any = None
     response_format: Any = None
@@ -162,8 +184,9 @@ class ChatRequest(Body):
 
 class CompletionRequest(Body):
     prompt: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1, max_length=1)]
-    """One text."""
+    """The text to complete, or a list of one text."""
     logprobs: None = None
+    """Must be null."""
 
     suffix: Any = None
     echo: Any = None

@@ -37,8 +37,13 @@ StorageDep = Annotated[Storage, Depends(from_state("storage"))]
 CatalogDep = Annotated[Catalog, Depends(from_state("catalog"))]
 RequestRateDep = Annotated[RequestRate, Depends(from_state("request_rate"))]
 RequestId = Annotated[str, Depends(_request_id)]
-RetryCount = Annotated[str, Header(alias="x-stainless-retry-count")]
-"""What OpenAI's client sends with a request that it repeats for want of an answer."""
+RetryCount = Annotated[
+    str,
+    Header(
+        alias="x-stainless-retry-count",
+        description="Sent by OpenAI's client: above 0 for a request that it repeats for want of a response.",
+    ),
+]
 
 
 def is_retry(count: str) -> bool:

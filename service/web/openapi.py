@@ -165,12 +165,21 @@ def completed(document: Document) -> Document:
     for name in _GENERATED:
         schemas.pop(name, None)
     schemas["Error"] = ERROR_SCHEMA
+    for schema in schemas.values():
+        _describe_constants(schema)
     scheme = {"type": "http", "scheme": "bearer", "description": "A key of `grpo keys create`."}
     components["securitySchemes"] = {SCHEME: scheme}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             _complete(f"{method} {path}", path, operation)
     return document
+
+
+def _describe_constants(schema: Document) -> None:
+    """Describe fields with one possible value, such as `type`."""
+    for field in schema.get("properties", {}).values():
+        if "const" in field:
+            field.setdefault("description", f"Always `{field['const']}`.")
 
 
 def _complete(name: str, path: str, operation: Document) -> None:

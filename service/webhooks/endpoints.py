@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path
 
 from service.web.auth import Reader, Writer
 from service.web.dependencies import DatabaseDep, RequestId, RetryCount, SettingsDep, is_retry
@@ -37,6 +37,8 @@ def _for_writer(
     return Webhooks(database, settings, principal, request_id)
 
 
+EndpointId = Annotated[str, Path(description="Id of the webhook endpoint.")]
+DeliveryId = Annotated[str, Path(description="Id of the delivery.")]
 ReadWebhooks = Annotated[Webhooks, Depends(_for_reader)]
 WriteWebhooks = Annotated[Webhooks, Depends(_for_writer)]
 
@@ -59,19 +61,19 @@ def list_webhooks(webhooks: ReadWebhooks, after: After = None, limit: Limit = 20
 
 
 @router.get("/{endpoint_id}")
-def retrieve_webhook(endpoint_id: str, webhooks: ReadWebhooks) -> WebhookRead:
+def retrieve_webhook(endpoint_id: EndpointId, webhooks: ReadWebhooks) -> WebhookRead:
     """The endpoint without its secret; `disabled_reason` says why we disabled it."""
     return webhooks.read(endpoint_id)
 
 
 @router.post("/{endpoint_id}")
-def update_webhook(endpoint_id: str, body: WebhookUpdate, webhooks: WriteWebhooks) -> WebhookRead:
+def update_webhook(endpoint_id: EndpointId, body: WebhookUpdate, webhooks: WriteWebhooks) -> WebhookRead:
     """Changes what is given; `enabled: true` takes back what a 410 or you have disabled."""
     return webhooks.update(endpoint_id, body)
 
 
 @router.delete("/{endpoint_id}")
-def delete_webhook(endpoint_id: str, webhooks: WriteWebhooks) -> WebhookDeleted:
+def delete_webhook(endpoint_id: EndpointId, webhooks: WriteWebhooks) -> WebhookDeleted:
     """Deletes the endpoint and its log; nothing is sent to it any more."""
     webhooks.delete(endpoint_id)
     return WebhookDeleted(id=endpoint_id)
@@ -79,7 +81,7 @@ def delete_webhook(endpoint_id: str, webhooks: WriteWebhooks) -> WebhookDeleted:
 
 @router.post("/{endpoint_id}/rotate_secret")
 def rotate_secret(
-    endpoint_id: str, webhooks: WriteWebhooks, body: SecretRotate | None = None
+    endpoint_id: EndpointId, webhooks: WriteWebhooks, body: SecretRotate | None = None
 ) -> WebhookWithSecret:
     """A new secret, shown this once. The old one signs beside it for a day, unless you say otherwise."""
     asked = body or SecretRotate()
@@ -87,20 +89,22 @@ def rotate_secret(
 
 
 @router.post("/{endpoint_id}/test")
-def try_webhook(endpoint_id: str, webhooks: WriteWebhooks, body: WebhookTest | None = None) -> WebhookTested:
+def try_webhook(
+    endpoint_id: EndpointId, webhooks: WriteWebhooks, body: WebhookTest | None = None
+) -> WebhookTested:
     """Sends an event about the job `ftjob-test` now, once, and tells the answer's status; 400 without one."""
     return webhooks.test(endpoint_id, body.event_type if body else None)
 
 
 @router.get("/{endpoint_id}/deliveries")
 def list_deliveries(
-    endpoint_id: str, webhooks: ReadWebhooks, after: After = None, limit: Limit = 20
+    endpoint_id: EndpointId, webhooks: ReadWebhooks, after: After = None, limit: Limit = 20
 ) -> Page[DeliveryRead]:
     """What was sent and what will be, newest first, each with its attempts."""
     return page_of(webhooks.deliveries(endpoint_id, after=after, limit=limit), limit)
 
 
 @router.post("/{endpoint_id}/deliveries/{delivery_id}/redeliver")
-def redeliver(endpoint_id: str, delivery_id: str, webhooks: WriteWebhooks) -> DeliveryRead:
+def redeliver(endpoint_id: EndpointId, delivery_id: DeliveryId, webhooks: WriteWebhooks) -> DeliveryRead:
     """Sends an event again within seconds, under the same `webhook-id`."""
     return webhooks.redeliver(endpoint_id, delivery_id)

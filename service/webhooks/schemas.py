@@ -10,51 +10,59 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs.store.webhook_events import EventType
+from service.web.request_body import RequestBody
 
 Url = Annotated[
     str,
     Field(
         max_length=2048,
-        description="https on port 443 or 8443, and every address of its name is public.",
+        description="https URL with a public host name on port 443 or 8443.",
         examples=["https://example.com/hooks/grpo"],
     ),
 ]
 EventTypes = Annotated[
-    list[EventType], Field(min_length=1, max_length=16, examples=[["fine_tuning.job.succeeded"]])
+    list[EventType],
+    Field(
+        min_length=1,
+        max_length=16,
+        description="Types of the events to send.",
+        examples=[["fine_tuning.job.succeeded"]],
+    ),
 ]
-Name = Annotated[str, Field(max_length=128, description="For people.")]
+Name = Annotated[str, Field(max_length=128, description="Name for display.")]
 
 
-class Request(BaseModel):
-    """Unknown fields are refused: a typo is an error where it is made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _WebhookBody(RequestBody):
+    model_config = ConfigDict(strict=False)
 
 
-class WebhookCreate(Request):
+class WebhookCreate(_WebhookBody):
     url: Url
     event_types: EventTypes
     name: Name = ""
 
 
-class WebhookUpdate(Request):
-    """What is left out stays as it is."""
+class WebhookUpdate(_WebhookBody):
+    """Fields that are left out do not change."""
 
     url: Url | None = None
+    """https URL with a public host name on port 443 or 8443."""
     event_types: EventTypes | None = None
+    """Types of the events to send."""
     name: Name | None = None
+    """Name for display."""
     enabled: bool | None = None
-    """False ends what is still to be sent; true lets later events through again."""
+    """false stops pending deliveries; true enables later ones."""
 
 
-class SecretRotate(Request):
+class SecretRotate(_WebhookBody):
     keep_old_secret_active_for_24_hours: bool = True
-    """Both secrets sign until then; false ends the old one at once."""
+    """Sign with both secrets for 24 hours; false ends the old one at once."""
 
 
-class WebhookTest(Request):
+class WebhookTest(_WebhookBody):
     event_type: EventType | None = None
-    """The type of the event that is sent; by default the first that the endpoint wants."""
+    """Type of the test event; default: the endpoint's first."""
 
 
 class WebhookRead(BaseModel):

@@ -33,30 +33,30 @@ class _Result(NamedTuple):
 
 
 class CodeTests(GraderBase):
-    """Reward = fraction of the tests that pass, or with `scoring` all 1.0 where every one does, else 0.0.
+    """Reward = fraction of the tests that pass; with `scoring` all, 1.0 if every test passes, or 0.0.
 
     A test is `{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}` or
-    `{"stdin": "1 2\\n", "expected_stdout": "3\\n"}`. Each test runs the code anew in a process of its own.
+    `{"stdin": "1 2\\n", "expected_stdout": "3\\n"}`. Each test runs the code in its own process.
     Code that does not compile, raises, exits or takes too long fails its tests.
     """
 
     type: Literal["code_tests"]
     code: Template = "{{sample.output_text}}"
-    """Its last fenced python block counts where it has one."""
+    """Template of the code; its last fenced Python block counts, if there is one."""
     tag: Tag | None = None
-    """Only the inside of the last `<tag>…</tag>` counts."""
+    """Only the inside of the last `<tag>…</tag>` counts; null: the whole text."""
     tests: Template
-    """A JSON list of tests, such as `{{item.tests}}`."""
+    """Template of a JSON list of tests, such as `{{item.tests}}`."""
     timeout_seconds: float = Field(5.0, gt=0, le=60)
-    """For each test."""
+    """Time limit of each test."""
     total_timeout_seconds: float = Field(20.0, gt=0, le=600)
-    """For all tests of a completion; those that it leaves no time for have failed. Above the deadline of
-    grading itself, a completion that hangs is unscorable instead of wrong."""
+    """Time limit of all tests of a completion; tests that do not run in time have failed."""
     tolerance: float = Field(1e-9, ge=0, le=1)
-    """Absolute and relative, where a float stands on either side."""
+    """Absolute and relative tolerance for comparing floats."""
     max_tests: int = Field(100, ge=1, le=1000)
-    """The first ones of a row that has more."""
+    """Maximum tests per row; further ones are ignored."""
     scoring: Literal["fraction", "all"] = "fraction"
+    """fraction: share of passed tests; all: 1 only if every test passes."""
 
     @property
     def execution(self) -> Execution:

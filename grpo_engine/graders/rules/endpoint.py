@@ -56,17 +56,17 @@ class _Way(Record):
 
 
 class Endpoint(AskingGrader):
-    """Reward = the score that the server answers, any finite number. Exactly one of url and endpoint."""
+    """Reward = the score in the server's response, a finite number. Give exactly one of url and endpoint."""
 
     type: Literal["endpoint"]
     url: Annotated[str, AfterValidator(_check_url)] | None = None
-    """https, a public name, port 443 or 8443."""
+    """https URL with a public host name on port 443 or 8443."""
     endpoint: str | None = Field(None, min_length=1, max_length=128)
-    """Name of one of the operator's endpoints."""
+    """Name of one of the operator's endpoints, instead of url."""
     headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(_check_headers)] = {}
-    """Sent with each request, and shown to whoever may see the job."""
+    """Headers of each request; visible to everyone who can see the job."""
     timeout_seconds: float = Field(60.0, gt=0, le=600)
-    """For one completion, retries included."""
+    """Time limit for one completion, retries included."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

@@ -30,20 +30,21 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class Format(GraderBase):
-    """1.0 where the input has the shape, else 0.0. Exactly one of tags, pattern and json_schema."""
+    """1.0 if the input has the format, otherwise 0.0. Give exactly one of tags, pattern and json_schema."""
 
     type: Literal["format"]
     input: Template = "{{sample.output_text}}"
+    """Template of the text to grade; by default the completion."""
     tags: Annotated[Listed[TagName], Field(min_length=1, max_length=16)] | None = None
-    """Names such as ["think", "answer"]: each opens and closes exactly once, one after the other."""
+    """Names such as ["think", "answer"]: each must open and close exactly once, in this order."""
     strict: bool = False
-    """tags: nothing but white space outside of them."""
+    """With tags: allow only white space outside of them."""
     pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
-    """RE2 syntax; `.` matches no newline unless the pattern says (?s)."""
+    """Regular expression in RE2 syntax; `.` matches a newline only with (?s)."""
     match: Literal["full", "search"] = "full"
-    """pattern: it matches the whole input, or some part of it."""
+    """With pattern: it must match the whole input, or some part of it."""
     json_schema: Annotated[dict[str, Any], AfterValidator(_check_schema)] | None = None
-    """The whole input is JSON and conforms."""
+    """JSON schema to which the whole input must conform."""
 
     @model_validator(mode="after")
     def _one_shape(self) -> Self:

@@ -22,7 +22,9 @@ class Length(GraderBase):
 
     type: Literal["length"]
     mode: Literal["linear", "soft_overlong"]
+    """linear: a ramp from target to maximum; soft_overlong: DAPO's, over the last `buffer` before maximum."""
     unit: Literal["tokens", "characters"] = "tokens"
+    """Unit of all lengths."""
     maximum: int = Field(ge=1, le=10_000_000)
     """Length from which the penalty is -1."""
     target: int | None = Field(None, ge=0, le=10_000_000)

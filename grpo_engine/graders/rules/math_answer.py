@@ -25,20 +25,21 @@ _SECONDS = 5
 
 
 class MathAnswer(GraderBase):
-    """1.0 where math-verify finds the input's answer equal to the reference, else 0.0.
+    """1.0 if math-verify finds the input's answer equal to the reference, otherwise 0.0.
 
     `verify(parse(reference), parse(input))` with math-verify's default extraction: LaTeX (`$…$`, `\\[…\\]`,
     `\\boxed{…}`, `\\frac`) and plain numbers and expressions. A reference in which it finds nothing, such as
-    the bare LaTeX `x^2+1`, is read as `\\boxed{x^2+1}`. In other bare LaTeX it may find a part only (`2` in
-    `2\\sqrt{2}`): write `"${{item.answer}}$"` where the rows hold that.
-    An answer that cannot be parsed, or takes math-verify more than 5 seconds, is wrong (0.0); a reference
+    the bare LaTeX `x^2+1`, is read as `\\boxed{x^2+1}`. In other bare LaTeX it may find only a part (`2` in
+    `2\\sqrt{2}`): write `"${{item.answer}}$"` for such rows.
+    A completion that cannot be parsed, or takes math-verify more than 5 seconds, is wrong (0.0); a reference
     that cannot be parsed makes the row unscorable.
     """
 
     type: Literal["math"]
     input: Template = "{{sample.output_text}}"
-    """Its last MAX_INPUT_CHARACTERS count."""
+    """Template of the text to grade; by default the completion. Only its last 4,096 characters count."""
     reference: Template
+    """Template of the right answer, in LaTeX or plain text."""
 
     @property
     def execution(self) -> Execution:

@@ -45,7 +45,7 @@ Key = Annotated[
 
 
 class Multi(GraderBase):
-    """Reward = the formula over the parts' rewards. A part the formula does not use is only shown."""
+    """Reward = the formula over the parts' rewards. Parts that the formula does not use are only reported."""
 
     type: Literal["multi"]
     graders: Annotated[
@@ -53,16 +53,15 @@ class Multi(GraderBase):
         BeforeValidator(_as_dict),
         Field(min_length=1, max_length=32),
     ]
+    """The graders by name; a list or a single grader is accepted too."""
     aggregation: Literal["formula", "gdpo"] = "formula"
-    """formula: advantages come from the formula's value. gdpo: from the weighted sum of the parts, each
-    normalised within its group first (arXiv 2601.05242)."""
+    """formula: advantages of its value; gdpo: parts are normalised per group first (arXiv 2601.05242)."""
     weights: dict[Key, float] | None = Field(None, validate_default=True)
-    """gdpo: grader's name → weight of its part, 1.0 where not given."""
+    """gdpo: weight of each grader by name; 1.0 by default."""
     calculate_output: str = Field("", validate_default=True)
-    """`0.8*a + 0.2*b`: + - * / ^, parentheses, min max abs floor ceil exp sqrt log, graders' names.
-    gdpo: the weighted sum of the parts where not given."""
+    """Formula over graders' names: `0.8*a + 0.2*b`; + - * / ^ min max abs floor ceil exp sqrt log."""
     invalid_grade: float | None = None
-    """Reward where a part is unscorable or the formula has no finite value; None: unscorable then."""
+    """Reward if a part is unscorable or the formula not finite; null: unscorable."""
 
     @field_validator("weights")
     @classmethod

@@ -28,20 +28,24 @@ Tag = Annotated[
 
 
 class Numeric(GraderBase):
-    """1.0 where |number - reference| <= max(absolute_tolerance, relative_tolerance * |reference|), else 0.0.
+    """1.0 if |number - reference| <= max(absolute_tolerance, relative_tolerance * |reference|), or 0.0.
 
-    The number is the last one of the input, of its last `<tag>…</tag>` where a tag is given, and there of
-    the last `\\boxed{…}` where one is. An answer without a number is wrong (0.0); a reference without one
-    makes the row unscorable.
+    The number is the last one of the input: inside its last `<tag>…</tag>` if a tag is given, and inside the
+    last `\\boxed{…}` if there is one. A completion without a number is wrong (0.0); a reference without a
+    number makes the row unscorable.
     """
 
     type: Literal["numeric"]
     input: Template = "{{sample.output_text}}"
+    """Template of the text to grade; by default the completion. Its last number counts."""
     reference: Template
-    """Its last number counts, so that GSM8K's `… #### 72` works as it is."""
+    """Template of the right answer; its last number counts, so GSM8K's `… #### 72` works."""
     tag: Tag | None = None
+    """Only the inside of the last `<tag>…</tag>` counts; null: the whole text."""
     absolute_tolerance: float = Field(0.0, ge=0)
+    """Accepted absolute difference; 0 with relative_tolerance 0: exact."""
     relative_tolerance: float = Field(0.0, ge=0, le=1)
+    """Accepted difference as a share of the reference, 0 to 1; the larger tolerance counts."""
 
     def templates(self) -> dict[str, str]:
         return {"input": self.input, "reference": self.reference}

@@ -27,20 +27,21 @@ _AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class Process(GraderBase):
-    """The inner rule on each step, with the step's text as `sample.output_text`.
+    """The inner grader's rewards of the steps, each seen as `sample.output_text`.
 
-    A completion without steps, with more than `max_steps`, or with a step that the inner rule cannot score
+    A completion without steps, with more than `max_steps`, or with a step that the inner grader cannot score
     is unscorable.
     """
 
     type: Literal["process"]
     splitter: Annotated[str, AfterValidator(check_splitter)] = "lines"
-    """lines; paragraphs: parted by empty lines; steps: each begins with `Step 1:` on a line; or what stands
-    between two steps, as a regular expression of RE2's syntax."""
+    """lines; paragraphs (separated by empty lines); steps (`Step 1:`); or an RE2 pattern of the separator."""
     grader: Annotated[LeafGrader, Field(discriminator="type")]
+    """The grader of each step; it sees the step as `sample.output_text`."""
     aggregate: Literal["mean", "last", "min", "product"] = "mean"
     """How the steps' rewards become the completion's."""
     max_steps: int = Field(64, ge=1, le=1024)
+    """Maximum steps; a completion with more is unscorable."""
 
     @property
     def execution(self) -> Execution:

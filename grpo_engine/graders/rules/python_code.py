@@ -73,13 +73,14 @@ class PythonGrader(GraderBase):
 
     `sample` has output_text, output_json, output_tools, choices[0].message, finish_reason and num_tokens;
     `item` is the dataset row. Standard library only, no network, 2 GB, 2 minutes. Every call runs the source
-    anew in a process of its own. An exception, or anything else than a finite number, is an error and not 0.
+    in its own process. An exception, or a result that is no finite number, is an error and not 0.
     """
 
     type: Literal["python"]
     source: Annotated[str, AfterValidator(_defines_grade)]
+    """Python source that defines `grade(sample, item)`; standard library only, no network."""
     image_tag: str | None = None
-    """OpenAI's choice of a container image: accepted and without effect, there is one environment."""
+    """OpenAI's container image: accepted and without effect."""
 
     @property
     def execution(self) -> Execution:

@@ -22,25 +22,26 @@ from grpo_engine.graders.template import render
 class RewardModel(GraderBase):
     """Reward = the model's one logit for the prompt and the completion.
 
-    Where the tokenizer has a chat template and there is a prompt, the model reads a user's and an
-    assistant's turn; else the two texts as a pair, or the completion alone. A text that is longer than the
-    model reads is unscorable, never cut. What the completion says is data: control tokens that it spells out
-    are read as such by the tokenizer.
+    If the tokenizer has a chat template and there is a prompt, the model reads a user and an assistant turn;
+    otherwise the two texts as a pair, or the completion alone. A text longer than the model's context is
+    unscorable, never cut. The tokenizer reads control tokens that a completion spells out as such.
     """
 
     type: Literal["reward_model"]
     model: str = Field(min_length=1, max_length=256)
-    """A name that the operator knows."""
+    """Name of a reward model that the operator provides."""
     path: str | None = Field(None, max_length=4096)
-    """Where that model lies: a folder with safetensors, or a hub id. The service's word, never a user's."""
+    """Set by the service: a folder with safetensors, or a hub id."""
     revision: str | None = Field(None, max_length=128)
-    """Of a hub id: the service's word too."""
+    """Set by the service: revision of a hub id."""
     input: Template = "{{sample.output_text}}"
+    """Template of the text to grade; by default the completion."""
     prompt: Template | None = None
+    """Template of the prompt that the model reads before the completion; null: none."""
     normalize: Literal["none", "sigmoid"] = "none"
-    """sigmoid: 1 / (1 + exp(-logit)), between 0 and 1."""
+    """sigmoid: 1 / (1 + exp(-logit)), between 0 and 1; none: the logit itself."""
     max_length: int | None = Field(None, ge=8, le=1_000_000)
-    """Tokens of prompt and completion; what the model can read where not given."""
+    """Maximum tokens of prompt and completion; null: what the model supports."""
 
     @property
     def execution(self) -> Execution:

@@ -40,17 +40,21 @@ def usage() -> dict[str, ModelUsage]:
 
 
 class TextPart(Input):
-    """A piece of a message. Images and sound are not for judges of text."""
+    """Part of a message; images and audio are not supported."""
 
     type: Literal["input_text", "output_text", "text"]
+    """Kind of the part; all are read as text."""
     text: Template
+    """Template of the text."""
 
 
 class JudgeMessage(Input):
     """One message for the judge."""
 
     role: Literal["system", "developer", "user", "assistant"]
+    """Author of the message."""
     content: Template | TextPart | Annotated[Listed[Template | TextPart], Field(min_length=1, max_length=64)]
+    """Template of the message, or a list of text parts."""
     type: Literal["message"] = "message"
 
     def pieces(self) -> list[str]:
@@ -60,40 +64,46 @@ class JudgeMessage(Input):
 
 
 class SamplingParams(Input):
-    """How the judge's answer is sampled; what is not given is the server's choice."""
+    """How the judge samples its response; the server decides what is not given."""
 
     temperature: float | None = Field(None, ge=0, le=2)
+    """Sampling temperature, 0 to 2."""
     top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling, above 0 and at most 1."""
     seed: int | None = None
+    """Seed of the sampling, if the server supports it."""
     max_completions_tokens: int | None = Field(
         None, ge=1, validation_alias=AliasChoices("max_completions_tokens", "max_completion_tokens")
     )
-    """OpenAI's own spelling; sent as `max_completion_tokens`."""
+    """Maximum tokens of the response, sent as `max_completion_tokens`."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """Effort of reasoning models."""
 
 
 class ScoreModel(AskingGrader):
-    """Reward = the number that the judge answers, which must lie in `range`."""
+    """Reward = the number in the judge's response, which must be within `range`."""
 
     type: Literal["score_model"]
     model: str = Field(min_length=1, max_length=256)
-    """As the server names it; the operator may restrict which."""
+    """The judge's name on its server; the operator may restrict the choice."""
     input: Annotated[Listed[JudgeMessage], Field(min_length=1, max_length=64)]
+    """The messages for the judge."""
     range: Annotated[tuple[float, float], Strict(False)] = (0.0, 1.0)
-    """A number outside is an error, never cut to fit."""
+    """Lowest and highest score; a score outside is an error."""
     sampling_params: SamplingParams = SamplingParams()
+    """How the judge samples; by default the server decides."""
     endpoint: str = Field("default", min_length=1, max_length=128)
     """Name of one of the operator's endpoints."""
     max_tokens: int | None = Field(None, ge=1)
-    """As sampling_params.max_completions_tokens, for servers that know only the older `max_tokens`."""
+    """Like sampling_params.max_completions_tokens, for servers that support only `max_tokens`."""
     cache: bool = True
-    """Ask once for equal requests. With a temperature, a completion that comes up twice keeps its score."""
+    """Send equal requests once; repeated completions keep their score."""
     max_calls: int | None = Field(None, ge=1)
-    """Calls that this grader may make per engine process; beyond, completions are unscorable."""
+    """Maximum calls per engine process; beyond it completions are unscorable."""
     max_cost_usd: float | None = Field(None, gt=0)
-    """The same in US dollars, by the operator's prices, without which it is refused."""
+    """Maximum cost per engine process in US dollars; needs the operator's prices."""
     timeout_seconds: float = Field(120.0, gt=0, le=600)
-    """For one completion, retries included."""
+    """Time limit for one completion, retries included."""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

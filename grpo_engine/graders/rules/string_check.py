@@ -27,13 +27,15 @@ _WANTED = {
 
 
 class StringCheck(GraderBase):
-    """1.0 where the operation holds, else 0.0."""
+    """1.0 if the operation is true, otherwise 0.0."""
 
     type: Literal["string_check"]
     operation: Operation
-    """eq, ne: equal or not, case-sensitive; like: input contains reference; ilike: whatever the case."""
+    """eq, ne: equal or not, case-sensitive; like: input contains reference; ilike: ignoring case."""
     input: Template
+    """Template of the text to grade, such as `{{sample.output_text}}`."""
     reference: Template
+    """Template of the text to compare with, such as `{{item.answer}}`."""
 
     def templates(self) -> dict[str, str]:
         return {"input": self.input, "reference": self.reference}

@@ -46,12 +46,15 @@ Metric = Annotated[
 
 
 class TextSimilarity(GraderBase):
-    """The metric of the input against the reference; what each one computes stands in `similarity.py`."""
+    """The metric of the input against the reference; see `similarity.py` for the definitions."""
 
     type: Literal["text_similarity"]
     input: Template
+    """Template of the text to grade, such as `{{sample.output_text}}`."""
     reference: Template
+    """Template of the text to compare with, such as `{{item.answer}}`."""
     evaluation_metric: Metric
+    """Similarity metric, from 0 to 1."""
 
     def templates(self) -> dict[str, str]:
         return {"input": self.input, "reference": self.reference}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Header
+from fastapi import Depends, Header, Path
 
 from service.jobs.intake.checks.checked_files import CheckedFiles
 from service.jobs.intake.costs import PastJobs
@@ -29,4 +29,14 @@ def _preflight(
 
 
 PreflightDep = Annotated[Preflight, Depends(_preflight)]
-IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=255)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        description="Repeated requests with the same key and body get the first one's response.",
+    ),
+]
+JobId = Annotated[str, Path(description="Id of the job, `ftjob-…`.")]
+CheckpointId = Annotated[str, Path(description="Id of the checkpoint, `ftckpt_…`.")]

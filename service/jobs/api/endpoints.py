@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
 
 from service.jobs.api import endpoints_manifest, endpoints_series
-from service.jobs.api.dependencies import IdempotencyKey, PreflightDep, WakeupsDep
+from service.jobs.api.dependencies import CheckpointId, IdempotencyKey, JobId, PreflightDep, WakeupsDep
 from service.jobs.api.service import Jobs
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
@@ -66,6 +66,10 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
 MergingDep = Annotated[Merging, Depends(_merging)]
 Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
+CheckpointName = Annotated[str | None, Query(description="Id of a checkpoint, `final` or `best`.")]
+Format = Annotated[
+    Literal["peft", "merged"], Query(description="The adapter in PEFT layout, or the merged model.")
+]
 
 
 @router.post("/jobs")
@@ -89,7 +93,7 @@ def create_job(
 
 @router.post("/jobs/{job_id}/clone")
 def clone_job(
-    job_id: str,
+    job_id: JobId,
     principal: Writer,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
@@ -111,7 +115,7 @@ def clone_job(
 
 
 @router.get("/jobs/{job_id}/diagnosis")
-def diagnose_job(job_id: str, principal: Reader, database: DatabaseDep) -> Diagnosis:
+def diagnose_job(job_id: JobId, principal: Reader, database: DatabaseDep) -> Diagnosis:
     """Why the job failed or learns poorly: causes with their evidence, and the patch that a clone takes."""
     return diagnosis_of(database, principal.tenant, job_id)
 
@@ -159,31 +163,31 @@ def _labels(request: Request) -> dict[str, str] | None:
 
 
 @router.get("/jobs/{job_id}")
-def retrieve_job(job_id: str, principal: Reader, jobs: JobsDep) -> JobRead:
+def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
     return jobs.read(principal.tenant, job_id)
 
 
 @router.post("/jobs/{job_id}/cancel")
-def cancel_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+def cancel_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
     """Ends the job; its last checkpoint and adapter stay downloadable."""
     return jobs.cancel(principal, job_id, request_id)
 
 
 @router.post("/jobs/{job_id}/pause")
-def pause_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+def pause_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
     """Rests the job after a checkpoint."""
     return jobs.pause(principal, job_id, request_id)
 
 
 @router.post("/jobs/{job_id}/resume")
-def resume_job(job_id: str, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+def resume_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
     """Queues a paused job again; it goes on from its last checkpoint."""
     return jobs.resume(principal, job_id, request_id)
 
 
 @router.get("/jobs/{job_id}/events")
 def list_events(
-    job_id: str, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
+    job_id: JobId, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
 ) -> Page[EventRead]:
     """Newest first."""
     return page_of(jobs.events(principal.tenant, job_id, after=after, limit=limit), limit)
@@ -191,7 +195,7 @@ def list_events(
 
 @router.get("/jobs/{job_id}/checkpoints")
 def list_checkpoints(
-    job_id: str, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 10
+    job_id: JobId, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 10
 ) -> Page[CheckpointRead]:
     """Newest first."""
     return page_of(jobs.checkpoints(principal.tenant, job_id, after=after, limit=limit), limit)
@@ -200,14 +204,14 @@ def list_checkpoints(
 @router.get("/jobs/{job_id}/adapter", response_class=Response)
 def download_adapter(
     request: Request,
-    job_id: str,
+    job_id: JobId,
     principal: Reader,
     jobs: JobsDep,
     storage: StorageDep,
     merging: MergingDep,
     which: Which = "final",
-    checkpoint: str | None = None,
-    format: Literal["peft", "merged"] = "peft",
+    checkpoint: CheckpointName = None,
+    format: Format = "peft",
 ) -> Response:
     """tar.gz in PEFT layout (the whole model for `lora: full`); with ETag, ranges and its sha256.
 
@@ -231,7 +235,12 @@ def download_adapter(
 
 @router.get("/jobs/{job_id}/checkpoints/{checkpoint_id}/content", response_class=Response)
 def download_checkpoint(
-    request: Request, job_id: str, checkpoint_id: str, principal: Reader, jobs: JobsDep, storage: StorageDep
+    request: Request,
+    job_id: JobId,
+    checkpoint_id: CheckpointId,
+    principal: Reader,
+    jobs: JobsDep,
+    storage: StorageDep,
 ) -> Response:
     """The adapter as of a checkpoint, tar.gz."""
     weights = jobs.checkpoint_weights(principal.tenant, checkpoint_id, job_id)
@@ -240,7 +249,7 @@ def download_checkpoint(
 
 @router.get("/checkpoints/{checkpoint_id}/content", response_class=Response)
 def download_any_checkpoint(
-    request: Request, checkpoint_id: str, principal: Reader, jobs: JobsDep, storage: StorageDep
+    request: Request, checkpoint_id: CheckpointId, principal: Reader, jobs: JobsDep, storage: StorageDep
 ) -> Response:
     """The same, without the job's id."""
     return _send(request, storage, jobs.checkpoint_weights(principal.tenant, checkpoint_id))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from service.jobs.api.dependencies import JobId
 from service.jobs.results.manifest import document
 from service.jobs.results.provenance import facts_of
 from service.jobs.results.vllm_command import serve_line
@@ -58,7 +59,7 @@ class ManifestRead(BaseModel):
 
 @router.get("/manifest")
 def retrieve_manifest(
-    job_id: str, principal: Reader, database: DatabaseDep, catalog: CatalogDep
+    job_id: JobId, principal: Reader, database: DatabaseDep, catalog: CatalogDep
 ) -> ManifestRead:
     """Data and grader by their SHA-256, configuration, seed, versions: what a job can be repeated from."""
     with database.reading() as session:

@@ -11,6 +11,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from pydantic import BaseModel, StringConstraints
 from starlette.concurrency import run_in_threadpool
 
+from service.jobs.api.dependencies import JobId
 from service.jobs.api.responses import event_read
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.progress import metrics
@@ -27,6 +28,26 @@ router = APIRouter(prefix="/jobs/{job_id}")
 RECONNECT_MS = 2000
 Name = Annotated[str, StringConstraints(pattern="[^,]")]
 Names = Annotated[list[Name] | None, Query(description="Metric names, separated by commas or repeated.")]
+AfterStep = Annotated[int, Query(ge=-1, le=MAX_NUMBER, description="Return only later steps.")]
+MaxPoints = Annotated[
+    int | None, Query(ge=2, le=10_000, description="Thin all rows evenly to this number; limit is ignored.")
+]
+RowLimit = Annotated[int, Query(ge=1, le=10_000, description="Maximum number of rows.")]
+AfterEvent = Annotated[
+    int | None, Query(ge=0, le=MAX_NUMBER, description="Number of the last event already seen.")
+]
+Since = Annotated[
+    Literal["start", "now"], Query(alias="from", description="Start with the history, or with new events.")
+]
+LastEventId = Annotated[
+    int | None,
+    Header(
+        alias="Last-Event-ID",
+        ge=0,
+        le=MAX_NUMBER,
+        description="Number of the last event already seen, as browsers send it; overrides after.",
+    ),
+]
 
 
 class MetricPage(BaseModel):
@@ -38,13 +59,13 @@ class MetricPage(BaseModel):
 
 @router.get("/metrics")
 def list_metrics(
-    job_id: str,
+    job_id: JobId,
     principal: Reader,
     database: DatabaseDep,
-    after_step: Annotated[int, Query(ge=-1, le=MAX_NUMBER)] = -1,
+    after_step: AfterStep = -1,
     names: Names = None,
-    max_points: Annotated[int | None, Query(ge=2, le=10_000)] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    max_points: MaxPoints = None,
+    limit: RowLimit = 1000,
 ) -> MetricPage:
     """Flat rows in order of steps; `max_points` thins all of them evenly, first and last kept."""
     chosen = _split_names(names)
@@ -59,7 +80,9 @@ def list_metrics(
 
 
 @router.get("/metrics.csv", response_class=Response)
-def download_metrics(job_id: str, principal: Reader, database: DatabaseDep, names: Names = None) -> Response:
+def download_metrics(
+    job_id: JobId, principal: Reader, database: DatabaseDep, names: Names = None
+) -> Response:
     """All metrics as CSV, `step` first."""
     with database.reading() as session:
         require_job(session, principal.tenant, job_id)
@@ -81,13 +104,13 @@ async def _open_feed(request: Request, principal: Reader, database: DatabaseDep)
 
 @router.get("/stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
 async def stream_job(
-    job_id: str,
+    job_id: JobId,
     principal: Reader,
     database: DatabaseDep,
     feed: Annotated[Feed, Depends(_open_feed)],
-    after: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
-    since: Annotated[Literal["start", "now"], Query(alias="from")] = "start",
-    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=MAX_NUMBER)] = None,
+    after: AfterEvent = None,
+    since: Since = "start",
+    last_event_id: LastEventId = None,
 ) -> Response:
     """Server-sent events `metrics`, `event` and `status`; `id:` is the event's number.
 
@@ -111,7 +134,7 @@ def _require(database: Database, tenant: str, job_id: str) -> Job:
         return require_job(session, tenant, job_id)
 
 
-async def _framed(feed: Feed, job_id: str, after: int, key_id: str) -> AsyncIterator[bytes]:
+async def _framed(feed: Feed, job_id: JobId, after: int, key_id: str) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=RECONNECT_MS)
     async for row in feed.rows(job_id, after, key_id):
         yield KEEPALIVE_COMMENT if row is None else _frame(row)

@@ -24,6 +24,7 @@ from grpo_engine.config.recipes import problem_at
 from grpo_engine.contract.records import filled_in
 from service.integrations import Integration
 from service.jobs.model.openai_terms import from_openai_terms
+from service.web.request_body import RequestBody
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -31,42 +32,46 @@ MAX_LABELS = 16
 FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
-class Request(BaseModel):
-    """Unknown fields are refused: a typo is an error where it is made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Resources(Request):
+class Resources(RequestBody):
     gpus: int = Field(0, ge=0, le=64)
-    """Devices, one process of the training on each; 0: one of whatever the worker has."""
+    """Number of GPUs, each with one training process; 0: one device, whatever the worker has."""
 
 
 def _in_openais_older_form(schema: dict[str, Any]) -> None:
-    """That form has no method, or null: `JobCreate` fills it in."""
+    """That form has no method, or null; `JobCreate` fills it in."""
     filled_in("method")(schema)
-    schema["properties"]["method"] = {"anyOf": [schema["properties"]["method"], {"type": "null"}]}
+    method = schema["properties"]["method"]
+    schema["properties"]["method"] = {
+        "anyOf": [method, {"type": "null"}],
+        "description": method.pop("description"),
+    }
 
 
-class JobCreate(Request):
+class JobCreate(RequestBody):
     """Body of `POST /v1/fine_tuning/jobs`."""
 
     model_config = ConfigDict(json_schema_extra=_in_openais_older_form)
 
     model: str = Field(min_length=1, max_length=256)
-    """A name of the catalogue, or the `ft:…` name of an earlier job."""
+    """Name of a base model (`GET /v1/models`), or of a fine-tuned model (`ft:…`) to continue from."""
     training_file: FileId
+    """Id of the uploaded training file."""
     validation_file: FileId | None = None
+    """Id of the uploaded validation file; null: no held-out evaluation."""
     suffix: str | None = Field(None, min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]*$")
-    """Stands in the model's name with a dash for whatever a name cannot hold."""
+    """Part of the fine-tuned model's name; characters that a name cannot contain become dashes."""
     seed: int | None = Field(None, ge=0, lt=2**31)
+    """Seed of sampling and shuffling; null: a random one, shown in the response."""
     metadata: dict[LabelName, Label] | None = Field(None, max_length=MAX_LABELS)
+    """Up to 16 labels, to filter lists of jobs."""
     resources: Resources = Resources()
+    """Machine resources of the job."""
     method: Method
+    """Training method and its options."""
     hyperparameters: dict[str, Any] | None = None
-    """Deprecated by OpenAI: where no method is given they are the supervised method's, else unused."""
+    """Deprecated by OpenAI: used as the supervised method's if no method is given, otherwise ignored."""
     integrations: list[Integration] | None = Field(None, max_length=8)
-    """Where metrics go too: OpenAI's `wandb`, and ours."""
+    """Other destinations of metrics: Weights & Biases, TensorBoard, MLflow."""
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
@@ -100,6 +105,7 @@ class ProbeCreate(JobCreate):
     """Body of `POST /v1/fine_tuning/probes`: a reinforcement job, and how much of it to try."""
 
     probe: ProbeSize = ProbeSize()
+    """Size of the probe."""
 
     @model_validator(mode="after")
     def _samples(self) -> Self:

@@ -1,0 +1,59 @@
+"""`/openapi.json` describes every parameter and every field of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from service.app import create_app
+from service.settings import Settings
+
+Schema = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return create_app(Settings()).openapi()
+
+
+def fields_of(schema: Schema, place: str, schemas: dict[str, Schema], seen: set[str]) -> Iterator[Schema]:
+    """The schema's fields, with those of all schemas inside it, each with its place as `name`."""
+    if "$ref" in schema:
+        place = schema["$ref"].rsplit("/", 1)[1]
+        if place not in seen:
+            seen.add(place)
+            yield from fields_of(schemas[place], place, schemas, seen)
+        return
+    for name, field in schema.get("properties", {}).items():
+        yield {**field, "name": f"{place}.{name}"}
+        yield from fields_of(field, f"{place}.{name}", schemas, seen)
+    inner = [schema[key] for key in ("items", "additionalProperties") if isinstance(schema.get(key), dict)]
+    inner += [each for key in ("anyOf", "oneOf", "allOf", "prefixItems") for each in schema.get(key, ())]
+    for each in inner:
+        yield from fields_of(each, place, schemas, seen)
+
+
+def test_every_field_of_a_request_has_a_description(document: dict[str, Any]) -> None:
+    schemas, seen = document["components"]["schemas"], set[str]()
+    bodies = {
+        f"{method} {path}": content["schema"]
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        for content in operation.get("requestBody", {}).get("content", {}).values()
+    }
+    fields = [field for place, body in bodies.items() for field in fields_of(body, place, schemas, seen)]
+    assert len(fields) > 300
+    assert [field["name"] for field in fields if not field.get("description")] == []
+
+
+def test_every_parameter_has_a_description(document: dict[str, Any]) -> None:
+    parameters = [
+        (f"{method} {path} {parameter['name']}", parameter.get("description"))
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        for parameter in operation.get("parameters", ())
+    ]
+    assert len(parameters) > 100
+    assert [name for name, description in parameters if not description] == []
