@@ -26,7 +26,7 @@ from service.jobs.results.merging.service import merge_limit
 from service.jobs.store.wakeups import Wakeups, refuse_eviction
 from service.models_catalog import endpoints as models
 from service.ops import health, prometheus
-from service.ops.bounded_check import Probe
+from service.ops.bounded_check import BoundedCheck
 from service.platform import logs
 from service.platform.catalog import Catalog
 from service.platform.db import connect
@@ -127,7 +127,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30
     )
     app.state.readiness = health.Readiness(app.state.database, settings, app.state.storage)
-    app.state.census = Probe(prometheus.Census(app.state.database, settings.sweep_seconds).take, None)
+    job_metrics = prometheus.JobMetrics(app.state.database, settings.sweep_seconds)
+    app.state.job_metrics = BoundedCheck(job_metrics.read, None)
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")

@@ -1,7 +1,7 @@
-"""A question that may hang, asked so that the asker never does.
+"""Runs a check that may hang, with a time limit for everyone who waits for it.
 
-A database that accepts a connection and then says nothing would hold a thread of the pool for each question.
-Here at most one thread waits for it, none of the pool's; everybody else gets an answer in time.
+A database that accepts connections and never responds would hold a pool thread for each check. Here at most
+one thread, outside of the pool, waits for it.
 """
 
 from __future__ import annotations
@@ -9,41 +9,35 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0
 
 
-class Probe(Generic[T]):
-    """Used inside one event loop."""
+class BoundedCheck(Generic[T]):
+    """Used inside one event loop; concurrent callers share one run of the check."""
 
-    def __init__(self, question: Callable[[], T], otherwise: T, seconds: float = PATIENCE_SECONDS) -> None:
-        self._question = question
-        self._otherwise = otherwise
-        self._seconds = seconds
-        self._asked: asyncio.Future[T] | None = None
+    def __init__(self, check: Callable[[], T], fallback: T, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._check = check
+        self._fallback = fallback
+        self._timeout_seconds = timeout_seconds
+        self._running: Future[T] | None = None
 
-    async def ask(self) -> T:
-        """The answer, or `otherwise` where there is none in time. Who asks meanwhile shares the answer."""
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.get_running_loop().create_future()
-            threading.Thread(target=self._run, args=(self._asked,), name="probe", daemon=True).start()
-        done, _ = await asyncio.wait({self._asked}, timeout=self._seconds)
-        return self._asked.result() if done else self._otherwise
+    async def result(self) -> T:
+        """The check's result, or the fallback if it takes too long."""
+        if self._running is None or self._running.done():
+            self._running = Future()
+            threading.Thread(target=self._run, args=(self._running,), name="check", daemon=True).start()
+        waiting = asyncio.wrap_future(self._running)
+        done, _ = await asyncio.wait({waiting}, timeout=self._timeout_seconds)
+        return waiting.result() if done else self._fallback
 
-    def _run(self, asked: asyncio.Future[T]) -> None:
-        loop = asked.get_loop()
+    def _run(self, future: Future[T]) -> None:
         try:
-            answer = self._question()
-        except Exception as error:  # noqa: BLE001 - it is raised again, where it was asked
-            _tell(loop, asked.set_exception, error)
+            result = self._check()
+        except Exception as error:  # noqa: BLE001 - raised again by `result`
+            future.set_exception(error)
         else:
-            _tell(loop, asked.set_result, answer)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, tell: Callable[..., None], what: object) -> None:
-    try:
-        loop.call_soon_threadsafe(tell, what)
-    except RuntimeError:
-        return  # the loop has ended meanwhile: nobody waits any more
+            future.set_result(result)

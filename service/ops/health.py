@@ -1,6 +1,6 @@
-"""Is it alive, is it ready. No key is needed, so only neutral words are told.
+"""Liveness and readiness. They need no API key, so their answers contain nothing confidential.
 
-Both answer in time whatever hangs: liveness asks nothing and needs no thread, readiness asks through probes.
+Both answer in time even if a dependency hangs: neither needs a pool thread, and each check has a time limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from service.jobs.store.wakeups import broker_check
-from service.ops.bounded_check import Probe
+from service.ops.bounded_check import BoundedCheck
 from service.platform.db import Database
 from service.platform.migrate import current_revision, head_revision
 from service.platform.storage import Storage, StorageError
@@ -26,19 +26,19 @@ router = APIRouter(tags=["operations"])
 NO_ANSWER = "no answer"
 OK = ("ok", "none")
 NEEDED = ("database", "disk")
-"""Without these it does not serve. Without the others it does: jobs are seen and cancelled."""
+"""Without these the service is unready; without the others only degraded."""
 
 
 @router.get("/livez")
 async def live() -> dict[str, str]:
-    """The process answers; nothing else is asked."""
+    """The process responds; nothing else is checked."""
     return {"status": "alive"}
 
 
 @router.get("/readyz")
 async def ready(request: Request) -> JSONResponse:
-    """503 without database, on another schema or a full disk. Without broker or storage only degraded."""
-    checks = await request.app.state.readiness.ask()
+    """503 without the database, with another schema or a full disk; degraded without broker or storage."""
+    checks = await request.app.state.readiness.results()
     if any(checks[name] not in OK for name in NEEDED):
         return JSONResponse({"status": "unready", "checks": checks}, status_code=503)
     is_whole = all(found in OK for found in checks.values())
@@ -46,7 +46,7 @@ async def ready(request: Request) -> JSONResponse:
 
 
 class Readiness:
-    """The checks, each with a thread and a time of its own."""
+    """The checks, each with its own thread and time limit."""
 
     def __init__(self, database: Database, settings: Settings, storage: Storage) -> None:
         checks: dict[str, Callable[[], str]] = {
@@ -55,16 +55,16 @@ class Readiness:
             "storage": lambda: storage_check(storage),
             "disk": lambda: disk_check(settings),
         }
-        self._probes = {name: Probe(check, NO_ANSWER) for name, check in checks.items()}
+        self._checks = {name: BoundedCheck(check, NO_ANSWER) for name, check in checks.items()}
 
-    async def ask(self) -> dict[str, str]:
-        """Name → `ok`, `none` or what is wrong; all at the same time."""
-        found = await asyncio.gather(*(probe.ask() for probe in self._probes.values()))
-        return dict(zip(self._probes, found, strict=True))
+    async def results(self) -> dict[str, str]:
+        """Name → `ok`, `none` or the problem; all checks run concurrently."""
+        found = await asyncio.gather(*(check.result() for check in self._checks.values()))
+        return dict(zip(self._checks, found, strict=True))
 
 
 def database_check(database: Database) -> str:
-    """Whether it answers, and has this code's schema."""
+    """Whether the database responds and has this code's schema."""
     try:
         found = current_revision(database.engine)
     except DATABASE_ERRORS:
@@ -74,7 +74,7 @@ def database_check(database: Database) -> str:
 
 
 def storage_check(storage: Storage) -> str:
-    """Whether it answers a question that costs nothing."""
+    """Whether the storage responds."""
     try:
         storage.check()
     except StorageError:
@@ -83,7 +83,7 @@ def storage_check(storage: Storage) -> str:
 
 
 def disk_check(settings: Settings, folder: Path | None = None) -> str:
-    """Whether there is room in a folder; in the home, where uploads and scratch go."""
+    """Whether a folder has enough free space; by default the home, for uploads and temporary files."""
     free_bytes = shutil.disk_usage(folder or settings.home).free
     if free_bytes >= settings.min_free_disk_bytes:
         return "ok"

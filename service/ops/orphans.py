@@ -1,6 +1,6 @@
-"""Stored objects that no row names: what a process left that was killed between an upload and its row.
+"""Orphans: stored objects without a row, left by processes killed between an upload and its row.
 
-Boundary: reads rows and lists objects; whoever deletes them decides so (`cli/orphans.py`).
+Boundary: reads rows and lists objects; the `grpo orphans` command deletes them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from service.platform.storage import Storage
 from service.platform.tables.core import Checkpoint, File
 
 YOUNGEST = timedelta(days=1)
-"""A younger object may get its row yet."""
+"""Younger objects may still get their row."""
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """An object that nobody can reach."""
+    """A stored object without a row."""
 
     key: str
     num_bytes: int
 
 
 class AnothersStorage(Exception):
-    """The database names nothing of what is stored: it is probably not the one that belongs to it."""
+    """No stored object has a row: the database probably belongs to another storage."""
 
 
 def find_orphans(database: Database, storage: Storage, older_than: timedelta = YOUNGEST) -> list[Orphan]:
@@ -37,15 +37,15 @@ def find_orphans(database: Database, storage: Storage, older_than: timedelta = Y
     before = datetime.now(UTC) - older_than
     stored = list(storage.listed())
     old = {key: num_bytes for key, num_bytes, at in stored if at < before}
-    with database.reading() as session:  # asked last: a key that has its row by now is none
+    with database.reading() as session:  # read last, for objects that have their row by now
         named = set(_named(session))
     if old and named.isdisjoint(key for key, _, _ in stored):
-        raise AnothersStorage("the database names nothing of what is stored: is it the one of this storage?")
+        raise AnothersStorage("no stored object has a row in the database: does it belong to this storage?")
     return [Orphan(key, num_bytes) for key, num_bytes in sorted(old.items()) if key not in named]
 
 
 def _named(session: Session) -> Iterator[str | None]:
-    """Keys of all that is there: a deleted file's row stays, its content does not."""
+    """Keys of all existing objects; a deleted file keeps its row but not its content."""
     yield from session.scalars(select(File.storage_key).where(File.deleted_at.is_(None)))
     yield from session.scalars(select(Checkpoint.state_key))
     yield from session.scalars(select(Checkpoint.adapter_key))

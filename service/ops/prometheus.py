@@ -1,7 +1,7 @@
-"""`/metrics`: what Prometheus asks. No key is needed, so no tenant, job or key is in it.
+"""`/metrics` for Prometheus. It needs no API key, so it names no tenant, job or key.
 
-What concerns jobs comes from the database at each scrape, so that every API process says the same. What this
-process has answered it has counted itself (`web/request_metrics.py`): of several processes each is scraped.
+Job metrics are read from the database at each scrape, so all API processes return the same. Request metrics
+(`web/request_metrics.py`) are each process's own: scrape all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 from starlette.datastructures import State
 
 from service.jobs.model.states import TERMINAL, JobState
@@ -28,17 +29,17 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Prometheus text: jobs by state and pool, their waits and failures, workers seen, requests, warnings."""
+    """Prometheus text: jobs by state and pool, waiting times, failures, workers, requests, warnings."""
     state = request.app.state
     registry = CollectorRegistry()
-    registry.register(_Families([*_of_process(state), *_of_jobs(await state.census.ask())]))  # type: ignore[arg-type]
+    registry.register(_Families([*_of_process(state), *_of_jobs(await state.job_metrics.result())]))
     text = generate_latest(registry) + generate_latest(state.request_metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the database says at one moment."""
+class Snapshot:
+    """State of the queue at one moment."""
 
     counts: list[Count]
     oldest_seconds: dict[str, float]
@@ -47,16 +48,16 @@ class Seen:
     pools: list[PoolReport]
 
 
-class Census:
-    """Asks the database. Failed jobs are read again only when there are more of them: they never change."""
+class JobMetrics:
+    """Reads snapshots. Failure codes are read again only if the number of failed jobs has changed."""
 
     def __init__(self, database: Database, sweep_seconds: float) -> None:
         self._database = database
         self._sweep_seconds = sweep_seconds
         self._codes: dict[str, int] = {}
 
-    def take(self) -> Seen | None:
-        """None where the database does not answer."""
+    def read(self) -> Snapshot | None:
+        """None if the database does not respond."""
         try:
             with self._database.reading() as session:
                 found = counts(session)
@@ -64,13 +65,13 @@ class Census:
                 if num_failed != sum(self._codes.values()):
                     self._codes = failure_codes(session)
                 pools = pool_reports(session, self._sweep_seconds)
-                return Seen(found, oldest_seconds(session), overdue_leases(session), self._codes, pools)
+                return Snapshot(found, oldest_seconds(session), overdue_leases(session), self._codes, pools)
         except DATABASE_ERRORS:
             return None
 
 
-class _Families:
-    """Families as a collector of `prometheus_client`."""
+class _Families(Collector):
+    """Metric families as a collector for `prometheus_client`."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -83,49 +84,51 @@ def _of_process(state: State) -> Iterator[Metric]:
     build = GaugeMetricFamily("grpo_build_info", "This build.", labels=["version"])
     build.add_metric([version("grpo-service")], 1)
     yield build
-    feed = getattr(state, "feed", None)  # made with the first stream
+    feed = getattr(state, "feed", None)  # created with the first stream
     num_watchers = feed.num_watchers if feed else 0
     yield GaugeMetricFamily("grpo_sse_clients", "Open streams of this process.", value=num_watchers)
 
 
-def _of_jobs(seen: Seen | None) -> Iterator[Metric]:
+def _of_jobs(found: Snapshot | None) -> Iterator[Metric]:
     yield GaugeMetricFamily(
-        "grpo_database_up", "Whether the database answers.", value=float(seen is not None)
+        "grpo_database_up", "Whether the database responds.", value=float(found is not None)
     )
-    if seen is None:
+    if found is None:
         return
-    yield _family("grpo_jobs", "Jobs by state and pool.", ("state", "pool"), _by_state(seen.counts))
-    waits = seen.oldest_seconds
+    yield _family("grpo_jobs", "Jobs by state and pool.", ("state", "pool"), _by_state(found.counts))
+    waits, overdue = found.oldest_seconds, found.overdue
     yield _family("grpo_oldest_queued_seconds", "Age of the oldest waiting job.", ("pool",), waits)
-    yield _family("grpo_leases_overdue", "Expired leases that no sweeper took back.", ("pool",), seen.overdue)
-    yield from _of_outcomes(seen)
-    yield from _of_workers(seen.pools)
+    yield _family("grpo_leases_overdue", "Expired leases, not requeued yet.", ("pool",), overdue)
+    yield from _of_outcomes(found)
+    yield from _of_workers(found.pools)
 
 
-def _of_outcomes(seen: Seen) -> Iterator[Metric]:
+def _of_outcomes(found: Snapshot) -> Iterator[Metric]:
     finished = {
-        (each.state, each.pool): each.num_jobs for each in seen.counts if JobState(each.state) in TERMINAL
+        (each.state, each.pool): each.num_jobs for each in found.counts if JobState(each.state) in TERMINAL
     }
     yield _counter("grpo_jobs_finished", "Jobs that ended, by result.", ("result", "pool"), finished)
-    yield _counter("grpo_jobs_failed", "Failed jobs by code.", ("code",), seen.codes)
+    yield _counter("grpo_jobs_failed", "Failed jobs by code.", ("code",), found.codes)
     attempts: dict[str, int] = {}
     expired: dict[str, int] = {}
-    for each in seen.counts:
+    for each in found.counts:
         attempts[each.pool] = attempts.get(each.pool, 0) + each.num_attempts
         expired[each.pool] = expired.get(each.pool, 0) + each.num_expired_leases
     yield _counter("grpo_attempts", "Claims of jobs by workers.", ("pool",), attempts)
-    yield _counter("grpo_leases_expired", "Leases of lost workers taken back.", ("pool",), expired)
+    yield _counter("grpo_leases_expired", "Expired leases that were requeued.", ("pool",), expired)
 
 
 def _of_workers(pools: list[PoolReport]) -> Iterator[Metric]:
     live = {each.pool: each.num_live for each in pools}
-    yield _family("grpo_worker_hosts", "Machines with a worker that are there.", ("pool",), live)
+    yield _family("grpo_worker_hosts", "Machines with a live worker.", ("pool",), live)
     seen = {each.pool: min(host.silent_seconds for host in each.hosts) for each in pools if each.hosts}
-    yield _family("grpo_worker_seen_seconds", "Since a worker's machine last spoke.", ("pool",), seen)
+    yield _family(
+        "grpo_worker_seen_seconds", "Seconds since a worker's machine was last seen.", ("pool",), seen
+    )
     warnings = {
         (each.pool, name): float(name in each.warnings) for each in pools for name in sorted(WARNINGS)
     }
-    yield _family("grpo_warning", "1: somebody should look at it.", ("pool", "warning"), warnings)
+    yield _family("grpo_warning", "1 if the warning is active.", ("pool", "warning"), warnings)
 
 
 def _by_state(found: list[Count]) -> dict[tuple[str, ...], float]:
