@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.files.repository import Order
 from service.files.schemas import UPLOAD_FORM, FileDeleted, FileRead, parse_form
 from service.files.service import Files, to_read
 from service.web.auth import Reader, Writer
-from service.web.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep
+from service.web.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep, from_state
 from service.web.downloads import file_response
 from service.web.pagination import After, Page
+from service.web.per_key_concurrency import PerKeyConcurrency
 
 MAX_FORM_FIELDS = 16
 PageLimit = Annotated[int, Query(ge=1, le=10_000, description="Items of one page.")]
@@ -45,18 +46,22 @@ def _for_writer(
 
 
 ReadFiles = Annotated[Files, Depends(_for_reader)]
+UploadsPerKey = Annotated[PerKeyConcurrency, Depends(from_state("uploads_per_key"))]
+UploadThreads = Annotated[CapacityLimiter, Depends(from_state("upload_threads"))]
 WriteFiles = Annotated[Files, Depends(_for_writer)]
 
 
 @router.post("", openapi_extra=UPLOAD_FORM)
-async def create_file(request: Request, files: WriteFiles) -> FileRead:
-    """JSONL or Parquet; what the rows mean is checked when a job is created with them."""
-    # read here, and not as a parameter: only who has a key can send us bytes
+async def create_file(
+    request: Request, files: WriteFiles, per_key: UploadsPerKey, threads: UploadThreads
+) -> FileRead:
+    """Upload JSONL or Parquet; rows are checked when a job is created with the file."""
+    # read here, not as a parameter, so that bytes are read only after authentication
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         upload, name, fields = parse_form(form)
-        state, given = request.app.state, (upload.file, upload.size or 0, name, fields)
-        async with state.uploads_per_key.of(request):
-            return await to_thread.run_sync(files.upload, *given, limiter=state.upload_threads)
+        given = (upload.file, upload.size or 0, name, fields)
+        async with per_key.of(request):
+            return await to_thread.run_sync(files.upload, *given, limiter=threads)
 
 
 @router.get("")
@@ -67,7 +72,7 @@ def list_files(
     order: OrderQuery = "desc",
     purpose: Purpose = None,
 ) -> Page[FileRead]:
-    """Yours and your jobs' results, newest first (`order=asc`: oldest first)."""
+    """Uploaded files and results of jobs, newest first (`order=asc`: oldest first)."""
     return files.page(purpose=purpose, after=after, limit=limit, order=order)
 
 
@@ -79,7 +84,7 @@ def retrieve_file(file_id: FileId, files: ReadFiles) -> FileRead:
 
 @router.get("/{file_id}/content", response_class=Response)
 def read_content(request: Request, file_id: FileId, files: ReadFiles, storage: StorageDep) -> Response:
-    """The bytes; ETag is their SHA-256, and Range is honoured."""
+    """The content; ETag is its SHA-256, and Range is supported."""
     row = files.find(file_id)
     return file_response(
         request, storage, row.storage_key, size=row.num_bytes, sha256=row.sha256, filename=row.filename
@@ -88,6 +93,6 @@ def read_content(request: Request, file_id: FileId, files: ReadFiles, storage: S
 
 @router.delete("/{file_id}")
 def delete_file(file_id: FileId, files: WriteFiles) -> FileDeleted:
-    """Refused while a job that has not ended needs the file."""
+    """Refused while an unfinished job needs the file."""
     files.delete(file_id)
     return FileDeleted(id=file_id)
