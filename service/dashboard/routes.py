@@ -1,4 +1,4 @@
-"""`/` and the files it loads. Boundary: static bytes and their headers; no key, no data, no database."""
+"""`/` and the files it loads. Boundary: static files and their headers; no key, no database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VENDOR = f"{ASSETS}/vendor"
 
 REVALIDATED = "no-cache"
 KEPT = f"public, max-age={7 * 24 * 3600}"
-"""plotly.js is five megabytes and changes with an upgrade only."""
+"""For plotly.js: five megabytes that change only with an upgrade."""
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -30,7 +30,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-# `X-Content-Type-Options` is on every answer of the service already.
+# The middleware sets `X-Content-Type-Options` on every response.
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
@@ -51,7 +51,7 @@ def install(app: FastAPI) -> None:
 
 
 class _Assets(StaticFiles):
-    """The dashboard's own files; each visit asks whether they are still the same."""
+    """The dashboard's own files, revalidated at each visit."""
 
     cache_control = REVALIDATED
 
@@ -62,7 +62,7 @@ class _Assets(StaticFiles):
 
 
 class _OnlyPlotly(_Assets):
-    """One file of the folder that the package keeps beside its data sets."""
+    """Only plotly.js, of a folder that also contains data sets."""
 
     cache_control = KEPT
 

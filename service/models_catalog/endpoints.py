@@ -1,4 +1,4 @@
-"""`/v1/models`. Names hold slashes and colons, so the id is the whole rest of the path."""
+"""`/v1/models`. Names contain slashes and colons, so the id is the rest of the path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ModelList(BaseModel):
 
 @router.get("")
 def list_models(principal: Reader, models: ModelsDep) -> ModelList:
-    """Base models, then your fine-tuned ones."""
+    """Base models, then your fine-tuned models."""
     return ModelList(data=models.list(principal.tenant))
 
 
@@ -44,5 +44,5 @@ def retrieve_model(model: ModelName, principal: Reader, models: ModelsDep) -> Mo
 def delete_model(
     model: ModelName, principal: Writer, models: ModelsDep, request_id: RequestId
 ) -> ModelDeleted:
-    """Deletes your fine-tuned model and its weights."""
+    """Delete a fine-tuned model and its weights."""
     return models.delete(principal, model, request_id)

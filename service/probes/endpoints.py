@@ -38,9 +38,9 @@ def create_probe(
     idempotency_key: IdempotencyKey = None,
     retry_count: RetryCount = "0",
 ) -> ProbeRead:
-    """Sample the model on some of the job's prompts and say, before any training, whether GRPO can learn.
+    """Sample the model on some of the job's prompts and report, before training, whether GRPO can learn.
 
-    The body is a job's, checked like one. A worker runs the probe; it counts against the limits of jobs.
+    The body is a job's, with the same checks. A worker runs the probe; it counts as an unfinished job.
     """
     request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
@@ -52,17 +52,17 @@ def create_probe(
 def list_probes(
     principal: Reader, probes: ProbesDep, after: After = None, limit: Limit = 20
 ) -> Page[ProbeRead]:
-    """Newest first, each with its result and without its groups."""
+    """Newest first, with results but without groups."""
     return page_of(probes.page(principal.tenant, after=after, limit=limit), limit)
 
 
 @router.get("/{probe_id}")
 def retrieve_probe(probe_id: ProbeId, principal: Reader, probes: ProbesDep) -> ProbeRead:
-    """Its state; once it has succeeded, its result and some of its groups."""
+    """The probe's state; after success, its result and some of its groups."""
     return probes.read(principal.tenant, probe_id)
 
 
 @router.post("/{probe_id}/cancel")
 def cancel_probe(probe_id: ProbeId, principal: Writer, probes: ProbesDep, request_id: RequestId) -> ProbeRead:
-    """Ends the probe; it has no result then."""
+    """End the probe without a result."""
     return probes.cancel(principal, probe_id, request_id)

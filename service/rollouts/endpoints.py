@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs/{id}/rollouts`: the ledger of all that a job has sampled, and its exports."""
+"""`/v1/fine_tuning/jobs/{id}/rollouts`: everything that a job has sampled, and exports of it."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ TrainedSplitQuery = Annotated[TrainedSplit, Query(description="Rollouts of train
 
 
 def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None) -> Selection:
-    """Raises InvalidRequest where they contradict each other."""
+    """Raises InvalidRequest if the parameters contradict each other."""
     if step is not None and not (from_step is None and to_step is None):
-        raise InvalidRequest("step: give a step, or a range from from_step to to_step.", param="step")
+        raise InvalidRequest("step: Give either step, or from_step and to_step.", param="step")
     first, last = (from_step, to_step) if step is None else (step, step)
     if first is not None and last is not None and first > last:
-        raise InvalidRequest("from_step: lies behind to_step.", param="from_step")
+        raise InvalidRequest("from_step: Input should be at most to_step.", param="from_step")
     return Selection(first, last)
 
 
@@ -63,7 +63,7 @@ def _parts(
     not_fired: NotFired = None,
     fired_above: FiredAbove = 0.0,
 ) -> Selection:
-    """Of these steps."""
+    """The selection by steps and parts."""
     return replace(steps, fired=_listed(fired), not_fired=_listed(not_fired), fired_above=fired_above)
 
 
@@ -71,7 +71,7 @@ PartsDep = Annotated[Selection, Depends(_parts)]
 
 
 def _selection(parts: PartsDep, split: SplitQuery = None, filter: FilterQuery = None) -> Selection:
-    """All that a list can be asked for."""
+    """The selection of a list."""
     return replace(parts, split=split, filter=filter)
 
 
@@ -117,7 +117,7 @@ def list_rollouts(
 ) -> Page[RolloutRead]:
     """Groups of completions, newest step first; `best` and `worst` order them by mean reward.
 
-    What is asked of completions must be true of one in the group.
+    Filters of completions select groups with at least one such completion.
     """
     job = service.checked_job(database, principal.tenant, job_id, selection)
     found = service.page(database, job, selection, "group", limit=limit, after=after)
@@ -141,7 +141,7 @@ def list_completions(
 
 @router.get("/rollouts/overview")
 def describe_rollouts(job_id: JobId, principal: Reader, database: DatabaseDep) -> RolloutOverview:
-    """Which steps have rollouts, by split, and which parts their rewards are made of."""
+    """The steps with rollouts, by split, and the parts of their rewards."""
     return service.overview(database, service.checked_job(database, principal.tenant, job_id, Selection()))
 
 
@@ -154,7 +154,7 @@ def export_rollouts(
     split: SplitQuery = None,
     filter: PropertyQuery = None,
 ) -> Response:
-    """Groups, one a line, in order of steps, token ids included."""
+    """Groups in order of steps, one per line, with token ids."""
     selection = replace(parts, split=split, filter=filter)
     job = service.checked_job(database, principal.tenant, job_id, selection)
     return _download(all_lines(database, job, selection), f"{job_id}-rollouts.jsonl")
@@ -164,7 +164,7 @@ def export_rollouts(
 def export_best_answers(
     source: SourceDep, exports: ExportsDep, min_reward: MinReward = 1.0, per_prompt: PerPrompt = 1
 ) -> Response:
-    """Each prompt's best whole answers of these steps, as a file for `supervised` training."""
+    """The best complete answers to each prompt, as a file for `supervised` training."""
     lines = exports.best_answers(source, Limits(min_reward, per_prompt))
     return _download(lines, f"{source.job_id}-sft.jsonl")
 
@@ -173,7 +173,7 @@ def export_best_answers(
 def export_preferences(
     source: SourceDep, exports: ExportsDep, min_margin: MinMargin = 0.0, per_prompt: PerPrompt = 1
 ) -> Response:
-    """Each prompt's best answers with its worst, in TRL's preference format, with the rewards' margin."""
+    """The best and worst answers to each prompt with their margin, in TRL's preference format."""
     lines = exports.preferences(source, Limits(min_margin, per_prompt))
     return _download(lines, f"{source.job_id}-dpo.jsonl")
 
@@ -182,9 +182,9 @@ def export_preferences(
 def rescore_rollouts(
     job_id: JobId, request: RescoreRequest, principal: Reader, rescore: RescoreDep
 ) -> RescoreRead:
-    """What another grader would have said of these rollouts, and how advantages would have changed.
+    """Another grader's scores of these rollouts, and how they would change the advantages.
 
-    Within 40 seconds; a grader that asks a server may see 64 completions. Nothing of the job is changed.
+    At most 40 seconds, and at most 64 completions for a grader that calls a server. The job does not change.
     """
     return rescore.run(principal.tenant, job_id, request)
 

@@ -1,6 +1,6 @@
-"""`/v1/chat/completions` and `/v1/completions`: talk to a model before you download it.
+"""`/v1/chat/completions` and `/v1/completions`: try a model before you download it.
 
-A key that only reads may: nothing is changed by it and nothing of it is kept.
+The read scope is enough: requests change nothing and are not kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _chat(database: DatabaseDep, catalog: CatalogDep, settings: SettingsDep) -> 
 
 
 async def _feed(request: Request, database: DatabaseDep) -> Feed:
-    """The process's one, made with the first request."""
+    """The process's only feed, created with the first request."""
     state = request.app.state
     if not hasattr(state, "chat_feed"):
         state.chat_feed = Feed(database)
@@ -76,9 +76,9 @@ async def create_chat_completion(
     chat: ChatDep,
     talk: Annotated[Talk, Depends(_talk("chatcmpl"))],
 ) -> ChatCompletion | Response:
-    """OpenAI's chat completions for base, fine-tuned and checkpoint models, by a worker's sampler.
+    """OpenAI's chat completions for base models, fine-tuned models and checkpoints.
 
-    For small traffic: to try a model before it is downloaded. What cannot be had is refused by name.
+    For low traffic: to try a model before you download it. Unsupported options are refused.
     """
     await run_in_threadpool(chat.submit, principal.tenant, talk.id, body)
     await talk.begin(request.is_disconnected)
@@ -97,7 +97,7 @@ async def create_completion(
     chat: ChatDep,
     talk: Annotated[Talk, Depends(_talk("cmpl"))],
 ) -> Completion | Response:
-    """OpenAI's completions: the text goes to the model as it is, without a chat template."""
+    """OpenAI's completions: the model reads the prompt without a chat template."""
     await run_in_threadpool(chat.submit, principal.tenant, talk.id, body)
     await talk.begin(request.is_disconnected)
     answered = _answered(talk, body)
@@ -122,7 +122,7 @@ async def _frames(
     chunks_of: Callable[[Piece], list[Document]],
     opening: list[Document],
 ) -> AsyncIterator[bytes]:
-    """Chunks to the end; what goes wrong on the way is the last one, in OpenAI's error shape."""
+    """All chunks; an error becomes the last one, in OpenAI's shape."""
     for chunk in opening:
         yield _frame(chunk)
     try:

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 POLL_SECONDS = 0.05
 GONE = Refusal(code="generation_lost", message="The request was ended from elsewhere.")
 LOST = Refusal(code="worker_lost", message="The worker that was answering has gone; try again.")
-KEYLESS = Refusal(code=Unauthorized.code, message="This API key is not valid any more.")
+KEYLESS = Refusal(code=Unauthorized.code, message="This API key was revoked or has expired.")
 STOPPING = Refusal(code="service_stopping", message="The service is being restarted; try again.")
 
 

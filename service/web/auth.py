@@ -1,6 +1,6 @@
 """API keys: `grpo_<public id>_<secret>`, of which only a digest of the secret is stored.
 
-Boundary: makes, revokes and checks keys; the tenant of a request comes from here and from nowhere else.
+Boundary: creates, revokes and checks keys. This is the only source of a request's tenant.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ KEY_PATTERN = re.compile(rf"grpo_([0-9A-Za-z]{{{PUBLIC_ID_LENGTH}}})_([0-9A-Za-z
 TENANT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_NAME_LENGTH = 128
 OPERATOR = "cli"
-"""Who makes and revokes keys, in the audit trail: there is no key that may."""
-NOBODY_SHA256 = "0" * 64
-"""Compared against for an unknown key, so that its answer takes as long as a wrong secret's."""
+"""Actor of key changes in the audit trail; no API key may make them."""
+UNKNOWN_KEY_SHA256 = "0" * 64
+"""Compared with unknown keys, so that they take as long to refuse as wrong secrets."""
 
 _KEY = select(
     ApiKey.tenant,
@@ -44,7 +44,7 @@ _KEY = select(
     ApiKey.expires_at,
     db_now().label("now"),
 ).where(ApiKey.public_id == bindparam("public_id"))
-"""Asked with every request and kept by nobody: a revoked key opens nothing from that moment on."""
+"""Read with every request and never cached: a revoked key is refused from that moment on."""
 
 _USABLE_KEYS = select(ApiKey.public_id).where(
     ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
@@ -61,9 +61,9 @@ def create_key(
     scopes: Iterable[str] = ("read", "write"),
     expires_at: float | None = None,
 ) -> str:
-    """A new key of a tenant, returned in full this once. `expires_at` in Unix seconds; None: never.
+    """Create a key of a tenant and return it in full, this once. `expires_at`: Unix seconds; None: never.
 
-    Raises ValueError for a tenant, a name or a scope that cannot be.
+    Raises ValueError for an invalid tenant, name or scope.
     """
     if not TENANT_PATTERN.fullmatch(tenant):
         raise ValueError("a tenant has 1 to 64 letters, digits, '.', '_' and '-', and starts with no sign")
@@ -94,7 +94,7 @@ def list_keys(session: Session, tenant: str | None = None) -> list[ApiKey]:
 
 
 def revoke_key(session: Session, public_id: str) -> bool:
-    """From this commit on the key opens nothing. False where there is no such unrevoked key."""
+    """Revoke a key. False if there is no such unrevoked key."""
     statement = (
         update(ApiKey)
         .where(ApiKey.public_id == public_id, ApiKey.revoked_at.is_(None))
@@ -114,27 +114,27 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
         raise _refusal("No API key: send 'Authorization: Bearer <key>'.", "missing_api_key")
     match = KEY_PATTERN.fullmatch(key.strip())
     if match is None:
-        raise _refusal("This API key is not valid.", "invalid_api_key")
+        raise _refusal("Invalid API key.", "invalid_api_key")
     public_id, secret = match.groups()
     with database.reading() as session:
         found = session.execute(_KEY, {"public_id": public_id}).one_or_none()
-    is_right = hmac.compare_digest(found.secret_sha256 if found else NOBODY_SHA256, _digest(secret))
+    is_right = hmac.compare_digest(found.secret_sha256 if found else UNKNOWN_KEY_SHA256, _digest(secret))
     if found is None or not is_right or found.revoked_at is not None:
-        raise _refusal("This API key is not valid.", "invalid_api_key")
+        raise _refusal("Invalid API key.", "invalid_api_key")
     if found.expires_at is not None and found.expires_at <= found.now:
         raise _refusal("This API key has expired.", "expired_api_key")
     return Principal(found.tenant, public_id, frozenset(found.scopes))
 
 
 def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
-    """Those API keys that are neither revoked nor expired, for streams that were opened with them."""
+    """The keys among these that are neither revoked nor expired, for streams opened with them."""
     return set(session.scalars(_USABLE_KEYS, {"key_ids": list(public_ids)}))
 
 
 def require_good_key(session: Session, principal: Principal) -> None:
-    """For a change that took long to prepare: its key may have ended meanwhile. Raises Unauthorized."""
+    """Raise Unauthorized if the key was revoked or expired while a change was prepared."""
     if not usable_keys(session, [principal.key_id]):
-        raise _refusal("This API key is not valid any more.", "invalid_api_key")
+        raise _refusal("This API key was revoked or has expired.", "invalid_api_key")
 
 
 def _record(session: Session, tenant: str, action: str, public_id: str) -> None:
@@ -153,7 +153,7 @@ def _requires(scope: str) -> Callable[..., Principal]:
     def check(request: Request, database: DatabaseDep, rate: RequestRateDep) -> Principal:
         if KEY_PATTERN.search(request.url.query):
             raise _refusal(
-                "An API key in a URL ends up in logs: revoke it, and send keys in the Authorization header.",
+                "API keys in URLs end up in logs. Revoke this key and send keys in the Authorization header.",
                 "api_key_in_url",
             )
         principal = authenticate(database, request.headers.get("authorization"))

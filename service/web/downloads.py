@@ -1,7 +1,7 @@
-"""Bytes from storage to a client: entity tags, ranges, digests, safe file names.
+"""Downloads of stored objects: entity tags, ranges, digests, safe file names.
 
-Boundary: one way for every download. It knows storage and HTTP, no tables; whoever calls it has already
-looked up whose object it is, and holds no database session while the bytes flow.
+Boundary: storage and HTTP, no tables. Callers check who owns the object, and hold no database session while
+bytes are sent.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Content:
     """What is sent."""
 
     version: str
-    """Equal where every byte is: the entity tag."""
+    """The entity tag: equal for equal bytes."""
     size: int
     filename: str
     media_type: str
     sha256: str | None = None
-    """None where it is not known before the last byte."""
+    """None if it is unknown before the last byte."""
 
 
 def file_response(
@@ -50,9 +50,9 @@ def file_response(
     filename: str,
     media_type: str = "application/octet-stream",
 ) -> Response:
-    """The object under `key` (`size` bytes): 200, 206 for one range, or 304 where the client has it.
+    """The object under `key` (`size` bytes): 200, 206 for one range, or 304 if the client has it.
 
-    Raises RangeNotSatisfiable for a range outside of the object and NotFound where storage lost it.
+    Raises RangeNotSatisfiable for a range outside of the object and NotFound if storage lost it.
     Several ranges in one header, and a range whose `If-Range` is another version, get the whole object.
     """
     content = Content(sha256, size, filename, media_type, sha256)
@@ -62,10 +62,9 @@ def file_response(
 def ranged_response(
     request: Request, content: Content, opened: Opened, resources: ExitStack | None = None
 ) -> Response:
-    """The same for bytes from anywhere.
+    """The same for bytes from any source.
 
-    `resources` are what they are read from: closed when the answer has ended, however it does; the caller's
-    again where there is none to send.
+    `resources` are closed when the response has ended; if no body is sent, the caller still owns them.
     """
     etag = f'"{content.version}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
@@ -87,7 +86,7 @@ def ranged_response(
 
 
 class _Download(StreamingResponse):
-    """Closes what its bytes come from, also where a client has left or has asked for the headers only."""
+    """Closes the source of its bytes, also after a disconnect or a HEAD request."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class _Download(StreamingResponse):
 
 
 def content_disposition(filename: str) -> str:
-    """`attachment` with an ASCII fallback; a name is data and can neither break out nor name a folder."""
+    """`attachment` with an ASCII fallback; the name can neither break out of the header nor name a folder."""
     base = filename.replace("\\", "/").rsplit("/", 1)[-1]
     plain = _UNSAFE.sub("_", base).lstrip(".") or "download"
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(base or plain, safe='')}"
@@ -138,14 +137,14 @@ def _requested_range(request: Request, etag: str, size: int) -> tuple[int, int] 
             return None
     if start >= end:
         raise RangeNotSatisfiable(
-            f"the range lies outside of the object's {size} bytes",
+            f"the range is outside the object's {size} bytes",
             headers={"Content-Range": f"bytes */{size}"},
         )
     return start, end
 
 
 def _opened(storage: Storage, key: str, start: int, end: int) -> Iterator[bytes]:
-    """The stream, opened before the answer begins: a lost object is an answer and not a cut connection."""
+    """Open the stream before the response begins, so that a lost object is an error response."""
     try:
         return storage.stream(key, start, end)
     except ObjectMissing as error:

@@ -1,6 +1,6 @@
-"""Exceptions → responses in OpenAI's error shape: one place for all of them.
+"""Exception handlers: every known exception becomes a response in OpenAI's error shape.
 
-Boundary: translation only. Unknown exceptions are not here: `middleware.py` logs and answers them.
+Boundary: translation only. `middleware.py` logs and answers unknown exceptions.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own: unknown route, wrong method, a body that is too large or cannot be read.
+    """Starlette's errors: unknown route, wrong method, a body that is too large or unreadable.
 
-    What our middleware raised while FastAPI read a body is its cause.
+    If our middleware raised an error while FastAPI read the body, that error is the cause.
     """
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ServiceError):
@@ -88,7 +88,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed_methods(request: Request, error: HTTPException) -> Mapping[str, str] | None:
-    """Of the path as the contract has it: Starlette names those of its first route only."""
+    """The `allow` header with all methods of the path; Starlette names only those of its first route."""
     path = getattr(request.scope.get("route"), "path_format", "")
     verbs = sorted(verb.upper() for verb in request.app.openapi()["paths"].get(path, ()))
     if not verbs:
@@ -109,20 +109,20 @@ def _unreadable(request: Request, error: HTTPException) -> ServiceError:
 
 
 async def _disconnected(_request: Request, _error: Exception) -> JSONResponse:
-    return error_response(InvalidRequest("The client left before its request was complete."))
+    return error_response(InvalidRequest("The client disconnected before its request was complete."))
 
 
 async def _database_down(_request: Request, error: Exception) -> JSONResponse:
     # The exception's own text also holds the statement's parameters.
     log.error("database unavailable", error=str(getattr(error, "orig", None) or error))
-    return _retry_later("The database does not answer; try again.")
+    return _retry_later("The database does not respond. Try again later.")
 
 
 async def _storage_down(_request: Request, error: Exception) -> JSONResponse:
     log.error("storage unavailable", error=str(error))
     if isinstance(error, StorageFull):
         return error_response(_no_space())
-    return _retry_later("The storage does not answer; try again.")
+    return _retry_later("The storage does not respond. Try again later.")
 
 
 async def _os_error(_request: Request, error: Exception) -> JSONResponse:
@@ -133,7 +133,7 @@ async def _os_error(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _no_space() -> ServiceError:
-    return InsufficientStorage("There is no space left for this. Nothing was stored.")
+    return InsufficientStorage("No space left on the service. Nothing was stored.")
 
 
 def _retry_later(message: str) -> JSONResponse:

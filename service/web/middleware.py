@@ -1,6 +1,6 @@
-"""What every request goes through: its id, its log line, safe headers, HEAD, and an answer even to a bug.
+"""Middleware: request ids, log lines, safe headers, HEAD, slow bodies, and a response to unknown exceptions.
 
-Boundary: plain ASGI, so that streams pass untouched. It is the one place that catches unknown exceptions.
+Boundary: plain ASGI, so that streams pass unchanged. Unknown exceptions are caught only here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestContext:
-    """Gives each HTTP request an id, answers unknown exceptions neutrally, counts it and logs one line."""
+    """Gives each HTTP request an id, a metric and a log line; answers unknown exceptions neutrally."""
 
     def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
         self.app = app
@@ -65,10 +65,10 @@ class RequestContext:
 
 
 class SteadyBodies:
-    """Refuses bodies of two lengths (one for us, one for a proxy before us) and those that hardly move.
+    """Refuses bodies that arrive too slowly, or with two lengths (one for us, one for a proxy in front).
 
-    A body has `grace_seconds`, and more for each byte of it: who drips or stops holds nothing for long.
-    Before the headers are complete it is the server's or a proxy's to wait, after the body nobody waits.
+    A body has `grace_seconds`, plus time for each of its bytes. The server or a proxy limits the time for
+    headers.
     """
 
     def __init__(self, app: ASGIApp, grace_seconds: float) -> None:
@@ -89,7 +89,7 @@ class SteadyBodies:
 
 
 class _Arrival:
-    """One body's way in. Its deadline moves with each byte of it; our own waiting before does not count."""
+    """Receives one body. Its deadline starts with the first read and moves with each byte."""
 
     def __init__(self, receive: Receive, grace_seconds: float) -> None:
         self._receive = receive
@@ -98,7 +98,7 @@ class _Arrival:
         self._is_complete = False
 
     async def receive(self) -> Message:
-        if self._is_complete:  # what follows is the client's leaving, and a stream waits for that
+        if self._is_complete:  # next comes the client's disconnect, which streams wait for
             return await self._receive()
         if self._deadline is None:
             self._deadline = asyncio.get_running_loop().time() + self._grace_seconds
@@ -106,14 +106,14 @@ class _Arrival:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError as error:
-            raise TooSlow("The request's body arrives too slowly.", headers=_CLOSE) from error
+            raise TooSlow("The request body arrives too slowly.", headers=_CLOSE) from error
         self._deadline += len(message.get("body", b"")) / MIN_BYTES_PER_SECOND
         self._is_complete = not message.get("more_body", False)
         return message
 
 
 class HeadLikeGet:
-    """Answers HEAD with the status and headers of GET; what GET would have sent is not even read."""
+    """Answers HEAD with the status and headers of GET, without reading what GET would send."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -135,22 +135,22 @@ class HeadLikeGet:
         except _HeadSent:
             return
         finally:
-            # the router has told only the copy which route it is
+            # the router has set the route in the copy only
             scope.update({name: as_get[name] for name in ("route", "path_params") if name in as_get})
 
 
 class _HeadSent(Exception):
-    """Unwinds the response, so that no stream is drained for nobody."""
+    """Ends the response, so that no stream is read in vain."""
 
 
 class _Exchange:
-    """One request's way out: adds headers and puts the body limit's plain text into the error shape."""
+    """Sends one response: adds headers and puts the body limit's plain text into the error shape."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.request_id = request_id
         self.status = 0
         self.answered_at = 0.0
-        """Monotonic seconds; 0: not yet."""
+        """Monotonic seconds; 0: no response yet."""
         self._send = send
         self._is_replaced = False
 
@@ -187,11 +187,11 @@ class _Exchange:
 
 
 def _unexpected(request_id: str) -> ServiceError:
-    return ServiceError(f"Something went wrong on our side. Tell the operator this request id: {request_id}.")
+    return ServiceError(f"Internal error. Report this request id to the operator: {request_id}.")
 
 
 def _facts(scope: Scope) -> dict[str, Any]:
-    """What each line that is written during a request tells of it. Never the query: it may hold anything."""
+    """Fields of each log line during a request. Never the query, which may contain secrets."""
     principal: Any = scope["state"].get("principal")
     return {
         "request_id": scope["state"]["request_id"],

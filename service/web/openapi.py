@@ -1,6 +1,6 @@
-"""The OpenAPI document as the service really answers: errors in our shape, the key, media types, sentences.
+"""Completes FastAPI's OpenAPI document: errors in our shape, the API key, media types, summaries, examples.
 
-Boundary: completes what FastAPI derives from the endpoints' signatures; it decides nothing about answers.
+Boundary: documentation only; it does not change responses.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SCHEME = "ApiKey"
 SUMMARIES = {
     "post /v1/files": "Upload a dataset",
     "get /v1/files": "List files",
-    "get /v1/files/{file_id}": "Retrieve a file's description",
+    "get /v1/files/{file_id}": "Retrieve a file",
     "delete /v1/files/{file_id}": "Delete a file",
-    "get /v1/files/{file_id}/content": "Download a file's bytes",
+    "get /v1/files/{file_id}/content": "Download a file's content",
     f"post {JOBS}": "Create a job",
     f"get {JOBS}": "List jobs",
     f"post {JOBS}/validate": "Check a job without creating it",
@@ -46,24 +46,24 @@ SUMMARIES = {
     f"post {JOB}/pause": "Pause a job",
     f"post {JOB}/resume": "Resume a paused job",
     f"get {JOB}/manifest": "Retrieve a job's manifest",
-    f"post {JOB}/clone": "Repeat a job, with changes or without",
-    f"get {JOB}/diagnosis": "Say why a job failed or learns poorly",
+    f"post {JOB}/clone": "Clone a job",
+    f"get {JOB}/diagnosis": "Diagnose a job",
     f"get {JOB}/events": "List a job's events",
     f"get {JOB}/checkpoints": "List a job's checkpoints",
     f"get {JOB}/metrics": "List a job's metrics",
     f"get {JOB}/metrics.csv": "Download a job's metrics",
     f"get {JOB}/rollouts": "List a job's rollouts",
     f"get {JOB}/rollouts/completions": "List a job's completions",
-    f"get {JOB}/rollouts/overview": "Describe a job's rollouts",
+    f"get {JOB}/rollouts/overview": "Summarise a job's rollouts",
     f"get {JOB}/rollouts.jsonl": "Download a job's rollouts",
     f"get {JOB}/rollouts/sft.jsonl": "Download the best completions",
     f"get {JOB}/rollouts/dpo.jsonl": "Download preference pairs",
-    f"post {JOB}/rollouts/rescore": "Score a job's rollouts again",
-    f"get {JOB}/stream": "Follow a job live",
+    f"post {JOB}/rollouts/rescore": "Re-score a job's rollouts",
+    f"get {JOB}/stream": "Stream a job's events",
     f"get {JOB}/adapter": "Download a job's adapter",
     f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
     "get /v1/fine_tuning/checkpoints/{checkpoint_id}/content": "Download a checkpoint",
-    f"post {PROBES}": "Probe a job before it trains",
+    f"post {PROBES}": "Create a probe",
     f"get {PROBES}": "List probes",
     f"get {PROBES}/{{probe_id}}": "Retrieve a probe",
     f"post {PROBES}/{{probe_id}}/cancel": "Cancel a probe",
@@ -74,32 +74,31 @@ SUMMARIES = {
     "post /v1/completions": "Complete a text",
     f"post {GRADERS}/validate": "Check a grader",
     f"post {GRADERS}/run": "Run a grader on a completion",
-    f"post {WEBHOOKS}": "Register a webhook",
+    f"post {WEBHOOKS}": "Create a webhook",
     f"get {WEBHOOKS}": "List webhooks",
     f"get {WEBHOOK}": "Retrieve a webhook",
-    f"post {WEBHOOK}": "Change a webhook",
+    f"post {WEBHOOK}": "Update a webhook",
     f"delete {WEBHOOK}": "Delete a webhook",
     f"post {WEBHOOK}/rotate_secret": "Rotate a webhook's secret",
     f"post {WEBHOOK}/test": "Test a webhook",
     f"get {WEBHOOK}/deliveries": "List a webhook's deliveries",
-    f"post {WEBHOOK}/deliveries/{{delivery_id}}/redeliver": "Send a delivery again",
+    f"post {WEBHOOK}/deliveries/{{delivery_id}}/redeliver": "Redeliver an event",
     "get /v1/webhook_event_types": "List the types of webhook events",
-    "get /livez": "Is the process alive",
-    "get /readyz": "Is the service ready",
+    "get /livez": "Check liveness",
+    "get /readyz": "Check readiness",
     "get /metrics": "Prometheus metrics",
 }
 DESCRIPTIONS = {
-    f"get {JOB}": "The job as it is now: status, phase, progress, evaluation, artifacts, and why it failed.",
+    f"get {JOB}": "The job's status, phase, progress, evaluation, artifacts, and why it failed.",
     "get /v1/models/{model}": "A base model of the catalogue or one of your fine-tuned models, by its name.",
 }
-"""They hold a thread for long, so few may run at once."""
 DOWNLOADS = {
     "/v1/files/{file_id}/content": ["application/octet-stream"],
     f"{JOB}/adapter": ["application/gzip", "application/x-tar"],
     f"{JOB}/checkpoints/{{checkpoint_id}}/content": ["application/gzip"],
     "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": ["application/gzip"],
 }
-"""With entity tags and ranges."""
+"""Media types of downloads, which support entity tags and ranges."""
 TEXTS = {
     f"{JOB}/metrics.csv": "text/csv",
     f"{JOB}/rollouts.jsonl": "application/jsonl",
@@ -119,10 +118,10 @@ ERROR_SCHEMA: Document = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "The field that is wrong."},
-                "code": {"type": "string", "description": "Stable, for programs."},
+                "code": {"type": "string", "description": "Stable code, for programs."},
                 "problems": {
                     "type": "array",
-                    "description": "Where there may be several: each of them, up to 100.",
+                    "description": "All problems, up to 100, if there can be several.",
                     "items": {
                         "type": "object",
                         "required": ["param", "message"],
@@ -144,22 +143,22 @@ SERVER_SENT_EVENT: Document = {
 }
 REASONS: dict[type[ServiceError], str] = {
     InvalidRequest: "The request is wrong; `param` names the field.",
-    Unauthorized: "No key, or one that is not valid (any more).",
-    Forbidden: "The key lacks the scope.",
-    NotFound: "It does not exist, or belongs to somebody else.",
+    Unauthorized: "The API key is missing, invalid, revoked or expired.",
+    Forbidden: "The API key lacks the scope.",
+    NotFound: "It does not exist, or belongs to another tenant.",
     TooSlow: "The body arrived too slowly.",
     PayloadTooLarge: "The body is too large.",
-    RangeNotSatisfiable: "The range lies outside of the object.",
-    Unprocessable: "It cannot be: another body under the Idempotency-Key, or no merge. `code` says which.",
-    TooManyRequests: "A limit of this tenant or service is reached; `Retry-After` says when to ask again.",
-    Unavailable: "The database or the storage does not answer; try again.",
-    InsufficientStorage: "There is no space left; nothing was stored.",
+    RangeNotSatisfiable: "The range is outside the object.",
+    Unprocessable: "The Idempotency-Key was used with another body, or no merge is possible; see `code`.",
+    TooManyRequests: "A limit of the tenant or the service is reached; `Retry-After` says when to retry.",
+    Unavailable: "The database or the storage does not respond; try again.",
+    InsufficientStorage: "No space left; nothing was stored.",
 }
 _GENERATED = ("HTTPValidationError", "ValidationError")
 
 
 def completed(document: Document) -> Document:
-    """FastAPI's document, changed in place."""
+    """Complete FastAPI's document in place."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     for name in _GENERATED:
@@ -208,14 +207,14 @@ def _complete(name: str, path: str, operation: Document) -> None:
 
 
 def _never_null(schema: Document) -> Document:
-    """A parameter that is not given is absent: FastAPI describes the null of the endpoint's own default."""
+    """Remove the null of an endpoint's default: a query cannot contain it."""
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     rest = {name: value for name, value in schema.items() if name != "anyOf"}
     return {**kinds[0], **rest} if len(kinds) == 1 else schema
 
 
 def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
-    """What this operation may answer instead."""
+    """The errors of an operation."""
     found: list[type[ServiceError]] = [InvalidRequest, Unauthorized, Forbidden, TooManyRequests, Unavailable]
     names_one = "{" in name or name in ("post /v1/chat/completions", "post /v1/completions")
     if names_one or any(given["name"] == "after" for given in operation.get("parameters", ())):
@@ -241,10 +240,10 @@ def _describe_download(responses: Document, media_types: list[str]) -> None:
         name: {"description": text, "schema": {"type": "string"}}
         for name, text in (
             ("ETag", "SHA-256 in quotes."),
-            ("x-checksum-sha256", "Of all of it; a merged model has none."),
+            ("x-checksum-sha256", "Of the whole object; a merged model has none."),
         )
     }
-    responses["200"] = {"description": "All of it.", "content": content, "headers": headers}
-    responses["206"] = {"description": "The range asked for.", "content": content, "headers": headers}
-    responses["304"] = {"description": "`If-None-Match` names what is here."}
+    responses["200"] = {"description": "The whole object.", "content": content, "headers": headers}
+    responses["206"] = {"description": "The requested range.", "content": content, "headers": headers}
+    responses["304"] = {"description": "`If-None-Match` names the current version."}
     responses["416"] = _refusal(RangeNotSatisfiable)

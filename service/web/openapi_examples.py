@@ -1,7 +1,6 @@
-"""An example of each request: what `/docs` shows as a body and as a line of curl.
+"""Examples of requests: the body and the curl command that `/docs` shows for each operation.
 
-`tests/service/web/test_openapi_examples.py` sends every one of them. Boundary: examples of requests; what is
-answered stands in the schemas.
+`tests/service/web/test_openapi_examples.py` sends all of them. Boundary: requests only.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ QUERIES = {
     "get /v1/files": "?purpose=fine-tune",
 }
 SAVED = ("/content", "/adapter", ".csv", ".jsonl")
-"""Routes that answer a file."""
+"""Routes that return a file."""
 
 
 def curl(name: str) -> str:
-    """The request of an operation such as `get /v1/files`, for a shell; braces stand for an id."""
+    """The shell command of an operation such as `get /v1/files`; ids are in braces."""
     method, path = name.split(" ", 1)
     words = ["curl"]
     if method == "delete":
@@ -83,7 +82,7 @@ def curl(name: str) -> str:
 
 
 def add_example(name: str, operation: Document) -> None:
-    """The line of curl under the description, and the body where there is one."""
+    """Add the curl command to the description, and the body if there is one."""
     operation["description"] = f"{operation.get('description', '')}\n\n```sh\n{curl(name)}\n```".strip()
     if name in BODIES:
         content = operation["requestBody"]["content"]["application/json"]

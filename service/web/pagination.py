@@ -1,4 +1,4 @@
-"""OpenAI's cursor pages: `after=<last id>` asks for the next one."""
+"""OpenAI's cursor pages: `after=<last id>` requests the next one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Item = TypeVar("Item")
 Identified = TypeVar("Identified", bound=HasId)
 
 MAX_NUMBER = 2**53 - 1
-"""The largest step or sequence that one may ask for: every JSON reader keeps it, and every database."""
+"""Largest step or event number in a request; exact in every JSON reader and database."""
 
 After = Annotated[str | None, Query(max_length=128, description="Id of the last item already seen.")]
 Limit = Annotated[int, Query(ge=1, le=100, description="Items of one page.")]
 
 
 class Page(BaseModel, Generic[Item]):
-    """One page; the next one is asked for with `after=<last_id>` while `has_more`."""
+    """One page; if `has_more`, request the next one with `after=<last_id>`."""
 
     object: Literal["list"] = "list"
     data: list[Item]
@@ -37,7 +37,7 @@ class Page(BaseModel, Generic[Item]):
 
 
 def page_of(items: Sequence[Identified], limit: int) -> Page[Identified]:
-    """A page of at most `limit` items out of a query for `limit + 1`: one more tells that there is more."""
+    """A page of at most `limit` items, from a query for `limit + 1` that shows whether there are more."""
     data = list(items[:limit])
     return Page(
         data=data,
@@ -48,5 +48,5 @@ def page_of(items: Sequence[Identified], limit: int) -> Page[Identified]:
 
 
 def unknown_cursor(after: str) -> NotFound:
-    """The refusal of an `after` that is no item of this list: as with any id, a 404."""
+    """The error for an `after` that is not in this list: as for any id, a 404."""
     return NotFound(f"after: {after!r} is not the id of an item of this list", param="after")

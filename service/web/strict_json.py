@@ -1,6 +1,6 @@
-"""What JSON parsers accept and this service does not: NaN, double keys, NUL, surrogates, deep nesting.
+"""Refuses JSON that lenient parsers accept: NaN, duplicate keys, NUL, surrogates, deep nesting.
 
-Boundary: one check before every endpoint; what fields mean is the schemas' business.
+Boundary: one check before every endpoint; schemas check the fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 async def refuse_odd_text(request: Request) -> None:
-    """Before every endpoint. Raises InvalidRequest for what no JSON document or text column may hold."""
+    """Dependency of every route. Raises InvalidRequest for text that is no strict JSON or not storable."""
     query = [text for pair in request.query_params.multi_items() for text in pair]
     if any("\x00" in text for text in (request.url.path, *query)):
         raise InvalidRequest("NUL characters are not allowed in a URL.")
@@ -32,7 +32,7 @@ async def refuse_odd_text(request: Request) -> None:
         return
     body = await request.body()
     if len(body) > MAX_JSON_BYTES:
-        raise PayloadTooLarge(f"A JSON body has at most {MAX_JSON_BYTES} bytes.")
+        raise PayloadTooLarge(f"The JSON body is larger than {MAX_JSON_BYTES} bytes.")
     _refuse_other_encodings(body)
     try:
         value = json.loads(body or b"null", parse_constant=_refuse_constant, object_pairs_hook=_unique)
@@ -44,16 +44,16 @@ async def refuse_odd_text(request: Request) -> None:
 
 
 def compressed_body(request: Request) -> InvalidRequest | None:
-    """The refusal of a body that is not sent as it is."""
+    """The error for a compressed body; None if it is not compressed."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding in ("", "identity"):
         return None
-    message = f"The body has the content-encoding {encoding[:40]!r}: send it uncompressed."
+    message = f"Content-Encoding {encoding[:40]!r} is not supported. Send the body uncompressed."
     return InvalidRequest(message, code="invalid_body")
 
 
 def unreadable_reason(error: BaseException | None) -> str:
-    """Why Python's JSON parser gave up."""
+    """Why Python's JSON parser failed."""
     match error:
         case RecursionError():
             return f"it is nested too deep, more than {MAX_DEPTH} levels"
@@ -76,13 +76,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_other_encodings(body: bytes) -> None:
-    """Python's parser also reads UTF-16, UTF-32 and surrogates encoded as if they were characters."""
+    """Raise InvalidRequest unless the body is UTF-8; Python's parser also accepts UTF-16 and UTF-32."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise invalid_json(f"byte {error.start + 1} is not UTF-8") from error
     if "\x00" in text:
-        raise invalid_json("it holds NUL bytes")
+        raise invalid_json("it contains NUL bytes")
 
 
 def _refuse_constant(name: str) -> NoReturn:

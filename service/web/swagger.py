@@ -1,4 +1,4 @@
-"""`/docs`: Swagger UI over the service's own OpenAPI document, with no file from another host."""
+"""`/docs`: Swagger UI for the service's OpenAPI document, without files from other hosts."""
 
 from __future__ import annotations
 

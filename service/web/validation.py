@@ -1,7 +1,7 @@
-"""Validation errors of pydantic → one 400 that names the field as the client wrote it.
+"""Pydantic's validation errors → one 400 that names the field as the client wrote it.
 
-pydantic's locations also hold the union's tag or branch (`method.reinforcement.reinforcement.…`,
-`n_epochs.literal['auto']`). Walking the client's own body beside the location tells them from fields.
+Pydantic's locations also contain the tag or branch of a union (`method.reinforcement.reinforcement.…`,
+`n_epochs.literal['auto']`). Following the location in the client's body distinguishes them from fields.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _is_field(part: str | int, value: Any, *, is_last: bool, is_body: bool) -> b
         return True
     if isinstance(value, Mapping) and part in value:
         return True
-    # What the client did not write is a missing field where it ends the location, else a union's branch.
+    # A name that is not in the body is a missing field at the end of a location, otherwise a union's branch.
     return is_last and isinstance(value, Mapping) and not _BRANCH.fullmatch(part)
 
 
@@ -96,7 +96,7 @@ def _has_deeper(path: str, paths: Mapping[str, Any]) -> bool:
 
 
 def _sentence(path: str, errors: Sequence[Mapping[str, Any]]) -> str:
-    # a branch that read the value and refused it knows more than those that wanted another type
+    # a branch that refused the value is more specific than branches that expected another type
     errors = [error for error in errors if error["type"] in _JUDGED] or errors
     parts = list(dict.fromkeys(_message(error) for error in errors))
     alternatives = [parts[0], *(part.removeprefix("Input should be ") for part in parts[1:])]
@@ -131,7 +131,7 @@ def _message(error: Mapping[str, Any]) -> str:
 def _counted(context: Mapping[str, Any]) -> str:
     bound = "min_length" if "min_length" in context else "max_length"
     word = "at least" if bound == "min_length" else "at most"
-    found = context["actual_length"]  # unknown where pydantic stopped counting
+    found = context["actual_length"]  # unknown if pydantic stopped counting
     return f"Input should have {word} {context[bound]} items{'' if found is None else f', not {found}'}"
 
 

@@ -1,4 +1,4 @@
-"""`/v1/webhook_endpoints`, where OpenAI's client looks for them; the log of deliveries is added."""
+"""`/v1/webhook_endpoints` as in OpenAI's API, and the log of deliveries."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ WriteWebhooks = Annotated[Webhooks, Depends(_for_writer)]
 def create_webhook(
     body: WebhookCreate, webhooks: WriteWebhooks, retry_count: RetryCount = "0"
 ) -> WebhookWithSecret:
-    """Registers a URL for events of your jobs. The answer holds the signing secret, this once.
+    """Register a URL for events of your jobs. Only this response contains the signing secret.
 
-    A client that sends it again for want of an answer gets the endpoint that the first time made.
+    A request that the client repeats for want of a response returns the endpoint that the first one created.
     """
     return webhooks.create(body, is_retry=is_retry(retry_count))
 
@@ -62,19 +62,19 @@ def list_webhooks(webhooks: ReadWebhooks, after: After = None, limit: Limit = 20
 
 @router.get("/{endpoint_id}")
 def retrieve_webhook(endpoint_id: EndpointId, webhooks: ReadWebhooks) -> WebhookRead:
-    """The endpoint without its secret; `disabled_reason` says why we disabled it."""
+    """The endpoint without its secret; `disabled_reason` says why the service disabled it."""
     return webhooks.read(endpoint_id)
 
 
 @router.post("/{endpoint_id}")
 def update_webhook(endpoint_id: EndpointId, body: WebhookUpdate, webhooks: WriteWebhooks) -> WebhookRead:
-    """Changes what is given; `enabled: true` takes back what a 410 or you have disabled."""
+    """Change the given fields; `enabled: true` enables an endpoint that you or a 410 disabled."""
     return webhooks.update(endpoint_id, body)
 
 
 @router.delete("/{endpoint_id}")
 def delete_webhook(endpoint_id: EndpointId, webhooks: WriteWebhooks) -> WebhookDeleted:
-    """Deletes the endpoint and its log; nothing is sent to it any more."""
+    """Delete the endpoint and its log."""
     webhooks.delete(endpoint_id)
     return WebhookDeleted(id=endpoint_id)
 
@@ -83,7 +83,7 @@ def delete_webhook(endpoint_id: EndpointId, webhooks: WriteWebhooks) -> WebhookD
 def rotate_secret(
     endpoint_id: EndpointId, webhooks: WriteWebhooks, body: SecretRotate | None = None
 ) -> WebhookWithSecret:
-    """A new secret, shown this once. The old one signs beside it for a day, unless you say otherwise."""
+    """A new secret, shown only once. The old one remains valid for 24 hours by default."""
     asked = body or SecretRotate()
     return webhooks.rotate(endpoint_id, keep_old=asked.keep_old_secret_active_for_24_hours)
 
@@ -92,7 +92,7 @@ def rotate_secret(
 def try_webhook(
     endpoint_id: EndpointId, webhooks: WriteWebhooks, body: WebhookTest | None = None
 ) -> WebhookTested:
-    """Sends an event about the job `ftjob-test` now, once, and tells the answer's status; 400 without one."""
+    """Send one event about the job `ftjob-test` and return the response's status; 400 if there is none."""
     return webhooks.test(endpoint_id, body.event_type if body else None)
 
 
@@ -100,11 +100,11 @@ def try_webhook(
 def list_deliveries(
     endpoint_id: EndpointId, webhooks: ReadWebhooks, after: After = None, limit: Limit = 20
 ) -> Page[DeliveryRead]:
-    """What was sent and what will be, newest first, each with its attempts."""
+    """Past and pending deliveries with their attempts, newest first."""
     return page_of(webhooks.deliveries(endpoint_id, after=after, limit=limit), limit)
 
 
 @router.post("/{endpoint_id}/deliveries/{delivery_id}/redeliver")
 def redeliver(endpoint_id: EndpointId, delivery_id: DeliveryId, webhooks: WriteWebhooks) -> DeliveryRead:
-    """Sends an event again within seconds, under the same `webhook-id`."""
+    """Send an event again within seconds, with the same `webhook-id`."""
     return webhooks.redeliver(endpoint_id, delivery_id)

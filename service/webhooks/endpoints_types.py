@@ -1,4 +1,4 @@
-"""`/v1/webhook_event_types`: what OpenAI's client asks for beside the endpoints themselves."""
+"""`/v1/webhook_event_types`, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class EventTypeList(BaseModel):
 
 @router.get("")
 def list_event_types(principal: Reader) -> EventTypeList:
-    """What an endpoint can be told of."""
+    """All event types."""
     return EventTypeList(data=list(EVENT_TYPES))

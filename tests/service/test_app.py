@@ -37,7 +37,7 @@ def test_a_command_loads_no_grader_and_no_database_before_it_needs_them() -> Non
 
 
 @on_sqlite
-def test_the_contract_lists_every_resource(anonymous: TestClient) -> None:
+def test_the_openapi_document_lists_every_resource(anonymous: TestClient) -> None:
     paths = set(anonymous.get("/openapi.json").json()["paths"])
     assert paths >= {
         "/v1/files",
@@ -53,7 +53,7 @@ def test_the_contract_lists_every_resource(anonymous: TestClient) -> None:
 
 
 @on_sqlite
-def test_every_route_of_v1_asks_for_a_key(anonymous: TestClient) -> None:
+def test_every_route_of_v1_needs_a_key(anonymous: TestClient) -> None:
     contract = anonymous.get("/openapi.json").json()["paths"]
     calls = [(method, path) for path, methods in contract.items() for method in methods if "/v1/" in path]
     answers = {(method, path): anonymous.request(method, path).status_code for method, path in calls}
@@ -79,7 +79,7 @@ def test_every_operation_has_a_summary_and_a_description(contract: dict[str, Any
     assert len({given["summary"] for given in found.values()}) == len(found)
 
 
-def test_errors_are_documented_as_they_are_answered(contract: dict[str, Any]) -> None:
+def test_documented_errors_match_the_responses(contract: dict[str, Any]) -> None:
     found = operations(contract)
     documented = {name: list(given["responses"]) for name, given in found.items()}
     assert documented["get /v1/files/{file_id}"] == ["200", "400", "401", "403", "404", "429", "503"]
@@ -100,7 +100,7 @@ def test_errors_are_documented_as_they_are_answered(contract: dict[str, Any]) ->
     assert "ValidationError" not in str(contract)
 
 
-def test_what_a_validator_fills_in_is_not_required(contract: dict[str, Any]) -> None:
+def test_fields_that_a_validator_fills_in_are_not_required(contract: dict[str, Any]) -> None:
     schemas = contract["components"]["schemas"]
     assert schemas["JobCreate"]["required"] == ["model", "training_file"]
     assert schemas["SupervisedHyperparameters"]["required"] == []
@@ -123,7 +123,7 @@ def test_an_error_has_the_documented_schema(contract: dict[str, Any]) -> None:
         jsonschema.validate({"detail": "Not Found"}, schema)
 
 
-def test_what_needs_a_key_says_so(contract: dict[str, Any]) -> None:
+def test_the_document_names_the_routes_that_need_a_key(contract: dict[str, Any]) -> None:
     assert contract["components"]["securitySchemes"]["ApiKey"]["scheme"] == "bearer"
     open_to_all = [name for name, given in operations(contract).items() if "security" not in given]
     assert open_to_all == ["get /livez", "get /readyz", "get /metrics"]
@@ -141,7 +141,7 @@ def test_downloads_and_streams_name_their_media_types(contract: dict[str, Any]) 
 
 
 @on_sqlite
-def test_the_page_of_the_contract_loads_nothing_from_another_host(anonymous: TestClient) -> None:
+def test_the_docs_page_loads_nothing_from_another_host(anonymous: TestClient) -> None:
     page = anonymous.get("/docs")
     assert page.status_code == 200
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
@@ -153,11 +153,11 @@ def test_the_page_of_the_contract_loads_nothing_from_another_host(anonymous: Tes
 
 @on_sqlite
 @pytest.mark.parametrize("path", ["/v1/fine_tuning/jobs/", "/v1/files/", "/livez/", "/docs/assets/none"])
-def test_a_path_that_is_nearly_one_is_not_found_in_our_shape(client: TestClient, path: str) -> None:
+def test_a_nearly_matching_path_is_a_404_in_our_shape(client: TestClient, path: str) -> None:
     assert error_of(client.get(path), 404)["type"] == "invalid_request_error"
 
 
-def test_it_starts_on_an_empty_folder_and_says_that_it_is_not_ready(tmp_path: Path) -> None:
+def test_it_starts_on_an_empty_folder_and_is_not_ready(tmp_path: Path) -> None:
     with TestClient(create_app(settings_for(tmp_path / "new"))) as client:
         assert client.get("/livez").status_code == 200
         assert client.get("/readyz").status_code == 503
@@ -165,7 +165,7 @@ def test_it_starts_on_an_empty_folder_and_says_that_it_is_not_ready(tmp_path: Pa
         assert client.get("/v1/files", headers={"authorization": f"Bearer {key}"}).status_code == 503
 
 
-def test_it_starts_while_the_database_is_away(tmp_path: Path) -> None:
+def test_it_starts_while_the_database_is_down(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, "postgresql://nobody@127.0.0.1:1/none")
     with TestClient(create_app(settings)) as client:
         assert client.get("/livez").status_code == 200

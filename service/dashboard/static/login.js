@@ -46,5 +46,5 @@ async function check(input, said, submit, done) {
 }
 
 function refusal(error) {
-  return error.code === "missing_api_key" ? error.message : `Invalid API key: ${error.message}`;
+  return error.message;
 }

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs`: HTTP in, HTTP out. What is decided is decided in `service.py` and `creation.py`."""
+"""`/v1/fine_tuning/jobs`: HTTP in, HTTP out. Decisions are in `service.py` and `intake/creation.py`."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def clone_job(
     jobs: JobsDep,
     request_id: RequestId,
     response: Response,
-    patch: Patch = {},  # noqa: B006 - nobody writes into it
+    patch: Patch = {},  # noqa: B006 - never modified
     idempotency_key: IdempotencyKey = None,
     retry_count: RetryCount = "0",
 ) -> JobRead:
-    """A new job that asks for the same, the seed included, but for what the patch changes.
+    """Create a job with the same request, the seed included, changed by the patch.
 
-    Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation hold.
+    Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation apply.
     """
     asked = (idempotency_key, is_retry(retry_count), request_id)
     created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
@@ -116,13 +116,13 @@ def clone_job(
 
 @router.get("/jobs/{job_id}/diagnosis")
 def diagnose_job(job_id: JobId, principal: Reader, database: DatabaseDep) -> Diagnosis:
-    """Why the job failed or learns poorly: causes with their evidence, and the patch that a clone takes."""
+    """Causes of a failure or of poor learning, with evidence and the patch for a clone."""
     return diagnosis_of(database, principal.tenant, job_id)
 
 
 @router.post("/jobs/validate")
 def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) -> ValidationRead:
-    """All that creating this job would refuse, and what it will probably cost, without creating it."""
+    """Check a job and estimate its cost without creating it; returns all problems."""
     report = preflight.check(principal.tenant, body)
     problems = [ProblemRead(param=one.param, message=one.message) for one in report.problems.found]
     return ValidationRead(
@@ -140,13 +140,13 @@ def validate_job(body: JobCreate, principal: Reader, preflight: PreflightDep) ->
 def list_jobs(
     request: Request, principal: Reader, jobs: JobsDep, after: After = None, limit: Limit = 20
 ) -> Page[JobRead]:
-    """Newest first; `metadata[k]=v` narrows to jobs with that pair, `metadata=null` to those without any."""
+    """Newest first; `metadata[k]=v` selects jobs with that label, `metadata=null` jobs without labels."""
     labels = _labels(request)
     return page_of(jobs.page(principal.tenant, after=after, limit=limit, labels=labels), limit)
 
 
 def _labels(request: Request) -> dict[str, str] | None:
-    """Deep-object query parameters, which FastAPI does not parse."""
+    """Parse deep-object query parameters, which FastAPI does not support."""
     given = [pair for pair in request.query_params.multi_items() if pair[0].startswith("metadata")]
     if given == [("metadata", "null")]:
         return {}
@@ -169,19 +169,19 @@ def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
 
 @router.post("/jobs/{job_id}/cancel")
 def cancel_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
-    """Ends the job; its last checkpoint and adapter stay downloadable."""
+    """End the job; its last checkpoint and adapter remain downloadable."""
     return jobs.cancel(principal, job_id, request_id)
 
 
 @router.post("/jobs/{job_id}/pause")
 def pause_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
-    """Rests the job after a checkpoint."""
+    """Pause the job after a checkpoint."""
     return jobs.pause(principal, job_id, request_id)
 
 
 @router.post("/jobs/{job_id}/resume")
 def resume_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
-    """Queues a paused job again; it goes on from its last checkpoint."""
+    """Queue a paused job again; it continues from its last checkpoint."""
     return jobs.resume(principal, job_id, request_id)
 
 
@@ -213,12 +213,12 @@ def download_adapter(
     checkpoint: CheckpointName = None,
     format: Format = "peft",
 ) -> Response:
-    """tar.gz in PEFT layout (the whole model for `lora: full`); with ETag, ranges and its sha256.
+    """The final weights as tar.gz in PEFT layout (the whole model for `lora: full`).
 
-    The job's final weights, with `checkpoint=best` the best ones by held-out reward, or a checkpoint's.
+    `checkpoint=best` selects the best weights by held-out reward; a checkpoint's id selects that checkpoint.
 
-    With `format=merged` a plain tar of the base model with the adapter in its weights: safetensors that load
-    without PEFT. It is made while it is sent, so its sha256 is not told; ETag and ranges hold.
+    With `format=merged`, a tar of the base model with the adapter merged into its weights: safetensors that
+    load without PEFT. It is built while it is sent, so its sha256 is not known in advance.
     """
     weights = jobs.weights(principal.tenant, job_id, which=which, checkpoint=checkpoint)
     base = merging.base_of(principal.tenant, job_id) if format == "merged" else None
@@ -242,7 +242,7 @@ def download_checkpoint(
     jobs: JobsDep,
     storage: StorageDep,
 ) -> Response:
-    """The adapter as of a checkpoint, tar.gz."""
+    """The adapter at a checkpoint, as tar.gz."""
     weights = jobs.checkpoint_weights(principal.tenant, checkpoint_id, job_id)
     return _send(request, storage, weights)
 
@@ -251,7 +251,7 @@ def download_checkpoint(
 def download_any_checkpoint(
     request: Request, checkpoint_id: CheckpointId, principal: Reader, jobs: JobsDep, storage: StorageDep
 ) -> Response:
-    """The same, without the job's id."""
+    """The adapter at a checkpoint, without the job's id."""
     return _send(request, storage, jobs.checkpoint_weights(principal.tenant, checkpoint_id))
 
 

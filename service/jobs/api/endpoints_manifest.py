@@ -1,6 +1,6 @@
-"""`GET …/jobs/{id}/manifest`: all that decided a job's result, and how it is served.
+"""`GET …/jobs/{id}/manifest`: everything that determined a job's result, and how to serve it.
 
-Boundary: HTTP; what a manifest holds is decided in `manifest.py`.
+Boundary: HTTP; `results/manifest.py` builds the manifest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/jobs/{job_id}")
 
 
 class ManifestJob(BaseModel):
-    """Who the job is: what two equal jobs differ in."""
+    """Identity of the job: what two equal jobs differ in."""
 
     id: str
     created_at: int
@@ -32,11 +32,11 @@ class ManifestJob(BaseModel):
     files: dict[str, str]
     """The field that names it → the file's id."""
     serve: str
-    """The line that serves the adapter in vLLM, once it is unpacked into a folder of the job's name."""
+    """The command that serves the unpacked adapter in vLLM."""
 
 
 class ManifestRead(BaseModel):
-    """All that decided a job's result; `job` is not in the archive's manifest.json."""
+    """Everything that determined a job's result; `job` is not in the archive's manifest.json."""
 
     object: Literal["fine_tuning.job.manifest"] = "fine_tuning.job.manifest"
     job: ManifestJob
@@ -61,7 +61,7 @@ class ManifestRead(BaseModel):
 def retrieve_manifest(
     job_id: JobId, principal: Reader, database: DatabaseDep, catalog: CatalogDep
 ) -> ManifestRead:
-    """Data and grader by their SHA-256, configuration, seed, versions: what a job can be repeated from."""
+    """Data and graders by SHA-256, configuration, seed, versions: everything needed to repeat the job."""
     with database.reading() as session:
         job = require_job(session, principal.tenant, job_id)
         facts = facts_of(session, job, catalog)

@@ -1,4 +1,4 @@
-"""What a job has said over time: metrics and the live stream, under `…/jobs/{id}`."""
+"""A job's metrics and its live stream, under `…/jobs/{id}`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def list_metrics(
     max_points: MaxPoints = None,
     limit: RowLimit = 1000,
 ) -> MetricPage:
-    """Flat rows in order of steps; `max_points` thins all of them evenly, first and last kept."""
+    """Flat rows in order of steps; `max_points` thins them evenly and keeps the first and the last."""
     chosen = _split_names(names)
     with database.reading() as session:
         require_job(session, principal.tenant, job_id)
@@ -114,9 +114,9 @@ async def stream_job(
 ) -> Response:
     """Server-sent events `metrics`, `event` and `status`; `id:` is the event's number.
 
-    Starts after `Last-Event-ID` (or `after`), else with the whole history, or with `from=now` at its end.
-    Ends with the terminal status; asked again after that end it answers 204, so that browsers stop. A key
-    that is revoked or expires ends it too.
+    Starts after `Last-Event-ID` or `after`, by default with the whole history; `from=now` skips the history.
+    Ends with the terminal status, or when the API key is revoked or expires. A request after the last event
+    gets 204, so that browsers do not reconnect.
     """
     job = await run_in_threadpool(_require, database, principal.tenant, job_id)
     is_over = JobState(job.state) in TERMINAL

@@ -54,7 +54,7 @@ def test_an_upload_that_never_arrives_is_told_and_leaves_nothing(client: TestCli
     answer = upload(client, LARGE)
     assert (answer.status_code, answer.json()["error"]["message"]) == (
         503,
-        "The storage does not answer; try again.",
+        "The storage does not respond. Try again later.",
     )
     assert client.get("/v1/files").json()["data"] == []
     assert (bucket.keys, bucket.num_unfinished_uploads) == ([], 0)

@@ -39,7 +39,7 @@ def add_things(settings: Settings, database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-def test_what_no_row_names_is_found_once_it_is_old(
+def test_an_object_without_a_row_is_found_once_it_is_old(
     settings: Settings, database: Database, storage: Storage
 ) -> None:
     add_things(settings, database)
@@ -50,7 +50,7 @@ def test_what_no_row_names_is_found_once_it_is_old(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_another_deployments_database_orphans_nothing(
+def test_a_database_of_another_deployment_yields_no_orphans(
     settings: Settings, database: Database, storage: Storage
 ) -> None:
     assert find_orphans(database, storage, NOW) == []

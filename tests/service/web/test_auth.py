@@ -65,7 +65,7 @@ def test_a_request_without_key_is_a_401(anonymous: TestClient, header: str | Non
     }
 
 
-def test_a_wrong_secret_opens_nothing(anonymous: TestClient, api_key: str) -> None:
+def test_a_wrong_secret_is_refused(anonymous: TestClient, api_key: str) -> None:
     last = "a" if api_key[-1] != "a" else "b"
     assert status_of(anonymous, api_key[:-1] + last) == (401, "invalid_api_key")
 
@@ -73,18 +73,18 @@ def test_a_wrong_secret_opens_nothing(anonymous: TestClient, api_key: str) -> No
 @pytest.mark.parametrize(
     "key", ["x", "grpo__", "grpo_0123456789abcdef_short", "grpo_\x7f", "sk-" + "a" * 5000]
 )
-def test_an_unknown_key_opens_nothing(anonymous: TestClient, key: str) -> None:
+def test_an_unknown_key_is_refused(anonymous: TestClient, key: str) -> None:
     assert status_of(anonymous, key) == (401, "invalid_api_key")
 
 
 @pytest.mark.parametrize("key", ["grpo_é_😀".encode(), b"\xff\xfe", b"x" * 20_000])
-def test_a_key_of_odd_bytes_opens_nothing(server_url: str, key: bytes) -> None:
+def test_a_key_of_odd_bytes_is_refused(server_url: str, key: bytes) -> None:
     answer = httpx.get(f"{server_url}/v1/files", headers={b"authorization": b"Bearer " + key})
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 @pytest.mark.parametrize("name", ["api_key", "key", "x"])
-def test_a_key_in_a_url_opens_nothing_whatever_the_header_says(
+def test_a_key_in_a_url_is_refused_with_any_header(
     anonymous: TestClient, client: TestClient, api_key: str, name: str
 ) -> None:
     """URLs end up in logs of servers and proxies, so such a key is not secret any more."""
@@ -93,32 +93,32 @@ def test_a_key_in_a_url_opens_nothing_whatever_the_header_says(
     assert codes == [(401, "api_key_in_url")] * 2
 
 
-def test_an_unknown_public_id_opens_nothing(anonymous: TestClient, api_key: str) -> None:
+def test_an_unknown_public_id_is_refused(anonymous: TestClient, api_key: str) -> None:
     unknown = api_key.replace(public_id(api_key), "0" * 16)
     assert status_of(anonymous, unknown) == (401, "invalid_api_key")
 
 
-def test_the_secret_of_another_key_opens_nothing(
+def test_the_secret_of_another_key_is_refused(
     anonymous: TestClient, api_key: str, other_api_key: str
 ) -> None:
     mixed = f"grpo_{public_id(api_key)}_{other_api_key.split('_')[2]}"
     assert status_of(anonymous, mixed) == (401, "invalid_api_key")
 
 
-def test_a_revoked_key_opens_nothing(anonymous: TestClient, database: Database, api_key: str) -> None:
+def test_a_revoked_key_is_refused(anonymous: TestClient, database: Database, api_key: str) -> None:
     assert status_of(anonymous, api_key) == (200, None)
     with database.transaction() as session:
         assert revoke_key(session, public_id(api_key)) is True
     assert status_of(anonymous, api_key) == (401, "invalid_api_key")
 
 
-def test_revoking_twice_or_nobody_says_so(database: Database, api_key: str) -> None:
+def test_revoking_an_unknown_or_revoked_key_returns_false(database: Database, api_key: str) -> None:
     with database.transaction() as session:
         answers = [revoke_key(session, name) for name in (public_id(api_key), public_id(api_key), "nobody")]
     assert answers == [True, False, False]
 
 
-def test_a_key_opens_until_it_expires(anonymous: TestClient, database: Database) -> None:
+def test_a_key_is_accepted_until_it_expires(anonymous: TestClient, database: Database) -> None:
     with database.transaction() as session:
         now = session.scalar(select(db_now()))
         assert now is not None
@@ -128,14 +128,14 @@ def test_a_key_opens_until_it_expires(anonymous: TestClient, database: Database)
     assert status_of(anonymous, valid) == (200, None)
 
 
-def test_a_reading_key_changes_nothing(anonymous: TestClient, database: Database) -> None:
+def test_a_key_without_write_scope_changes_nothing(anonymous: TestClient, database: Database) -> None:
     with database.transaction() as session:
         key = create_key(session, "a", scopes=["read"])
     assert status_of(anonymous, key) == (200, None)
     assert status_of(anonymous, key, "DELETE") == (403, "insufficient_scope")
 
 
-def test_a_writing_key_reads_nothing(anonymous: TestClient, database: Database) -> None:
+def test_a_key_without_read_scope_reads_nothing(anonymous: TestClient, database: Database) -> None:
     with database.transaction() as session:
         key = create_key(session, "a", scopes=["write"])
     assert status_of(anonymous, key) == (403, "insufficient_scope")
@@ -168,7 +168,7 @@ def test_a_key_s_name_is_short_and_printable(database: Database, name: str) -> N
         create_key(session, "a", name=name)
 
 
-def test_an_unknown_scope_makes_no_key(database: Database) -> None:
+def test_an_unknown_scope_is_refused(database: Database) -> None:
     with database.transaction() as session, pytest.raises(ValueError, match="unknown scopes: admin"):
         create_key(session, "a", scopes=["admin"])
 

@@ -43,7 +43,7 @@ def test_a_wrong_method_is_a_405(client: TestClient) -> None:
         ("/v1/models/a/b", "DELETE, GET, HEAD"),
     ],
 )
-def test_a_405_lists_all_that_the_path_allows(client: TestClient, path: str, allowed: str) -> None:
+def test_a_405_lists_all_methods_of_the_path(client: TestClient, path: str, allowed: str) -> None:
     answer = client.options(path)
     assert (error_of(answer, 405)["code"], answer.headers["allow"]) == ("method_not_allowed", allowed)
 
@@ -115,7 +115,7 @@ def test_a_stream_that_breaks_is_cut_and_not_ended(
     ],
     ids=str,
 )
-def test_a_store_in_trouble_is_told_apart(
+def test_storage_errors_have_their_own_statuses(
     app: FastAPI, client: TestClient, raised: Exception, status: int, code: str
 ) -> None:
     def fail() -> None:

@@ -66,7 +66,7 @@ def test_head_of_a_download_honours_conditions_and_ranges(client: TestClient, re
     assert (known.status_code, outside.status_code, outside.content) == (304, 416, b"")
 
 
-def test_a_connection_serves_on_after_head(client: TestClient, server_url: str, api_key: str) -> None:
+def test_a_connection_is_reused_after_head(client: TestClient, server_url: str, api_key: str) -> None:
     """A body byte after HEAD would be read as the next answer."""
     path = f"/v1/files/{uploaded(client)}/content"
     place = urlsplit(server_url)
@@ -124,7 +124,7 @@ def test_head_of_a_live_stream_ends(remote: httpx.Client, database: Database) ->
         "/v1/files/file-none/content",
     ],
 )
-def test_head_of_what_is_not_there_is_404(client: TestClient, path: str) -> None:
+def test_head_of_a_missing_object_is_a_404(client: TestClient, path: str) -> None:
     answer = client.head(path)
     assert (answer.status_code, answer.content) == (404, b"")
 
@@ -133,6 +133,6 @@ def test_head_needs_a_key_too(anonymous: TestClient) -> None:
     assert anonymous.head("/v1/models").status_code == 401
 
 
-def test_head_of_what_is_only_posted_is_405(client: TestClient) -> None:
+def test_head_of_a_post_route_is_a_405(client: TestClient) -> None:
     answer = client.head("/v1/fine_tuning/alpha/graders/run")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

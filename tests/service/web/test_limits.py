@@ -115,7 +115,7 @@ def test_a_job_counts_until_it_is_over(
         assert refusal(client.post(JOBS, json=body)) == (429, "quota_exceeded")
 
 
-def test_cancelling_and_submitting_again_is_no_way_around_the_limit(
+def test_a_cancelled_job_counts_until_its_worker_has_ended_it(
     settings: Settings, api_key: str, database: Database
 ) -> None:
     """A job that a worker still runs counts until it has ended."""
@@ -155,7 +155,7 @@ def test_a_tenant_without_space_for_results_starts_no_job(
     assert num_jobs(database) == 0
 
 
-def test_a_tenants_limits_are_not_anothers(settings: Settings, api_key: str, other_api_key: str) -> None:
+def test_limits_apply_to_each_tenant_separately(settings: Settings, api_key: str, other_api_key: str) -> None:
     with limited(settings, api_key, max_stored_bytes=len(ROWS), max_requests_per_second=0.001) as client:
         uploaded(client)
         assert refusal(client.get("/v1/files")) == (429, "rate_limit_exceeded")

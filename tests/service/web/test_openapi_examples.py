@@ -33,12 +33,12 @@ def operations() -> dict[str, dict[str, Any]]:
     return {f"{method} {path}": one for path, methods in paths.items() for method, one in methods.items()}
 
 
-def test_every_operation_is_described_with_its_line_of_curl() -> None:
+def test_every_operation_is_described_with_its_curl_command() -> None:
     for name, operation in operations().items():
         assert curl(name) in operation["description"], name
 
 
-def test_every_json_body_has_an_example_and_no_example_is_without_its_operation() -> None:
+def test_every_json_body_has_an_example_and_every_example_an_operation() -> None:
     bodies = {name: one.get("requestBody", {}).get("content", {}) for name, one in operations().items()}
     with_body = {name for name, content in bodies.items() if "application/json" in content}
     assert with_body == BODIES.keys()
@@ -46,7 +46,7 @@ def test_every_json_body_has_an_example_and_no_example_is_without_its_operation(
 
 
 @pytest.mark.parametrize("name", sorted({**BODIES, **QUERIES}))
-def test_an_example_is_a_request_that_the_service_takes(found: World, name: str) -> None:
+def test_the_service_accepts_every_example(found: World, name: str) -> None:
     method, path = name.split(" ", 1)
     ids = {"job_id": found.ids["succeeded"], "endpoint_id": found.ids["webhook"]}
     body = json.dumps(BODIES.get(name, {})).replace("file-\\u2026", found.ids["file"])

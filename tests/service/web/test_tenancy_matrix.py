@@ -1,7 +1,7 @@
 """Every route of the OpenAPI document × everybody who may ask: nobody learns or changes what is not theirs.
 
 The routes come from `/openapi.json`, so a new one is in the matrix from its first day; what is missing for it
-in `tenancy.py` fails `test_the_matrix_knows_something_behind_every_route`.
+in `tenancy.py` fails `test_the_matrix_covers_every_route`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def contract(shared: World) -> dict[str, Any]:
         return dict(client.get("/openapi.json").json()["paths"])
 
 
-def test_the_matrix_knows_something_behind_every_route(contract: dict[str, Any], shared: World) -> None:
+def test_the_matrix_covers_every_route(contract: dict[str, Any], shared: World) -> None:
     missing = []
     for template, methods in contract.items():
         parameters = set(re.findall(r"\{(\w+)\}", template))
@@ -72,7 +72,7 @@ def test_the_matrix_knows_something_behind_every_route(contract: dict[str, Any],
     assert missing == []
 
 
-def test_what_needs_no_key_is_listed_here(contract: dict[str, Any]) -> None:
+def test_only_the_listed_routes_need_no_key(contract: dict[str, Any]) -> None:
     open_paths = {
         path for path, methods in contract.items() if any("security" not in m for m in methods.values())
     }
@@ -83,7 +83,7 @@ def test_what_needs_no_key_is_listed_here(contract: dict[str, Any]) -> None:
     ("who", "code"),
     [(None, "missing_api_key"), ("revoked", "invalid_api_key"), ("expired", "expired_api_key")],
 )
-def test_without_a_good_key_every_route_is_closed(
+def test_every_other_route_refuses_invalid_keys(
     contract: dict[str, Any], shared: World, who: str | None, code: str
 ) -> None:
     before = snapshot(shared)
@@ -98,9 +98,7 @@ def test_without_a_good_key_every_route_is_closed(
     assert snapshot(shared) == before
 
 
-def test_what_belongs_to_others_answers_exactly_as_what_does_not_exist(
-    contract: dict[str, Any], shared: World
-) -> None:
+def test_foreign_and_missing_objects_get_the_same_response(contract: dict[str, Any], shared: World) -> None:
     before = snapshot(shared)
     wrong: dict[str, Any] = {}
     with shared.client("other") as client:

@@ -100,7 +100,7 @@ def unknown_twin(name: str, one: str) -> str:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_foreign_id_is_worth_no_more_than_an_unknown_one(found: World) -> None:
+def test_a_foreign_id_in_a_body_is_treated_as_unknown(found: World) -> None:
     before, counts = snapshot(found), num_rows(found.database)
     wrong = {}
     with found.client("other") as client:
@@ -157,7 +157,7 @@ INTERNAL = ("tenant", "tenant_id", "state", "status", "fence", "lease_owner", "c
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_what_is_ours_to_set_is_refused_by_name_in_every_body(found: World) -> None:
+def test_fields_that_the_service_sets_are_refused_in_every_body(found: World) -> None:
     before, wrong = snapshot(found), {}
     with found.client("owner") as client:
         for name in INTERNAL:

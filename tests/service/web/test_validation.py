@@ -99,7 +99,7 @@ def test_several_bad_fields_are_all_named(client: TestClient) -> None:
 
 
 @on_sqlite
-def test_a_map_with_too_many_entries_says_how_many_there_may_be(client: TestClient) -> None:
+def test_an_error_for_too_many_entries_names_the_limit(client: TestClient) -> None:
     error = error_of(client.post(JOBS, json=job(metadata={str(n): "" for n in range(17)})))
     assert error["message"] == "metadata: Input should have at most 16 items."
 
@@ -168,11 +168,11 @@ def test_a_body_that_is_no_storable_json_is_refused(
 
 @on_sqlite
 @pytest.mark.parametrize("compressed", [gzip.compress(b"{}"), b"{}"], ids=["gzip", "only-said"])
-def test_a_compressed_body_is_to_be_sent_uncompressed(client: TestClient, compressed: bytes) -> None:
+def test_a_compressed_body_is_refused(client: TestClient, compressed: bytes) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     error = error_of(client.post(JOBS, content=compressed, headers=headers))
     assert error["code"] == "invalid_body"
-    assert error["message"].endswith("send it uncompressed.")
+    assert error["message"].endswith("Send the body uncompressed.")
 
 
 @on_sqlite
@@ -184,7 +184,7 @@ def test_a_surrogate_pair_is_a_character_like_any_other(client: TestClient) -> N
 
 
 @on_sqlite
-def test_a_body_that_is_not_sent_as_json_says_how(client: TestClient) -> None:
+def test_a_body_without_json_content_type_is_refused(client: TestClient) -> None:
     error = error_of(client.post(JOBS, content=b"{}", headers={"content-type": "text/plain"}))
     assert error["message"] == "Send the body as application/json."
 
