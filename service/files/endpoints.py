@@ -52,7 +52,7 @@ WriteFiles = Annotated[Files, Depends(_for_writer)]
 
 
 @router.post("", openapi_extra=UPLOAD_FORM)
-async def create_file(
+async def upload_file(
     request: Request, files: WriteFiles, per_key: UploadsPerKey, threads: UploadThreads
 ) -> FileRead:
     """Upload JSONL or Parquet; rows are checked when a job is created with the file."""
@@ -83,7 +83,7 @@ def retrieve_file(file_id: FileId, files: ReadFiles) -> FileRead:
 
 
 @router.get("/{file_id}/content", response_class=Response)
-def read_content(request: Request, file_id: FileId, files: ReadFiles, storage: StorageDep) -> Response:
+def download_file(request: Request, file_id: FileId, files: ReadFiles, storage: StorageDep) -> Response:
     """The content; ETag is its SHA-256, and Range is supported."""
     row = files.find(file_id)
     return file_response(

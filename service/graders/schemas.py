@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from grpo_engine.contract.records import GradeError
 from grpo_engine.graders import Grader
 from service.jobs.model.openai_terms import own_rule
-from service.web.request_body import RequestBody
+from service.web.validation import RequestBody
 
 SentGrader = Annotated[Grader, BeforeValidator(own_rule)]
 """Also in the terms in which a job answers its own."""

@@ -37,6 +37,7 @@ def list_models(principal: Reader, models: ModelsDep) -> ModelList:
 
 @router.get("/{model:path}")
 def retrieve_model(model: ModelName, principal: Reader, models: ModelsDep) -> ModelRead:
+    """A base model of the catalogue, or one of your fine-tuned models."""
     return models.read(principal.tenant, model)
 
 

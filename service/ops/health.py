@@ -30,13 +30,13 @@ NEEDED = ("database", "disk")
 
 
 @router.get("/livez")
-async def live() -> dict[str, str]:
+async def check_liveness() -> dict[str, str]:
     """The process responds; nothing else is checked."""
     return {"status": "alive"}
 
 
 @router.get("/readyz")
-async def ready(request: Request) -> JSONResponse:
+async def check_readiness(request: Request) -> JSONResponse:
     """503 without the database, with another schema or a full disk; degraded without broker or storage."""
     checks = await request.app.state.readiness.results()
     if any(checks[name] not in OK for name in NEEDED):

@@ -28,7 +28,7 @@ router = APIRouter(tags=["operations"])
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(request: Request) -> Response:
+async def read_metrics(request: Request) -> Response:
     """Prometheus text: jobs by state and pool, waiting times, failures, workers, requests, warnings."""
     state = request.app.state
     registry = CollectorRegistry()

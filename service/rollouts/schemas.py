@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from grpo_engine.contract.records import FinishReason, GradeError
 from service.graders.schemas import SentGrader
 from service.web.pagination import MAX_NUMBER
-from service.web.request_body import RequestBody
+from service.web.validation import RequestBody
 
 
 class CompletionFields(BaseModel):

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_v
 
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.serve.protocol import MAX_COMPLETIONS, MAX_STOPS
-from service.web.request_body import RequestBody
+from service.web.validation import RequestBody
 
 MAX_TOKENS = 2**20
 NEUTRAL: dict[str, tuple[Any, ...]] = {

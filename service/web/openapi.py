@@ -1,4 +1,4 @@
-"""Completes FastAPI's OpenAPI document: errors in our shape, the API key, media types, summaries, examples.
+"""Completes FastAPI's OpenAPI document: errors in our shape, the API key, media types, examples.
 
 Boundary: documentation only; it does not change responses.
 """
@@ -28,70 +28,7 @@ Document = dict[str, Any]
 JOBS = "/v1/fine_tuning/jobs"
 JOB = f"{JOBS}/{{job_id}}"
 PROBES = "/v1/fine_tuning/probes"
-GRADERS = "/v1/fine_tuning/alpha/graders"
-WEBHOOKS = "/v1/webhook_endpoints"
-WEBHOOK = f"{WEBHOOKS}/{{endpoint_id}}"
 SCHEME = "ApiKey"
-SUMMARIES = {
-    "post /v1/files": "Upload a dataset",
-    "get /v1/files": "List files",
-    "get /v1/files/{file_id}": "Retrieve a file",
-    "delete /v1/files/{file_id}": "Delete a file",
-    "get /v1/files/{file_id}/content": "Download a file's content",
-    f"post {JOBS}": "Create a job",
-    f"get {JOBS}": "List jobs",
-    f"post {JOBS}/validate": "Check a job without creating it",
-    f"get {JOB}": "Retrieve a job",
-    f"post {JOB}/cancel": "Cancel a job",
-    f"post {JOB}/pause": "Pause a job",
-    f"post {JOB}/resume": "Resume a paused job",
-    f"get {JOB}/manifest": "Retrieve a job's manifest",
-    f"post {JOB}/clone": "Clone a job",
-    f"get {JOB}/diagnosis": "Diagnose a job",
-    f"get {JOB}/events": "List a job's events",
-    f"get {JOB}/checkpoints": "List a job's checkpoints",
-    f"get {JOB}/metrics": "List a job's metrics",
-    f"get {JOB}/metrics.csv": "Download a job's metrics",
-    f"get {JOB}/rollouts": "List a job's rollouts",
-    f"get {JOB}/rollouts/completions": "List a job's completions",
-    f"get {JOB}/rollouts/overview": "Summarise a job's rollouts",
-    f"get {JOB}/rollouts.jsonl": "Download a job's rollouts",
-    f"get {JOB}/rollouts/sft.jsonl": "Download the best completions",
-    f"get {JOB}/rollouts/dpo.jsonl": "Download preference pairs",
-    f"post {JOB}/rollouts/rescore": "Re-score a job's rollouts",
-    f"get {JOB}/stream": "Stream a job's events",
-    f"get {JOB}/adapter": "Download a job's adapter",
-    f"get {JOB}/checkpoints/{{checkpoint_id}}/content": "Download a job's checkpoint",
-    "get /v1/fine_tuning/checkpoints/{checkpoint_id}/content": "Download a checkpoint",
-    f"post {PROBES}": "Create a probe",
-    f"get {PROBES}": "List probes",
-    f"get {PROBES}/{{probe_id}}": "Retrieve a probe",
-    f"post {PROBES}/{{probe_id}}/cancel": "Cancel a probe",
-    "get /v1/models": "List models",
-    "get /v1/models/{model}": "Retrieve a model",
-    "delete /v1/models/{model}": "Delete a fine-tuned model",
-    "post /v1/chat/completions": "Chat with a model",
-    "post /v1/completions": "Complete a text",
-    f"post {GRADERS}/validate": "Check a grader",
-    f"post {GRADERS}/run": "Run a grader on a completion",
-    f"post {WEBHOOKS}": "Create a webhook",
-    f"get {WEBHOOKS}": "List webhooks",
-    f"get {WEBHOOK}": "Retrieve a webhook",
-    f"post {WEBHOOK}": "Update a webhook",
-    f"delete {WEBHOOK}": "Delete a webhook",
-    f"post {WEBHOOK}/rotate_secret": "Rotate a webhook's secret",
-    f"post {WEBHOOK}/test": "Test a webhook",
-    f"get {WEBHOOK}/deliveries": "List a webhook's deliveries",
-    f"post {WEBHOOK}/deliveries/{{delivery_id}}/redeliver": "Redeliver an event",
-    "get /v1/webhook_event_types": "List the types of webhook events",
-    "get /livez": "Check liveness",
-    "get /readyz": "Check readiness",
-    "get /metrics": "Prometheus metrics",
-}
-DESCRIPTIONS = {
-    f"get {JOB}": "The job's status, phase, progress, evaluation, artifacts, and why it failed.",
-    "get /v1/models/{model}": "A base model of the catalogue or one of your fine-tuned models, by its name.",
-}
 DOWNLOADS = {
     "/v1/files/{file_id}/content": ["application/octet-stream"],
     f"{JOB}/adapter": ["application/gzip", "application/x-tar"],
@@ -182,9 +119,7 @@ def _describe_constants(schema: Document) -> None:
 
 
 def _complete(name: str, path: str, operation: Document) -> None:
-    operation["summary"] = SUMMARIES.get(name, operation["summary"])
-    if name in DESCRIPTIONS:
-        operation["description"] = DESCRIPTIONS[name]
+    operation["summary"] = operation["summary"].capitalize()
     for parameter in operation.get("parameters", ()):
         parameter["schema"] = _never_null(parameter["schema"])
     responses = operation["responses"]

@@ -1,4 +1,4 @@
-"""Pydantic's validation errors → one 400 that names the field as the client wrote it.
+"""The base class of request bodies; validation errors → one 400 that names the field as the client wrote it.
 
 Pydantic's locations also contain the tag or branch of a union (`method.reinforcement.reinforcement.…`,
 `n_epochs.literal['auto']`). Following the location in the client's body distinguishes them from fields.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from service.platform.errors import InvalidRequest
 
@@ -26,6 +28,12 @@ _CODES = {
 _JUDGED = {"value_error", "field_problem"}
 MAX_OTHERS = 10
 MAX_PATH_LENGTH = 300
+
+
+class RequestBody(BaseModel):
+    """Refuses unknown fields; the docstrings of its fields are their descriptions in `/openapi.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]], body: Any) -> InvalidRequest:

@@ -89,7 +89,7 @@ def rotate_secret(
 
 
 @router.post("/{endpoint_id}/test")
-def try_webhook(
+def send_test_event(
     endpoint_id: EndpointId, webhooks: WriteWebhooks, body: WebhookTest | None = None
 ) -> WebhookTested:
     """Send one event about the job `ftjob-test` and return the response's status; 400 if there is none."""
@@ -105,6 +105,8 @@ def list_deliveries(
 
 
 @router.post("/{endpoint_id}/deliveries/{delivery_id}/redeliver")
-def redeliver(endpoint_id: EndpointId, delivery_id: DeliveryId, webhooks: WriteWebhooks) -> DeliveryRead:
+def redeliver_event(
+    endpoint_id: EndpointId, delivery_id: DeliveryId, webhooks: WriteWebhooks
+) -> DeliveryRead:
     """Send an event again within seconds, with the same `webhook-id`."""
     return webhooks.redeliver(endpoint_id, delivery_id)

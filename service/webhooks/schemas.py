@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs.store.webhook_events import EventType
-from service.web.request_body import RequestBody
+from service.web.validation import RequestBody
 
 Url = Annotated[
     str,

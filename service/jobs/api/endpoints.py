@@ -164,6 +164,7 @@ def _labels(request: Request) -> dict[str, str] | None:
 
 @router.get("/jobs/{job_id}")
 def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
+    """The job's status, phase, progress, evaluation, artifacts, and why it failed."""
     return jobs.read(principal.tenant, job_id)
 
 

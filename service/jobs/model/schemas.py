@@ -24,7 +24,7 @@ from grpo_engine.config.recipes import problem_at
 from grpo_engine.contract.records import filled_in
 from service.integrations import Integration
 from service.jobs.model.openai_terms import from_openai_terms
-from service.web.request_body import RequestBody
+from service.web.validation import RequestBody
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
