@@ -42,7 +42,7 @@ def create_probe(
 
     The body is a job's, with the same checks. A worker runs the probe; it counts as an unfinished job.
     """
-    request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
+    request = creation.JobRequest(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     response.headers.update(created.headers)
     return probes.read(principal.tenant, created.job_id)

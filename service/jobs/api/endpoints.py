@@ -85,7 +85,7 @@ def create_job(
     retry_count: RetryCount = "0",
 ) -> JobRead:
     """Check everything, queue the job, return it; the same request twice creates one job."""
-    request = creation.Request(principal, body, idempotency_key, is_retry(retry_count), request_id)
+    request = creation.JobRequest(principal, body, idempotency_key, is_retry(retry_count), request_id)
     created = creation.create_job(preflight, wakeups, request)
     response.headers.update(created.headers)
     return jobs.read(principal.tenant, created.job_id)

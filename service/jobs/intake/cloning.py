@@ -49,7 +49,7 @@ def clone_job(
     with preflight.database.reading() as session:
         job = require_job(session, principal.tenant, job_id)
         requested = original(job)
-    request = creation.Request(principal, patched(requested, patch), *asked, cloned_from=job_id)
+    request = creation.JobRequest(principal, patched(requested, patch), *asked, cloned_from=job_id)
     return creation.create_job(preflight, wakeups, request)
 
 

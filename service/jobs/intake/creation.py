@@ -1,6 +1,6 @@
-"""Making a job: preflight, one transaction, then the wake-up; and once only, however often it is asked for.
+"""Creates a job: preflight, one transaction, then the wake-up; repeated requests create it only once.
 
-Boundary: decides about creation; queries are `repository.py`'s, the answer's shape is `views.py`'s.
+Boundary: decisions about creation; `store/repository.py` has the queries, `api/responses.py` the response.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ NUM_FIRST_EVENTS = 2
 
 
 @dataclass(frozen=True)
-class Request:
-    """One POST: what is asked for, by whom, and what tells whether it was asked before."""
+class JobRequest:
+    """One POST: body, principal, and what identifies a repetition."""
 
     principal: Principal
     body: JobCreate
     idempotency_key: str | None = None
     is_retry: bool = False
-    """The client says that it has sent this before (`x-stainless-retry-count` above 0)."""
+    """The client repeats this request (`x-stainless-retry-count` above 0)."""
     request_id: str = ""
     cloned_from: str | None = None
-    """Id of the job that this one repeats: creating it and cloning it are two requests."""
+    """Id of the cloned job: creating and cloning a job are different requests."""
 
     @property
     def may_be_known(self) -> bool:
-        """Whether it may have been answered before."""
+        """Whether an earlier request may have had the same identity."""
         return self.idempotency_key is not None or self.is_retry
 
     @property
     def identity(self) -> str:
-        """What its twin has too."""
+        """Equal for repetitions of the request."""
         return self.idempotency_key or self.sha256
 
     @cached_property
     def sha256(self) -> str:
-        """Of the canonical body: the order of keys and omitted defaults make no other request."""
+        """Digest of the canonical body; the order of keys and omitted defaults do not matter."""
         body = self.body.model_dump(mode="json")
         canonical = json.dumps([self.cloned_from, body] if self.cloned_from else body, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 class Draft(NamedTuple):
-    """What was found out about a job before it is stored."""
+    """Results of preflight, before the job is stored."""
 
     report: Report
     expected: Estimate
@@ -85,13 +85,13 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class Created:
-    """The job's id, and headers that mark it as the job of an earlier request."""
+    """The job's id, and headers that mark the job of an earlier request."""
 
     job_id: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Created:
+def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> Created:
     """Queue a job, or return the one that the same request created before.
 
     Raises InvalidJob with every problem found, Unprocessable if the idempotency key was used with another
@@ -117,7 +117,7 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: Request) -> Crea
     return Created(job.id)
 
 
-def _store(database: Database, request: Request, new: Draft) -> Job | Created:
+def _store(database: Database, request: JobRequest, new: Draft) -> Job | Created:
     """The transaction: a new job, or the answer that the same request got meanwhile."""
     with database.transaction() as session:
         lock_request(session, request.principal.tenant, request.identity)
@@ -130,14 +130,14 @@ def _store(database: Database, request: Request, new: Draft) -> Job | Created:
     return job
 
 
-def _earlier(session: Session, request: Request) -> Created | None:
-    """The answer to the same request, where it was given before."""
+def _earlier(session: Session, request: JobRequest) -> Created | None:
+    """The response to an earlier equal request, if there was one."""
     tenant, key = request.principal.tenant, request.idempotency_key
     if key is not None:
         record = repository.find_idempotency_key(session, tenant, key)
         if record is not None and record.request_sha256 != request.sha256:
             raise Unprocessable(
-                "This Idempotency-Key was used with another body: take a new key for a new request.",
+                "This Idempotency-Key was used with another body. Use a new key for a new request.",
                 code="idempotency_key_reuse",
                 headers={"x-should-retry": "false"},
             )
@@ -151,7 +151,7 @@ def _earlier(session: Session, request: Request) -> Created | None:
     return None if job is None else Created(job.id, {header: "true"})
 
 
-def _check_under_lock(session: Session, request: Request, settings: Settings) -> None:
+def _check_under_lock(session: Session, request: JobRequest, settings: Settings) -> None:
     """Check what concurrent requests could break: the limits, and files that are being deleted.
 
     Runs last, with the job already inserted, so that the tenant's lock is held for a short time.
@@ -163,7 +163,7 @@ def _check_under_lock(session: Session, request: Request, settings: Settings) ->
     _check_still_there(session, request)
 
 
-def _check_still_there(session: Session, request: Request) -> None:
+def _check_still_there(session: Session, request: JobRequest) -> None:
     """Raise InvalidRequest if a file or model that preflight found was deleted meanwhile."""
     tenant, body = request.principal.tenant, request.body
     wanted = {use.param: use.file_id for use in datasets_of(body, body.method)}
@@ -172,11 +172,11 @@ def _check_still_there(session: Session, request: Request) -> None:
         if file_id not in there:
             raise InvalidRequest(f"{param}: there is no file {file_id}", param=param, code="file_not_found")
     if repository.base_model_name(session, tenant, body.model) is None:
-        message = f"model: {body.model!r} is no longer there"
+        message = f"model: {body.model!r} no longer exists"
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(session: Session, request: Request, new: Draft) -> Job:
+def _insert(session: Session, request: JobRequest, new: Draft) -> Job:
     job = _job_of(request, new.report, new.settings)
     job.estimate = new.expected.model_dump()
     key = request.idempotency_key or f"auto:{job.id}"
@@ -191,7 +191,7 @@ def _insert(session: Session, request: Request, new: Draft) -> Job:
     return job
 
 
-def _job_of(request: Request, report: Report, settings: Settings) -> Job:
+def _job_of(request: JobRequest, report: Report, settings: Settings) -> Job:
     body = request.body
     job = Job(
         id=new_id("ftjob"),
@@ -214,8 +214,8 @@ def _job_of(request: Request, report: Report, settings: Settings) -> Job:
         required_gpus=body.resources.gpus,
     )
     if body.metadata is not None:
-        job.labels = dict(body.metadata)  # left out, the column is NULL; None would be JSON's null
+        job.labels = dict(body.metadata)  # not assigning it stores NULL; None would store JSON's null
     if isinstance(body, ProbeCreate):
         job.id, job.probe, job.total_steps = new_id(names.PROBE), body.probe.model_dump(), 0
-        job.integrations = None  # what keeps the metrics of jobs need not hear of it
+        job.integrations = None  # sinks receive metrics of jobs only
     return job
