@@ -14,7 +14,7 @@ ServiceError
 ├── Unavailable          503  the database or the storage does not answer
 └── InsufficientStorage  507  the disk is full
 
-Boundary: plain Python, so that the worker may use it; `handlers.py` turns errors into responses.
+Boundary: plain Python, so that the worker may use it; `web/error_handlers.py` turns errors into responses.
 """
 
 from __future__ import annotations
