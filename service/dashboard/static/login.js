@@ -5,7 +5,7 @@ import { announce, button, el, heading } from "./dom.js";
 
 // `error`: the refusal that led here, if any; `done`: what to do with a good key.
 export function askForKey(root, error, done) {
-  const said = el("p", { class: "problem", role: "alert", id: "key-problem" }, error && refusal(error));
+  const said = el("p", { class: "problem", role: "alert", id: "key-problem" }, error && error.message);
   const input = el("input", {
     id: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true,
     "aria-describedby": "key-problem key-hint",
@@ -43,8 +43,4 @@ async function check(input, said, submit, done) {
     said.textContent = error.message;
   }
   submit.disabled = false;
-}
-
-function refusal(error) {
-  return error.message;
 }
