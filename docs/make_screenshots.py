@@ -38,7 +38,7 @@ def running_job(client: Client, task: Task) -> str:
     model = run_job(client, task, "supervised.json", "tiny")["fine_tuned_model"]
     body = read_job(JOB_FILES / "arithmetic_grpo.json") | {"model": model, "seed": task.seed}
     body |= {name: Path(value).name for name, value in body.items() if name.endswith("_file")}
-    job = client.create(JOBS, with_uploads(client, body, task.folder)[0])
+    job = client.create(JOBS, with_uploads(client, body, task.folder))
     while client.get(f"{JOBS}/{job['id']}")["progress"]["step"] < STEPS:
         time.sleep(1)
     return str(job["id"])

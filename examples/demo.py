@@ -108,7 +108,7 @@ def run_job(client: Client, task: Task, job_file: str, model: str) -> dict[str, 
     """Submits a job file with the task's rows and shows it live to its end. Raises JobFailed."""
     body = read_job(JOB_FILES / job_file) | {"model": model, "seed": task.seed}
     body |= {name: Path(value).name for name, value in body.items() if name.endswith("_file")}
-    body, _ = with_uploads(client, body, task.folder)
+    body = with_uploads(client, body, task.folder)
     job = client.create(JOBS, body)
     job = watch_job(client, job["id"])
     if job["status"] != "succeeded":

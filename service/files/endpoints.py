@@ -55,7 +55,7 @@ WriteFiles = Annotated[Files, Depends(_for_writer)]
 async def upload_file(
     request: Request, files: WriteFiles, per_key: UploadsPerKey, threads: UploadThreads
 ) -> FileRead:
-    """Upload JSONL or Parquet; rows are checked when a job is created with the file."""
+    """Upload JSONL in UTF-8; rows are checked when a job is created with the file."""
     # read here, not as a parameter, so that bytes are read only after authentication
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         upload, name, fields = parse_form(form)

@@ -53,7 +53,7 @@ UPLOAD_FORM: dict[str, Any] = {
                         },
                     },
                 },
-                "encoding": {"file": {"contentType": "application/jsonl, application/vnd.apache.parquet"}},
+                "encoding": {"file": {"contentType": "application/jsonl"}},
             }
         },
     }

@@ -12,7 +12,7 @@ import structlog
 
 from grpo_engine.process.fault_points import fault_point
 from service.files import repository
-from service.files.contents import Content, check_dataset
+from service.files.contents import DatasetDigest, check_dataset
 from service.files.schemas import FileRead, UploadFields
 from service.jobs.store.repository import is_result, stored_bytes
 from service.platform import audit
@@ -52,15 +52,14 @@ class Files:
         if num_bytes > self._settings.max_upload_bytes:
             limit = f"at most {self._settings.max_upload_bytes} bytes"
             raise PayloadTooLarge(f"file: it has {num_bytes} bytes, {limit} are allowed.", param="file")
-        limits = {"max_rows": self._settings.max_rows, "max_bytes": self._settings.max_upload_bytes}
-        content = check_dataset(file, **limits)
+        digest = check_dataset(file, max_rows=self._settings.max_rows)
         self._purge_expired()
         file_id = new_id("file")
         key = f"files/{file_id}"
         self._storage.put_open_file(key, file)
         fault_point("upload.stored")
         try:
-            return self._record(file_id, key, filename, content, fields)
+            return self._record(file_id, key, filename, digest, fields)
         except Exception:
             # A connection may be lost after the commit: only what is surely not recorded is removed.
             with self._database.reading() as session:
@@ -70,15 +69,15 @@ class Files:
             raise
 
     def _record(
-        self, file_id: str, key: str, filename: str, content: Content, fields: UploadFields
+        self, file_id: str, key: str, filename: str, digest: DatasetDigest, fields: UploadFields
     ) -> FileRead:
         row = File(
             id=file_id,
             tenant=self._principal.tenant,
             filename=filename,
             purpose=fields.purpose,
-            num_bytes=content.num_bytes,
-            sha256=content.sha256,
+            num_bytes=digest.num_bytes,
+            sha256=digest.sha256,
             storage_key=key,
         )
         if fields.expires_after is not None:
@@ -86,7 +85,7 @@ class Files:
         with self._database.transaction() as session:
             lock_tenant(session, row.tenant)
             require_good_key(session, self._principal)
-            check_stored_bytes(stored_bytes(session, row.tenant), content.num_bytes, self._settings)
+            check_stored_bytes(stored_bytes(session, row.tenant), digest.num_bytes, self._settings)
             session.add(row)
             session.flush()
             audit.record(session, self._principal, "file.create", file_id, self._request_id)

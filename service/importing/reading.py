@@ -5,26 +5,18 @@ Boundary: reads and writes files for the command; nothing in them is run.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from service.platform.errors import Unavailable
-from service.platform.parquet import BadParquet, make_jsonl
+from service.importing.dataset_formats import Unreadable, is_jsonl, read_rows, write_jsonl
 
-MAX_ROWS, MAX_BYTES = 50_000, 512 * 2**20
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-
-
-class Unreadable(Exception):
-    """A file is not what it should be."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -80,47 +72,23 @@ def _relative(name: str) -> Path:
     return Path(f"{name.rpartition('.')[0].replace('.', '/')}.py")
 
 
-def as_rows(path: Path, target: Path) -> Path:
-    """The dataset as this service reads it: itself, or `target` where its rows had to be rewritten.
+def as_rows(source: str, target: Path) -> Path:
+    """The dataset as a JSONL file: itself, or `target` if its rows had to be rewritten.
 
-    A `prompt` of messages is called `messages` here; the messages stay beside it as `prompt_messages`, for
-    reward functions that look at prompts.
+    A `prompt` that is a list of messages is renamed to `messages`; the messages are kept as `prompt_messages`
+    too, for reward functions that read prompts. Raises Unreadable, OSError.
     """
-    content = path
-    if path.suffix == ".parquet":
-        shutil.copyfile(path, target)
-        try:
-            make_jsonl(target, max_rows=MAX_ROWS, max_bytes=MAX_BYTES)
-        except (BadParquet, Unavailable) as error:
-            raise Unreadable(f"{path}: {error}") from error
-        content = target
-    rows = list(_rows(content))
-    if content == path and not any(isinstance(row.get("prompt"), list) for row in rows):
-        return path
-    target.write_text(
-        "".join(json.dumps(_row(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
-    )
+    rows = list(read_rows(source))
+    if is_jsonl(source) and not any(isinstance(row.get("prompt"), list) for row in rows):
+        return Path(source)
+    write_jsonl(target, map(_row, rows), {})
     return target
 
 
 def num_rows(path: Path) -> int:
-    """Of a JSONL file that `as_rows` has seen."""
+    """Of a JSONL file that `as_rows` returned."""
     with path.open("rb") as lines:
         return sum(bool(line.strip()) for line in lines)
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise Unreadable(f"{path}, line {number}: {error}") from error
-            if not isinstance(row, dict):
-                raise Unreadable(f"{path}, line {number}: no JSON object")
-            yield row
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

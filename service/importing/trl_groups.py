@@ -212,7 +212,7 @@ def data(translation: Translation) -> None:
     if path is None and isinstance(named, str) and named.endswith((".jsonl", ".parquet")):
         path = named
     if path is None:
-        message = "give --data rows.jsonl; a dataset of the hub becomes one by load_dataset(…).to_json(…)"
+        message = "give --data: a JSONL, Parquet, CSV or JSON file, or hf://owner/name"
         translation.refuses(names, message)
     else:
         translation.maps(names, "training_file", path, differs="" if path == named else "by --data")

@@ -159,7 +159,7 @@ def _data(translation: Translation) -> None:
         if given is not None:
             translation.maps(name, to, given, differs=f"by {option}")
         elif to == "training_file":
-            translation.refuses(name, f"give {option} rows.jsonl or rows.parquet")
+            translation.refuses(name, f"give {option} rows.jsonl, or a Parquet, CSV or JSON file")
         else:
             translation.leaves(name, f"no held-out rows: {option} gives some")
 

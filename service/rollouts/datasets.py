@@ -17,10 +17,8 @@ from service.files import repository as files
 from service.jobs.model.dataset import parse_line
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest
-from service.platform.parquet import stored_lines
-from service.platform.storage import Storage
+from service.platform.storage import Storage, split_lines
 from service.platform.tables.core import Job
-from service.settings import Settings
 
 TrainedSplit = Literal["train", "validation"]
 
@@ -32,15 +30,14 @@ class Dataset:
     file_id: str
     key: str
     storage: Storage
-    settings: Settings
 
     def rows(
         self, wanted: Iterable[int], *, max_bytes: float = math.inf
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """(Number, row) of the wanted rows, whose numbers ascend.
 
-        They are read into a file on this disk first: who takes them slowly keeps neither the store waiting
-        nor a converter. Raises InvalidRequest where they have more than `max_bytes` together.
+        They are read into a temporary file first, so that a slow reader does not keep the store waiting.
+        Raises InvalidRequest if they have more than `max_bytes` together.
         """
         numbers = list(wanted)
         with tempfile.TemporaryFile() as copy:
@@ -55,9 +52,7 @@ class Dataset:
 
     def _lines(self, numbers: list[int]) -> Iterator[bytes]:
         """Raises LookupError where the file has no such row."""
-        limits = {"max_rows": self.settings.max_rows, "max_bytes": self.settings.max_upload_bytes}
-        lines = stored_lines(self.storage, self.key, **limits)
-        rows = enumerate(line for line in lines if line.strip())
+        rows = enumerate(line for line in split_lines(self.storage.stream(self.key)) if line.strip())
         for number in numbers:
             line = next((line for at, line in rows if at == number), None)
             if line is None:
@@ -65,9 +60,7 @@ class Dataset:
             yield line
 
 
-def find_dataset(
-    database: Database, storage: Storage, settings: Settings, job: Job, split: TrainedSplit
-) -> Dataset:
+def find_dataset(database: Database, storage: Storage, job: Job, split: TrainedSplit) -> Dataset:
     """The file that the split's rows came from. Raises InvalidRequest where it is no more."""
     param = "training_file" if split == "train" else "validation_file"
     file_id = getattr(job, param)
@@ -77,7 +70,7 @@ def find_dataset(
         file = files.find(session, job.tenant, file_id)
     if file is None or not storage.exists(file.storage_key):
         raise _gone(param, file_id)
-    return Dataset(file_id, file.storage_key, storage, settings)
+    return Dataset(file_id, file.storage_key, storage)
 
 
 def _gone(param: str, file_id: str) -> InvalidRequest:

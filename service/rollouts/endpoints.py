@@ -20,7 +20,7 @@ from service.rollouts.rescore import Rescore
 from service.rollouts.schemas import CompletionRead, RescoreRead, RescoreRequest, RolloutOverview, RolloutRead
 from service.rollouts.selection import Filter, Property, Selection, Split
 from service.web.auth import Reader
-from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
+from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep
 from service.web.pagination import MAX_NUMBER, After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}", tags=["fine-tuning"])
@@ -78,8 +78,8 @@ def _selection(parts: PartsDep, split: SplitQuery = None, filter: FilterQuery = 
 SelectionDep = Annotated[Selection, Depends(_selection)]
 
 
-def _exports(database: DatabaseDep, storage: StorageDep, settings: SettingsDep) -> Exports:
-    return Exports(database, storage, settings)
+def _exports(database: DatabaseDep, storage: StorageDep) -> Exports:
+    return Exports(database, storage)
 
 
 ExportsDep = Annotated[Exports, Depends(_exports)]
@@ -92,10 +92,8 @@ def _source(job_id: JobId, principal: Reader, parts: PartsDep, split: TrainedSpl
 SourceDep = Annotated[Source, Depends(_source)]
 
 
-def _rescore(
-    database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
-) -> Rescore:
-    return Rescore(database, storage, catalog, settings)
+def _rescore(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Rescore:
+    return Rescore(database, storage, catalog)
 
 
 RescoreDep = Annotated[Rescore, Depends(_rescore)]

@@ -18,7 +18,6 @@ from service.rollouts.datasets import Dataset, TrainedSplit, find_dataset
 from service.rollouts.pairs import Limits
 from service.rollouts.selection import Selection
 from service.rollouts.service import checked_job, search_limit
-from service.settings import Settings
 
 
 def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[str]:
@@ -46,7 +45,6 @@ class Exports:
 
     database: Database
     storage: Storage
-    settings: Settings
 
     def best_answers(self, source: Source, limits: Limits) -> Iterator[str]:
         """Rows for `supervised` training. Raises NotFound, and InvalidRequest where there is nothing."""
@@ -64,5 +62,5 @@ class Exports:
 
     def _opened(self, source: Source) -> tuple[Job, Dataset, Selection]:
         job = checked_job(self.database, source.tenant, source.job_id, source.parts)
-        dataset = find_dataset(self.database, self.storage, self.settings, job, source.split)
+        dataset = find_dataset(self.database, self.storage, job, source.split)
         return job, dataset, replace(source.parts, split=source.split)

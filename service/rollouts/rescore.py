@@ -31,7 +31,6 @@ from service.rollouts.rescoring import Estimator, compared, summarised, with_own
 from service.rollouts.schemas import RescoreRead, RescoreRequest
 from service.rollouts.selection import Selection
 from service.rollouts.service import method_of
-from service.settings import Settings
 from service.web.limits import ConcurrencyLimit
 
 DEADLINE_SECONDS = 40.0
@@ -54,7 +53,6 @@ class Rescore:
     database: Database
     storage: Storage
     catalog: Catalog
-    settings: Settings
 
     def run(self, tenant: str, job_id: str, request: RescoreRequest) -> RescoreRead:
         """Raises NotFound, InvalidRequest if it cannot be done, TooManyRequests at the limit of re-scores."""
@@ -64,7 +62,7 @@ class Rescore:
         _refuse_rules_of_workers(request)
         method = method_of(job)
         estimator = _estimator(method, request)
-        dataset = find_dataset(self.database, self.storage, self.settings, job, request.split)
+        dataset = find_dataset(self.database, self.storage, job, request.split)
         with _limit.slot(tenant):
             groups, num_skipped = self._groups(job, request)
             items = _items(dataset, groups)

@@ -26,7 +26,7 @@ WHERE = [
     "grpo_engine/serve/answering.py",
 ]
 ELSEWHERE = {"cli", "doctor"}
-RAISES = {"_refused", "_refusal", "Refused", "BadParquet"}
+RAISES = {"_refused", "_refusal", "Refused"}
 NO_ANSWERS = {"poisoned", "unsafe_graders"}
 """Codes of a job's failure and of a job's warning."""
 

@@ -1,7 +1,5 @@
 """Everything a run needs, on this disk: datasets, base model or parent, the newest checkpoint, config.json.
 
-The engine reads JSONL only: a Parquet file is turned into it here.
-
 What is missing for good (a deleted file, an unknown model) is `Refused`; a damaged checkpoint is skipped,
 withdrawn and told in the history.
 """
@@ -27,7 +25,6 @@ from service.jobs.store import history
 from service.jobs.store.claimed import ClaimedJob
 from service.jobs.store.machines import UNSAFE, tell_unsafe
 from service.jobs.store.queue import holds, lock
-from service.platform.parquet import BadParquet, make_jsonl
 from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Metric
 from service.platform.unpack import BadArchive, unpack
@@ -99,15 +96,11 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
         if file is None:
             raise ObjectMissing(file_id)
         _download(attempt, file.storage_key, file.sha256, target)
-        settings = attempt.worker.settings
-        make_jsonl(target, max_rows=settings.max_rows, max_bytes=settings.max_upload_bytes)
     except ObjectMissing:
         reason = f"{file_id} was deleted before the job could run"
         raise Refused("dataset_invalid", reason, hint) from None
     except DamagedObject as damage:
         raise Refused("dataset_invalid", f"{file_id} is damaged: {damage}", hint) from damage
-    except BadParquet as error:
-        raise Refused("dataset_invalid", f"{file_id}: {error.reason}", hint) from error
     return target
 
 

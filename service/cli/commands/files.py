@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from service.cli.http import complete
 from service.cli.http.upload import uploaded
 from service.cli.options import client_of
+from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, at, print_json, print_table, say, size
 
 app = typer.Typer(no_args_is_help=True, help="Upload, list and delete datasets.")
@@ -18,16 +18,31 @@ app = typer.Typer(no_args_is_help=True, help="Upload, list and delete datasets."
 @app.command()
 def upload(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="JSONL, one row a line.", exists=True, dir_okay=False)],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="JSONL, Parquet, CSV or JSON file, folder, or hf://owner/name."),
+    ],
+    split: Annotated[str | None, typer.Option(help="Of hf:// or a folder. [default: train]")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option("--map", metavar="COLUMN=NAME", help="Rename a column; repeatable.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Upload a dataset and print its id."""
+    """Upload a dataset as JSONL and print its id."""
     with client_of(context) as client:
-        file = uploaded(client, path)
+        file = uploaded(client, source, split=split, columns=_renames(columns or []))
     if as_json:
         print_json(file)
     else:
         say(file["id"])
+
+
+def _renames(given: list[str]) -> dict[str, str]:
+    """`question=prompt` → {"question": "prompt"}. Raises CommandError."""
+    pairs = [each.partition("=") for each in given]
+    if wrong := [each for each, (old, _, new) in zip(given, pairs, strict=True) if not (old and new)]:
+        raise CommandError(f"--map {wrong[0]!r} is not COLUMN=NAME, such as question=prompt", code="usage")
+    return {old: new for old, _, new in pairs}
 
 
 @app.command()
@@ -48,7 +63,7 @@ def delete(
 @app.command("list")
 def list_files(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of newest files.", min=1)] = 20,
     as_json: JsonFlag = False,
 ) -> None:
     """List files: datasets and the jobs' results."""

@@ -30,12 +30,8 @@ SHOWN_CHARACTERS = 60
 def import_trl(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", exists=True, dir_okay=False)],
     model: Annotated[str | None, typer.Option(help="Name in the catalogue, for the file's model.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The dataset: JSONL or Parquet.", exists=True, dir_okay=False)
-    ] = None,
-    validation_data: Annotated[
-        Path | None, typer.Option(help="Held-out rows.", exists=True, dir_okay=False)
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="Dataset: JSONL, Parquet, CSV, JSON or hf://.")] = None,
+    validation_data: Annotated[str | None, typer.Option(help="Held-out rows, in the same formats.")] = None,
     reward: Annotated[
         list[str] | None, typer.Option(help="A reward function of the training script: file.py:function.")
     ] = None,
@@ -55,7 +51,8 @@ def import_trl(
 
     Every field is reported: what it maps to, what differs, what is refused and why.
     """
-    from service.importing.reading import Unreadable, num_rows
+    from service.importing.dataset_formats import Unreadable
+    from service.importing.reading import num_rows
     from service.importing.rules import Options
 
     try:
@@ -114,10 +111,10 @@ def _imported(config: Path, source: str | None, options: Options) -> Imported:
     return imported(fields, replace(options, sources=sources), kind)
 
 
-def _rows(path: Path | None, out: Path, name: str) -> Path | None:
+def _rows(source: str | None, out: Path, name: str) -> Path | None:
     from service.importing.reading import as_rows
 
-    return None if path is None else as_rows(path, out.with_name(f"{out.stem}.{name}.jsonl"))
+    return None if source is None else as_rows(source, out.with_name(f"{out.stem}.{name}.jsonl"))
 
 
 def _from(out: Path, path: Path | None) -> str | None:

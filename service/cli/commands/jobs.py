@@ -12,7 +12,7 @@ import typer
 from service.cli.commands.watch import watch_and_exit
 from service.cli.http import complete
 from service.cli.http.client import JOBS, Client
-from service.cli.http.upload import rows_in, uploaded
+from service.cli.http.upload import uploaded
 from service.cli.options import client_of
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.interrupts import explained
@@ -31,25 +31,23 @@ DATASETS = ("training_file", "validation_file")
 def submit(
     context: typer.Context,
     job_file: Annotated[Path, typer.Argument(metavar="JOB.json", exists=True, dir_okay=False)],
-    training_file: Annotated[Path | None, typer.Option(help="Upload this and train on it.")] = None,
-    validation_file: Annotated[Path | None, typer.Option(help="Upload this and evaluate on it.")] = None,
+    training_file: Annotated[str | None, typer.Option(help="Dataset to upload and train on.")] = None,
+    validation_file: Annotated[str | None, typer.Option(help="Dataset to upload and evaluate on.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Start from this model.", autocompletion=complete.models)
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it to the end.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job: the file is the request's body; datasets named by a path in it are uploaded first."""
+    """Submit a job: the file is the request's body; datasets named by a path or hf:// are uploaded first."""
     body = read_job(job_file)
-    # a path given here is the caller's, one in the file lies beside the file
     given = {"training_file": training_file, "validation_file": validation_file}
-    body |= {name: str(path.absolute()) for name, path in given.items() if path}
+    body |= {name: from_here(source) for name, source in given.items() if source}
     if model:
         body["model"] = model
     with client_of(context) as client:
-        body, num_rows = with_uploads(client, body, job_file.parent)
-        counted = f"{num_rows:,} rows" if num_rows else "its rows"
-        with explained(CREATING), waiting(f"checking the job and {counted}…"):
+        body = with_uploads(client, body, job_file.parent)
+        with explained(CREATING), waiting("checking the job and its rows…"):
             job = client.create(JOBS, body)
         say_created(job, as_json=as_json)
         if watch:
@@ -77,21 +75,24 @@ def read_job(path: Path) -> dict[str, Any]:
     return body
 
 
-def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> tuple[dict[str, Any], int]:
-    """The body with each dataset path replaced by the id of the uploaded file, and the rows of all these."""
-    body, num_rows = dict(body), 0
+def from_here(source: str) -> str:
+    """A dataset given on the command line: its path is relative to the working directory."""
+    return source if source.startswith(("hf://", "file-")) else str(Path(source).absolute())
+
+
+def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The body with each dataset replaced by the id of the uploaded file; paths are relative to `folder`."""
+    body = dict(body)
     for name in DATASETS:
         value = body.get(name)
         if not isinstance(value, str) or value.startswith("file-"):
             continue
-        path = folder / value
-        if not path.is_file():
-            raise CommandError(
-                f"{path} does not exist", param=name, hint="give a file id or a path to upload"
-            )
-        body[name] = uploaded(client, path)["id"]
-        num_rows += rows_in(path)
-    return body, num_rows
+        is_hub = value.startswith("hf://")
+        if not is_hub and not (folder / value).exists():
+            hint = "give a file id, a path to upload or hf://owner/name"
+            raise CommandError(f"{folder / value} does not exist", param=name, hint=hint)
+        body[name] = uploaded(client, value if is_hub else str(folder / value))["id"]
+    return body
 
 
 def list_jobs(

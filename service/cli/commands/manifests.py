@@ -11,6 +11,7 @@ import typer
 from service.cli.commands.watch import watch_and_exit
 from service.cli.http import complete
 from service.cli.http.client import JOBS, Client
+from service.cli.http.upload import prepared
 from service.cli.options import client_of
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, print_json, print_table, say
@@ -46,8 +47,8 @@ def rerun(
     context: typer.Context,
     job: JobOrFile,
     data: Annotated[
-        list[Path] | None,
-        typer.Option(help="A dataset the service no longer has: uploaded if it is the one.", exists=True),
+        list[str] | None,
+        typer.Option(help="Dataset that the service no longer has; uploaded if its content is the same."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch it to the end.")] = False,
     as_json: JsonFlag = False,
@@ -81,13 +82,17 @@ def _read(client: Client, job: str) -> dict[str, Any]:
     return found
 
 
-def _file_ids(client: Client, manifest: dict[str, Any], paths: list[Path]) -> dict[str, str]:
+def _file_ids(client: Client, manifest: dict[str, Any], sources: list[str]) -> dict[str, str]:
     """SHA-256 → id of a stored file with that content. Raises CommandError where there is none."""
     from service.platform.storage import sha256_file
 
     wanted = {file["sha256"]: name for name, file in manifest["data"].items()}
-    uploaded = (client.upload(path) for path in paths if sha256_file(path) in wanted)
-    found = {file["sha256"]: file["id"] for file in uploaded}
+    found = {}
+    for source in sources:
+        with prepared(source) as path:
+            if sha256_file(path) in wanted:
+                file = client.upload(path)
+                found[file["sha256"]] = file["id"]
     if wanted.keys() - found.keys():
         stored = client.pages("/v1/files", MAX_FILES, purpose="fine-tune")
         found = {file["sha256"]: file["id"] for file in stored if file["sha256"] in wanted} | found

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from service.cli.commands.jobs import read_job, with_uploads
+from service.cli.commands.jobs import from_here, read_job, with_uploads
 from service.cli.http.client import Client
 from service.cli.options import client_of
 from service.cli.terminal.errors import CommandError
@@ -27,7 +27,9 @@ STYLES = {"yes": "green", "maybe": "yellow", "no": "red"}
 def probe(
     context: typer.Context,
     job_file: Annotated[Path, typer.Argument(metavar="JOB.json", exists=True, dir_okay=False)],
-    training_file: Annotated[Path | None, typer.Option(help="Upload this and take prompts from it.")] = None,
+    training_file: Annotated[
+        str | None, typer.Option(help="Dataset to upload and take prompts from.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Sample this model.")] = None,
     prompts: Annotated[int, typer.Option(help="Prompts to try.", min=1, max=256)] = 16,
     as_json: JsonFlag = False,
@@ -35,11 +37,11 @@ def probe(
     """Sample a job's model on some of its prompts and say whether GRPO can learn, before any training."""
     body = read_job(job_file)
     if training_file:
-        body["training_file"] = str(training_file.absolute())
+        body["training_file"] = from_here(training_file)
     if model:
         body["model"] = model
     with client_of(context) as client:
-        body, _ = with_uploads(client, body, job_file.parent)
+        body = with_uploads(client, body, job_file.parent)
         found = _awaited(client, client.create(PROBES, body | {"probe": {"prompts": prompts}}))
     if as_json:
         print_json(found)

@@ -1,21 +1,22 @@
-"""A dataset on its way to the service, with its progress, and what Ctrl-C means on the way."""
+"""Uploads a dataset: converted to JSONL if it is another format, with progress, and what Ctrl-C means."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from service.cli.http.client import Client
+from service.cli.terminal.errors import CommandError
 from service.cli.terminal.interrupts import explained
 from service.cli.terminal.progress import Advance, transfer
-
-BUFFER_BYTES = 2**20
 
 
 @dataclass
 class Sent:
-    """How far an upload is."""
+    """Progress of an upload."""
 
     advance: Advance
     is_whole: bool = False
@@ -25,23 +26,34 @@ class Sent:
         self.advance(num_bytes, total)
 
     def meaning(self) -> str:
-        """Of Ctrl-C now."""
+        """What Ctrl-C means now."""
         if self.is_whole:
             return "The whole file was sent and may be stored: `grpo files list` shows it. There is no job."
-        return "The upload was broken off: nothing was stored and nothing created."
+        return "Upload interrupted: nothing was stored or created."
 
 
-def uploaded(client: Client, path: Path) -> dict[str, Any]:
-    """The file as the service has it. Raises CommandError, Interrupted."""
-    with transfer(f"upload {path.name}") as advance:
+@contextmanager
+def prepared(
+    source: str, *, split: str | None = None, columns: Mapping[str, str] | None = None
+) -> Iterator[Path]:
+    """The dataset as a JSONL file, converted if it is another format. Raises CommandError."""
+    from service.importing.dataset_formats import Unreadable, as_jsonl
+
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(as_jsonl(source, split=split, columns=columns))
+        except Unreadable as error:
+            raise CommandError(str(error), code="dataset_unreadable") from error
+        except OSError as error:
+            raise CommandError(f"{source}: {error.strerror or error}") from error
+        yield path
+
+
+def uploaded(
+    client: Client, source: str, *, split: str | None = None, columns: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The dataset as the service stored it, in JSONL. Raises CommandError, Interrupted."""
+    with prepared(source, split=split, columns=columns) as path, transfer(f"upload {path.name}") as advance:
         sent = Sent(advance)
         with explained(sent.meaning):
             return client.upload(path, sent)
-
-
-def rows_in(path: Path) -> int:
-    """Lines of a JSONL file; 0 where rows cannot be counted so."""
-    if path.suffix == ".parquet":
-        return 0
-    with path.open("rb") as file:
-        return sum(piece.count(b"\n") for piece in iter(lambda: file.read(BUFFER_BYTES), b""))

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from examples.tiny_model import make_model
@@ -52,6 +54,26 @@ def test_an_uploaded_file_is_listed_with_its_size(up: Up, tmp_path: Path) -> Non
     listed = {each["id"]: each for each in up.json("files", "list")}
     assert listed[file["id"]]["bytes"] == path.stat().st_size
     assert listed[file["id"]]["filename"] == "sums.jsonl"
+
+
+def test_a_parquet_file_is_uploaded_as_jsonl_with_renamed_columns(up: Up, tmp_path: Path) -> None:
+    rows = [{"question": f"{n}+1?", "answer": n + 1} for n in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sums.parquet")
+    file = up.json("files", "upload", tmp_path / "sums.parquet", "--map", "question=prompt")
+    assert file["filename"] == "sums.jsonl"
+    expected = "".join(json.dumps({"prompt": f"{n}+1?", "answer": n + 1}) + "\n" for n in range(3))
+    assert file["sha256"] == hashlib.sha256(expected.encode()).hexdigest()
+
+
+def test_a_dataset_that_cannot_be_converted_is_refused_before_the_upload(up: Up, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,b\n1\n")
+    for arguments, reason in (
+        (("rows.csv",), "row 1 does not have 2 cells"),
+        (("rows.csv", "--map", "a"), "--map 'a' is not COLUMN=NAME"),
+        (("gone.csv",), "No such file or directory"),
+    ):
+        done = up.grpo("files", "upload", tmp_path / arguments[0], *arguments[1:])
+        assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
 
 
 def test_the_catalogue_lists_the_home_s_models(up: Up) -> None:

@@ -77,7 +77,7 @@ def test_an_upload_shows_its_bytes_and_ctrl_c_says_that_nothing_was_created(
         assert "upload big.jsonl" in running.text
         running.press(CTRL_C)
         assert running.end() == 130
-        assert "The upload was broken off: nothing was stored and nothing created." in running.text
+        assert "Upload interrupted: nothing was stored or created." in running.text
     proxy.cut()
     assert client.get("/v1/files").json()["data"] == []
 

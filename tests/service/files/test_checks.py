@@ -19,9 +19,10 @@ from tests.service.files.file_samples import ROWS, expires_after, on_sqlite, ref
         (b'{"a": 1}\n{"a": "\xff"}\n', "file_not_utf8", "line 2, byte 8"),
         (b'{"a": 1}\n{"a": "\x00"}\n', "file_not_utf8", "line 2"),
         (b'\xef\xbb\xbf{"a": 1}\n', "file_has_bom", "line 1"),
+        (b"PAR1\x15\x04", "unsupported_file_format", "converted by the CLI: grpo files upload data.parquet."),
         (b'{"a": 1}\n' + b"x" * (8 * 2**20 + 1), "line_too_long", "line 2"),
     ],
-    ids=["empty", "blank", "latin-1", "nul", "bom", "long-line"],
+    ids=["empty", "blank", "latin-1", "nul", "bom", "parquet", "long-line"],
 )
 def test_bytes_no_job_could_read_are_refused(
     client: TestClient, settings: Settings, content: bytes, code: str, place: str

@@ -184,7 +184,7 @@ def test_rows_with_a_conversation_as_prompt_are_rewritten(tmp_path: Path) -> Non
             path.write_text("\n".join(json.dumps(row) for row in rows))
         else:
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        used = as_rows(path, tmp_path / "used.jsonl")
+        used = as_rows(str(path), tmp_path / "used.jsonl")
         first = json.loads(used.read_text().splitlines()[0])
         assert first == {"messages": prompt, "answer": "4", "prompt_messages": prompt}
         assert num_rows(used) == 2
@@ -193,10 +193,10 @@ def test_rows_with_a_conversation_as_prompt_are_rewritten(tmp_path: Path) -> Non
 def test_rows_that_need_nothing_are_used_where_they_lie(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "2+2?", "answer": "4"}\n')
-    assert as_rows(path, tmp_path / "used.jsonl") == path
+    assert as_rows(str(path), tmp_path / "used.jsonl") == path
     path.write_text("no JSON\n")
     with pytest.raises(Unreadable, match="line 1"):
-        as_rows(path, tmp_path / "used.jsonl")
+        as_rows(str(path), tmp_path / "used.jsonl")
 
 
 def test_the_guide_s_example_becomes_a_job(tmp_path: Path) -> None:

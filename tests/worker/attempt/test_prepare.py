@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 from dataclasses import replace
@@ -10,8 +9,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import select
 
@@ -21,8 +18,9 @@ from service.jobs.store.machines import of_this_machine
 from service.jobs.store.sink_packages import installed_sinks
 from service.platform.db import Database
 from service.platform.storage import Storage
-from service.platform.tables.core import JobEvent, WorkerHost
+from service.platform.tables.core import WorkerHost
 from service.settings import Settings
+from tests.service.job_samples import jsonl
 from tests.worker.jobs import insert_dataset, insert_file, insert_job, method, read_job
 from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.lease import Lease
@@ -33,12 +31,6 @@ from worker.sweeper import sweep_once
 ROWS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": f"{n} + {n}"}], "answer": str(2 * n)} for n in range(8)
 ]
-
-
-def parquet(rows: list[dict[str, Any]]) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=3)
-    return sink.getvalue()
 
 
 def prepared(worker: Worker, job_id: str) -> RunConfig:
@@ -66,47 +58,16 @@ def with_grader(grader: dict[str, Any], **more: Any) -> dict[str, Any]:
     return shape
 
 
-def test_parquet_files_are_jsonl_on_the_engines_disk(
-    worker: Worker, database: Database, storage: Storage
-) -> None:
-    training = insert_file(database, storage, "file-parquet", parquet(ROWS))
-    validation = insert_file(database, storage, "file-parquet2", parquet(ROWS[:2]))
-    kept = insert_file(database, storage, "file-parquet3", parquet(ROWS[5:]))
+def test_datasets_are_files_on_the_engines_disk(worker: Worker, database: Database, storage: Storage) -> None:
+    training = insert_file(database, storage, "file-training", jsonl(*ROWS))
+    validation = insert_file(database, storage, "file-validation", jsonl(*ROWS[:2]))
+    kept = insert_file(database, storage, "file-kept", jsonl(*ROWS[5:]))
     shape = method().model_dump(mode="json")
     shape["reinforcement"]["retention"] = [{"name": "general", "file": kept}]
     config = prepared(worker, insert_job(database, training, validation_file=validation, method=shape))
     assert read_jsonl(config.training_file) == ROWS
     assert read_jsonl(config.validation_file) == ROWS[:2]
     assert read_jsonl(config.retention_files["general"]) == ROWS[5:]
-
-
-def test_a_job_on_parquet_succeeds(worker: Worker, database: Database, storage: Storage) -> None:
-    job_id = insert_job(database, insert_file(database, storage, "file-parquet", parquet(ROWS)))
-    assert run_job(worker) is True
-    assert read_job(database, job_id).state == "succeeded"
-
-
-def test_a_parquet_file_that_cannot_be_read_fails_the_job_at_once(
-    worker: Worker, database: Database, storage: Storage
-) -> None:
-    broken = insert_file(database, storage, "file-parquet", parquet(ROWS)[:-20])
-    with pytest.raises(Refused) as refused:
-        prepared(worker, insert_job(database, broken))
-    assert refused.value.failure["code"] == "dataset_invalid"
-
-
-def test_a_machine_that_may_read_no_parquet_leaves_the_job_to_others_and_says_why(
-    worker: Worker, database: Database, storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = insert_job(database, insert_file(database, storage, "file-parquet", parquet(ROWS)))
-    with monkeypatch.context() as patch:
-        patch.setattr("os.geteuid", lambda: 0)
-        patch.setattr("shutil.which", lambda name, **kwargs: None)
-        assert run_job(worker) is True
-    assert (read_job(database, job_id).state, read_job(database, job_id).failures) == ("queued", 1)
-    with database.reading() as session:
-        told = session.scalars(select(JobEvent.message).where(JobEvent.job_id == job_id)).all()
-    assert told[-1] == "Parquet cannot be read here: this is root, and setpriv is not installed"
 
 
 def test_reward_models_get_the_catalogues_place(

@@ -70,7 +70,7 @@ export function dataPart(draft, files, signal) {
     const id = draft.body.training_file;
     if (id === peeked) return;
     peeked = id;
-    const row = id ? await firstRow(id, { signal }).catch(() => null) : null; // Parquet cannot be shown
+    const row = id ? await firstRow(id, { signal }).catch(() => null) : null;
     if (peeked !== id) return;
     showRow(rows, fields, row);
     if (row) suit(draft, row);
@@ -88,8 +88,8 @@ const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago
 function uploader(onUploaded, signal) {
   const bar = el("i", { style: { width: "0%" } });
   const progress = el("div", { class: "bar", hidden: true }, bar);
-  const said = el("p", { class: "hint", role: "status" }, "JSONL or Parquet, one example a row: {\"messages\": […], \"answer\": …}");
-  const picker = el("input", { type: "file", accept: ".jsonl,.parquet,.json", id: "new-upload", class: "unseen" });
+  const said = el("p", { class: "hint", role: "status" }, "JSONL, one example a row: {\"messages\": […], \"answer\": …}");
+  const picker = el("input", { type: "file", accept: ".jsonl,.json", id: "new-upload", class: "unseen" });
   picker.addEventListener("change", async () => {
     const [file] = picker.files;
     if (!file) return;

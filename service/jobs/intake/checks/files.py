@@ -21,8 +21,7 @@ from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
 from service.jobs.model.dataset import Problems, Row, read_rows
 from service.jobs.model.method_parts import DatasetUse, kind_of, leaves, settings_of
-from service.platform.parquet import BadParquet, stored_lines
-from service.platform.storage import ObjectMissing, Storage
+from service.platform.storage import ObjectMissing, Storage, split_lines
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText
 from service.settings import Settings
@@ -57,14 +56,11 @@ class FileCheck:
             reason = f"{file.id} has the purpose {file.purpose!r}, not 'fine-tune'"
             self.problems.add(use.param, reason, code="invalid_file_purpose")
             return 0
-        limits = {"max_rows": self.settings.max_rows, "max_bytes": self.settings.max_upload_bytes}
         try:
-            return self._count_checked(use, stored_lines(self.storage, file.storage_key, **limits))
+            return self._count_checked(use, split_lines(self.storage.stream(file.storage_key)))
         except ObjectMissing:
             reason = f"the content of {file.id} is no longer stored"
             self.problems.add(use.param, reason, code="file_not_found")
-        except BadParquet as error:
-            self.problems.add(use.param, error.reason)
         return 0
 
     def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:

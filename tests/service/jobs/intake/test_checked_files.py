@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from grpo_engine.config.job import Hyperparameters
 from service.jobs.intake.checks import checked_files, files
-from service.platform.storage import open_storage
+from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
 
@@ -26,13 +26,13 @@ def _model(settings: Settings) -> None:
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Storage keys of the files whose rows were read."""
     keys: list[str] = []
-    original = files.stored_lines
+    original = Storage.stream
 
-    def counted(storage: object, key: str, **limits: int) -> Iterator[bytes]:
+    def counted(storage: Storage, key: str) -> Iterator[bytes]:
         keys.append(key)
-        return original(storage, key, **limits)  # type: ignore[arg-type]
+        return original(storage, key)
 
-    monkeypatch.setattr(files, "stored_lines", counted)
+    monkeypatch.setattr(Storage, "stream", counted)
     return keys
 
 

@@ -276,14 +276,6 @@ def test_weights_that_are_not_there_are_refused_at_the_field_that_asked(
     assert error["message"].endswith("did better on the held-out rows: take checkpoint=final")
 
 
-def test_a_damaged_parquet_file_is_told_in_one_sentence(client: TestClient) -> None:
-    file = ("rows.parquet", b"PAR1" + b"\xff" * 100)
-    answer = client.post("/v1/files", files={"file": file}, data={"purpose": "fine-tune"})
-    message = error_of(answer)["message"]
-    assert message.endswith(".")
-    assert not message.endswith("..")
-
-
 def test_the_command_shows_the_evidence_once_and_the_method_by_its_own_name(
     settings: Settings, database: Database, server_url: str, api_key: str
 ) -> None:

@@ -1,0 +1,204 @@
+"""Datasets of other formats as the JSONL that the service takes: Parquet, CSV, JSON, and the hub's.
+
+The `datasets` library reads Parquet, folders and the hub, on the user's machine. The standard library reads
+CSV and JSON lists, because `datasets` infers types: it turns the answer "007" into 7 and "2024-01-02" into a
+timestamp. Every cell of a CSV file is a text.
+Boundary: what a row must contain is checked by the service.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from service.jobs.model.dataset import RowError, parse_line
+
+HUB = "hf://"
+PARQUET = b"PAR1"
+MAX_HUB_BYTES = 2**30
+"""What is downloaded to be converted; the service takes 512 MB by default."""
+
+Row = Mapping[str, Any]
+
+
+class Unreadable(Exception):
+    """A file or a dataset cannot be used; says which and why."""
+
+
+@contextmanager
+def as_jsonl(
+    source: str, *, split: str | None = None, columns: Mapping[str, str] | None = None
+) -> Iterator[Path]:
+    """The dataset as a JSONL file: the file itself if it is one, else a temporary file.
+
+    `source`: a file, a folder that `datasets` can load, or `hf://owner/name`, optionally `/configuration`.
+    `columns`: column → its name in the JSONL. Raises Unreadable, OSError.
+    """
+    path = Path(source)
+    if not columns and split is None and is_jsonl(source):
+        yield path
+        return
+    with TemporaryDirectory() as folder:
+        name = source.removeprefix(HUB).replace("/", "-") if source.startswith(HUB) else path.stem
+        target = Path(folder) / f"{name}.jsonl"
+        write_jsonl(target, read_rows(source, split), columns or {})
+        yield target
+
+
+def read_rows(source: str, split: str | None = None) -> Iterator[Row]:
+    """The rows of a dataset in any of the formats. Raises Unreadable, OSError."""
+    path = Path(source)
+    if source.startswith(HUB):
+        return _loaded(split, *_hub_name(source))
+    if path.is_dir():
+        return _loaded(split, source)
+    if split is not None:
+        raise Unreadable(f"{source} is one file and has no split {split!r}: leave --split out")
+    kind = _kind(path)
+    if kind == "parquet":
+        return _loaded(None, "parquet", data_files=source)
+    return {"csv": _csv_rows, "json": _json_rows, "jsonl": _jsonl_rows}[kind](path)
+
+
+def write_jsonl(target: Path, rows: Iterable[Row], columns: Mapping[str, str]) -> None:
+    """Raises Unreadable, naming the row and column of a value that JSON does not have."""
+    with target.open("w", encoding="utf-8") as lines:
+        for number, row in enumerate(rows, 1):
+            if missing := [name for name in columns if number == 1 and name not in row]:
+                raise Unreadable(f"there is no column {missing[0]!r}: the columns are {', '.join(row)}")
+            named = {columns.get(name, name): value for name, value in row.items()}
+            lines.write(_line(_with_messages(named) if columns else named, number) + "\n")
+
+
+def _with_messages(row: Row) -> Row:
+    """A text that was mapped to `messages` is the user's message."""
+    text = row.get("messages")
+    return {**row, "messages": [{"role": "user", "content": text}]} if isinstance(text, str) else row
+
+
+def is_jsonl(source: str) -> bool:
+    """Whether the service takes this file as it is."""
+    path = Path(source)
+    return path.is_file() and _kind(path) == "jsonl"
+
+
+def _kind(path: Path) -> str:
+    """Of a file: by its first bytes, CSV by its name."""
+    with path.open("rb") as file:
+        start = file.read(64).lstrip()
+    if start.startswith(PARQUET):
+        return "parquet"
+    if path.suffix.lower() == ".csv":
+        return "csv"
+    return "json" if start.startswith(b"[") else "jsonl"
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    yield parse_line(line)
+            except RowError as error:
+                raise Unreadable(f"{path}, line {number}: {error.reason}") from error
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise Unreadable(f"{path} is not JSON: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise Unreadable(f"{path}, row {number} is not a JSON object")
+        yield row
+
+
+def _csv_rows(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(2**27)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        try:
+            for number, row in enumerate(rows, 1):
+                if None in row or None in row.values():
+                    cells = f"{len(rows.fieldnames or ())} cells, as line 1 has"
+                    raise Unreadable(f"{path}, row {number} does not have {cells}")
+                yield row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise Unreadable(f"{path}, line {rows.line_num + 1} is not CSV in UTF-8: {error}") from error
+
+
+def _hub_name(source: str) -> list[str]:
+    """`hf://owner/name/configuration` → the dataset and its configuration."""
+    parts = source.removeprefix(HUB).strip("/").split("/")
+    if len(parts) not in (2, 3):
+        raise Unreadable(f"{source} is not hf://owner/name or hf://owner/name/configuration")
+    return ["/".join(parts[:2]), *parts[2:]]
+
+
+def _loaded(split: str | None, *dataset: str, **options: str) -> Iterator[Row]:
+    """Rows that `datasets` reads, without their nulls: Arrow cannot tell a null from an absent field."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise Unreadable("reading it needs the datasets library: pip install 'grpo-service[data]'") from error
+    datasets.disable_progress_bars()
+    with TemporaryDirectory() as cache:
+        try:
+            builder = datasets.load_dataset_builder(*dataset, cache_dir=cache, **options)
+            if (size := builder.info.download_size or 0) > MAX_HUB_BYTES:
+                limit = f"the limit here is {MAX_HUB_BYTES}: make a smaller file of it with `datasets`"
+                raise Unreadable(f"{dataset[0]} has {size} bytes; {limit}")
+            builder.download_and_prepare()
+            rows = builder.as_dataset(split or "train")
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            reason = " ".join(str(error.__cause__ or error).split())[:300]
+            raise Unreadable(f"{options.get('data_files', dataset[0])} cannot be loaded: {reason}") from error
+        yield from map(_without_nulls, rows)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _line(row: Row, number: int) -> str:
+    cells = []
+    for name, value in row.items():
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json_value)
+        except TypeError as error:
+            raise Unreadable(f"row {number}, column {name!r}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            reason = "a number that is NaN or infinite, or too deep a nesting, has no JSON form"
+            raise Unreadable(f"row {number}, column {name!r}: {reason}") from error
+        cells.append(f"{json.dumps(name, ensure_ascii=False)}: {text}")
+    return "{" + ", ".join(cells) + "}"
+
+
+def _json_value(value: Any) -> Any:
+    """Times in ISO 8601, decimals as numbers, bytes as text; JSON has none of these. Raises TypeError."""
+    match value:
+        case date() | time():
+            return value.isoformat()
+        case Decimal() if value.is_finite() and value == value.to_integral_value():
+            return int(value)
+        case Decimal() if math.isfinite(value) and Decimal(repr(float(value))) == value:
+            return float(value)
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                raise TypeError("bytes that are not UTF-8 text have no JSON form") from None
+    raise TypeError(
+        f"the {type(value).__name__} {str(value)[:60]} has no JSON form: write a number or a text"
+    )
