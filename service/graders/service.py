@@ -18,7 +18,7 @@ from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunRespo
 from service.jobs.intake.checks.grader import check_grader, with_places
 from service.jobs.intake.checks.method import check_formula
 from service.jobs.model.dataset import Problems
-from service.jobs.model.method_parts import leaves
+from service.jobs.model.methods import leaves
 from service.platform.catalog import Catalog
 from service.platform.errors import InvalidRequest
 from service.web.limits import ConcurrencyLimit

@@ -12,9 +12,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.config.job import Method, Reinforcement
 from grpo_engine.contract.events import Probed
 from service.jobs.api.reading import read_jobs
+from service.jobs.model.methods import parsed_method
 from service.jobs.model.schemas import JobRead
 from service.jobs.model.states import JobState
 from service.jobs.store import queue, repository
@@ -85,15 +86,18 @@ def _probe_read(probe: Job, shown: JobRead) -> ProbeRead:
     asked = probe.probe or {}
     common = shown.model_dump(include=set(ProbeRead.model_fields) - {"object"})
     done = shown.status == JobState.SUCCEEDED.value
-    result = result_of(asked["result"], probe.method) if done else None
+    result = result_of(asked["result"], parsed_method(probe.method)) if done else None
     return ProbeRead(**common, prompts=asked["prompts"], result=result, groups=[])
 
 
-def result_of(counts: dict[str, Any], method: dict[str, Any]) -> ProbeResult:
+def result_of(counts: dict[str, Any], method: Method) -> ProbeResult:
     """The stored counts as rates, with the verdict on them."""
     facts = Probed.model_validate(counts)
-    settings = ReinforcementHyperparameters.model_validate(method["reinforcement"]["hyperparameters"])
-    verdict, scored = judge(facts, settings), facts.completions - facts.grader_errors
+    assert isinstance(method, Reinforcement), "only reinforcement jobs are probed"
+    verdict, scored = (
+        judge(facts, method.reinforcement.hyperparameters),
+        facts.completions - facts.grader_errors,
+    )
     return ProbeResult(
         can_learn=verdict.can_learn,
         sentence=verdict.sentence,

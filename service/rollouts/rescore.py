@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
+from grpo_engine.config.job import Method, Reinforcement
 from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.reward_model import RewardModel
 from service.graders.service import RESERVED_FIELDS, check
-from service.jobs.model.method_parts import leaves, settings_of
+from service.jobs.model.methods import grader_of, leaves, parsed_method
 from service.jobs.store.repository import require_job
 from service.platform.catalog import Catalog
 from service.platform.db import Database
@@ -30,7 +31,6 @@ from service.rollouts.datasets import Dataset, find_dataset
 from service.rollouts.rescoring import Estimator, compared, summarised, with_own_parts
 from service.rollouts.schemas import RescoreRead, RescoreRequest
 from service.rollouts.selection import Selection
-from service.rollouts.service import method_of
 from service.web.limits import ConcurrencyLimit
 
 DEADLINE_SECONDS = 40.0
@@ -60,15 +60,14 @@ class Rescore:
             job = require_job(session, tenant, job_id)
         check(request.grader, self.catalog)
         _refuse_rules_of_workers(request)
-        method = method_of(job)
+        method = parsed_method(job.method)
         estimator = _estimator(method, request)
         dataset = find_dataset(self.database, self.storage, job, request.split)
         with _limit.slot(tenant):
             groups, num_skipped = self._groups(job, request)
             items = _items(dataset, groups)
             scores = _graded(request.grader, groups, items)
-        old_grader = getattr(settings_of(method), "grader", None)
-        found = compared(groups, scores, estimator, old_grader, request.grader)
+        found = compared(groups, scores, estimator, grader_of(method), request.grader)
         return RescoreRead(
             grader=request.grader.model_dump(mode="json"),
             advantage=estimator.name,
@@ -114,14 +113,15 @@ def _within(groups: Iterator[Rollout], limit: int) -> tuple[list[Rollout] | None
     return found, num_skipped
 
 
-def _estimator(method: Any, request: RescoreRequest) -> Estimator:
-    given = settings_of(method).hyperparameters
-    name = str(request.advantage or getattr(given, "advantage", "group_std"))
+def _estimator(method: Method, request: RescoreRequest) -> Estimator:
+    if not isinstance(method, Reinforcement):
+        return Estimator(request.advantage or "group_std", ddof=1, masks_truncated=False)
+    given = method.reinforcement.hyperparameters
+    name = request.advantage or given.advantage
     if name == "process":
         message = "advantage: the job's needs rewards of single steps, which are not stored: name another."
         raise InvalidRequest(message, param="advantage")
-    masks = getattr(given, "mask_truncated_completions", False)
-    return Estimator(name, getattr(given, "advantage_ddof", 1), masks)
+    return Estimator(name, given.advantage_ddof, given.mask_truncated_completions)
 
 
 def _refuse_rules_of_workers(request: RescoreRequest) -> None:

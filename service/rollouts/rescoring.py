@@ -16,6 +16,8 @@ from statistics import fmean
 from typing import Any
 
 from grpo_engine.contract.records import OVERLONG, Score
+from grpo_engine.graders import Grader
+from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.objective.advantages import GroupRewards, advantages
 from service.jobs.model import names
 from service.platform.tables.core import Rollout
@@ -49,11 +51,11 @@ class Estimator:
     masks_truncated: bool
 
     def judged(
-        self, groups: Sequence[Rollout], scores: Sequence[Sequence[Score]], grader: Any
+        self, groups: Sequence[Rollout], scores: Sequence[Sequence[Score]], grader: Grader | None
     ) -> list[Judged]:
         """All groups, in order; each step by itself, as the engine has them."""
         found: list[Judged] = []
-        weights = getattr(grader, "weights", None)
+        weights = grader.weights if isinstance(grader, Multi) else None
         for _, step in groupby(zip(groups, scores, strict=True), key=lambda pair: pair[0].step):
             some = list(step)
             rewards = [self._rewards(group, own) for group, own in some]
@@ -97,8 +99,8 @@ def compared(
     groups: Sequence[Rollout],
     scores: Sequence[Sequence[Score]],
     estimator: Estimator,
-    old_grader: Any,
-    new_grader: Any,
+    old_grader: Grader | None,
+    new_grader: Grader,
 ) -> list[RescoredGroup]:
     """Each group with its rewards and advantages before and after; `scores` are the new grader's."""
     stored = [[stored_score(each) for each in group.data["completions"]] for group in groups]

@@ -6,16 +6,14 @@ Boundary: no HTTP. Transactions are opened here, one for each question.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
-from pydantic import TypeAdapter
 from sqlalchemy.orm import Session
 
-from grpo_engine.config.job import Method
+from grpo_engine.config.job import Reinforcement
 from grpo_engine.contract.records import OVERLONG
 from grpo_engine.graders import part_names
 from service.jobs.model import names
-from service.jobs.model.method_parts import graders_of, settings_of
+from service.jobs.model.methods import graders_of, parsed_method
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -27,18 +25,13 @@ from service.web.limits import ConcurrencyLimit
 from service.web.pagination import unknown_cursor
 
 search_limit = ConcurrencyLimit("searches through all rollouts of a job", per_tenant=4, overall=8)
-_method: TypeAdapter[Method] = TypeAdapter(Method)
-
-
-def method_of(job: Job) -> Any:
-    return _method.validate_python(job.method)
 
 
 def parts_of(job: Job) -> list[str]:
     """Names of all parts that a completion of this job may have been given rewards for, sorted."""
-    method = method_of(job)
+    method = parsed_method(job.method)
     found = [name for _, grader in graders_of(method) for name in part_names(grader)]
-    if getattr(settings_of(method).hyperparameters, "overlong_buffer_tokens", 0):
+    if isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.overlong_buffer_tokens:
         found.append(OVERLONG)
     return sorted(set(found))
 

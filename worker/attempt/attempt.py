@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import structlog
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Hyperparameters, Method, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.contract.events import CheckpointSaved
+from service.jobs.model.methods import parsed_method
 from service.jobs.model.states import JobState
 from service.jobs.store.claimed import ClaimedJob
 from service.jobs.store.machines import UNSAFE, Capabilities, of_this_machine, offered_to
@@ -47,7 +48,6 @@ OUTAGES = (OperationalError, InterfaceError, TimeoutError)
 """What SQLAlchemy raises while the database is away, restarting or out of connections."""
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 STORAGE_TRIES = 6
-_method: TypeAdapter[Method] = TypeAdapter(Method)
 
 
 class Flag(Protocol):
@@ -146,7 +146,7 @@ class Attempt:
     def method(self) -> Method:
         """What the job asked for. Raises Refused where this version of the engine does not know it."""
         try:
-            return _method.validate_python(self.job.method)
+            return parsed_method(self.job.method)
         except ValidationError as error:
             raise Refused("config_invalid", f"this worker cannot read the job's method: {error}") from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -17,7 +16,7 @@ from sqlalchemy.orm import Session
 from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig, Runtime
 from grpo_engine.contract.manifest import DamagedCheckpoint, verify
 from service.jobs.intake.checks.grader import method_with_places
-from service.jobs.model.method_parts import retention_of
+from service.jobs.model.methods import retention_of
 from service.jobs.progress import publishing
 from service.jobs.results import weights
 from service.jobs.results.weights import WeightsMissing, find_weights
@@ -69,7 +68,7 @@ def _runtime(attempt: Attempt) -> Runtime:
 def _placed(attempt: Attempt) -> Method:
     """The job's method with the catalogue's places of its reward models."""
     try:
-        return cast(Method, method_with_places(attempt.method, attempt.worker.catalog))
+        return method_with_places(attempt.method, attempt.worker.catalog)
     except LookupError as missing:
         gone = weights.missing(str(missing.args[0]))
         raise Refused("model_not_found", str(gone), gone.hint) from None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from grpo_engine.config.job import hyperparameters_of
+from service.jobs.model.methods import parsed_method
 from service.jobs.model.states import JobState
 from service.settings import Settings
 from service.sinks.outbox import Target
@@ -34,13 +36,13 @@ class About:
     def of(cls, target: Target, settings: Settings) -> About:
         job = target.job
         given = {"model": job.model, "training_file": job.training_file, "seed": job.seed}
-        kind = job.method["type"]
-        hyperparameters = dict(flat(job.method[kind]["hyperparameters"]))
+        method = parsed_method(job.method)
+        hyperparameters = dict(flat(hyperparameters_of(method).model_dump(mode="json")))
         return cls(
             job.id,
             job.tenant,
             target.settings,
-            {**given, "method": kind, **hyperparameters},
+            {**given, "method": method.type, **hyperparameters},
             target.step,
             settings.home.resolve(),
             settings.tensorboard_root.resolve(),

@@ -11,6 +11,7 @@ from typing import Any
 from service.jobs.diagnosis.findings import Finding
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import calmer, without_signal
+from service.jobs.model.methods import settings_in
 
 SHOWN_LINES = 8
 """Of the stored evidence; `failure.evidence` has all of it."""
@@ -87,7 +88,7 @@ def _memory(run: Run, found: Finding) -> Finding:
 
 def _limit(run: Run, found: Finding) -> Finding:
     """Twice the limit that was reached, where there is exactly one that can be it."""
-    limits = list(_limits(run.method[run.kind], ""))
+    limits = list(_limits(settings_in(run.method), ""))
     if len(limits) != 1:
         return run.at(found, f"method.{run.kind}")
     path, value = limits[0]

@@ -12,6 +12,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from service.jobs.diagnosis.findings import Finding, Severity, nested, number, value_at
+from service.jobs.model.methods import settings_in
 from service.jobs.model.states import TERMINAL, JobState
 
 RECENT_STEPS = 20
@@ -116,7 +117,7 @@ class Run:
     @property
     def settings(self) -> Mapping[str, Any]:
         """The hyperparameters."""
-        found: Mapping[str, Any] = self.method[self.kind]["hyperparameters"]
+        found: Mapping[str, Any] = settings_in(self.method)["hyperparameters"]
         return found
 
     @property

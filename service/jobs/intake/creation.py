@@ -21,7 +21,7 @@ from service.jobs.intake.checks.machine import required_by
 from service.jobs.intake.estimate import Estimate
 from service.jobs.intake.preflight import InvalidJob, Preflight, Report
 from service.jobs.model import names
-from service.jobs.model.method_parts import datasets_of
+from service.jobs.model.methods import datasets_of
 from service.jobs.model.schemas import JobCreate, ProbeCreate
 from service.jobs.model.states import JobState
 from service.jobs.store import history, repository
@@ -166,7 +166,7 @@ def _check_under_lock(session: Session, request: JobRequest, settings: Settings)
 def _check_still_there(session: Session, request: JobRequest) -> None:
     """Raise InvalidRequest if a file or model that preflight found was deleted meanwhile."""
     tenant, body = request.principal.tenant, request.body
-    wanted = {use.param: use.file_id for use in datasets_of(body, body.method)}
+    wanted = {use.param: use.file_id for use in datasets_of(body)}
     there = repository.existing_files(session, tenant, wanted.values())
     for param, file_id in wanted.items():
         if file_id not in there:

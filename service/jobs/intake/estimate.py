@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from grpo_engine.config.job import Lora, Runtime
+from grpo_engine.config.job import (
+    Lora,
+    Method,
+    Reinforcement,
+    Runtime,
+    TrainingFree,
+)
 from service.jobs.intake.costs import Past
 from service.jobs.intake.model_size import ModelShape
-from service.jobs.model.method_parts import settings_of
+from service.jobs.model.methods import lora_of, sampling_of
 from service.jobs.model.schemas import Estimate, Range, TokenRange
 
 SHORTEST_SHARE = 1 / 8
@@ -68,7 +73,7 @@ class Subject:
 
     model: str
     """The base."""
-    method: Any
+    method: Method
     total_steps: int
     rows: RowTokens | None
     """None: the rows' lengths are not known."""
@@ -124,18 +129,17 @@ def comparable(subject: Subject, past: Sequence[Past]) -> Basis:
 
 
 def num_completions(subject: Subject) -> int:
-    settings = settings_of(subject.method).hyperparameters
-    if subject.method.type == "supervised":
-        return 0
-    return int(subject.total_steps * settings.prompts_per_step * settings.group_size)
+    """Prompts × group_size × steps; 0 for a supervised method."""
+    sampling = sampling_of(subject.method)
+    return 0 if sampling is None else subject.total_steps * sampling.prompts_per_step * sampling.group_size
 
 
 def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRange:
     """Completions times their length: at most the limit, at least what this model wrote lately or a guess."""
-    count = num_completions(subject)
-    if not count:
+    count, sampling = num_completions(subject), sampling_of(subject.method)
+    if sampling is None:
         return TokenRange(low=0, high=0)
-    limit = settings_of(subject.method).hyperparameters.max_completion_tokens
+    limit = sampling.max_completion_tokens
     lengths = [each.mean_completion_tokens for each in basis.runs if each.mean_completion_tokens]
     if lengths and basis.is_same_model:
         shortest = min(limit, min(lengths)) / 2
@@ -149,17 +153,20 @@ def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRan
 
 def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> TokenRange | None:
     """Tokens of completions (or of targets) that gradients come from, each time they do."""
-    settings = settings_of(subject.method).hyperparameters
-    if subject.method.type == "training_free":
+    if isinstance(subject.method, TrainingFree):
         notes.append("A training-free job trains no weights; its time is that of the models it asks.")
         return None
-    if subject.method.type == "reinforcement":
-        times = settings.num_iterations
+    if isinstance(subject.method, Reinforcement):
+        times = subject.method.reinforcement.hyperparameters.num_iterations
         return TokenRange(low=round(sampled.low * times * LEAST_TRAINED_SHARE), high=sampled.high * times)
     if subject.rows is None:
         notes.append("The model is not on this machine: neither tokens nor memory nor time are known.")
         return None
-    tokens = round(subject.total_steps * settings.rows_per_step * subject.rows.mean_targets)
+    tokens = round(
+        subject.total_steps
+        * subject.method.supervised.hyperparameters.rows_per_step
+        * subject.rows.mean_targets
+    )
     return TokenRange(low=tokens, high=tokens)
 
 
@@ -169,20 +176,23 @@ def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
     if shape is None:
         notes.append("The model's size is not known on this machine, so neither is the memory.")
         return None
-    settings = settings_of(subject.method).hyperparameters
     width = bytes_per_value(subject)
     held = shape.num_parameters * width + (0 if subject.on_gpu else PROCESS_BYTES)
-    if settings.lora == "full":
-        has_reference = getattr(settings, "beta", 0) > 0
-        held += shape.num_parameters * (BYTES_PER_TRAINED - width + (width if has_reference else 0))
+    lora = lora_of(subject.method) or Lora()
+    if lora == "full":
+        held += shape.num_parameters * (BYTES_PER_TRAINED - (0 if _has_reference(subject.method) else width))
     else:
-        lora = settings.lora or Lora()
         held += shape.adapter_parameters(lora.rank, lora.target_modules) * BYTES_PER_TRAINED
     working = max(cache_bytes(subject, shape, width), activation_bytes(subject, shape, width))
     logits = LOGITS_TOKENS * shape.vocabulary * 4
     if subject.on_gpu:
         notes.append("With vLLM its share of the GPU's memory (sampler_memory) comes on top.")
     return TokenRange(low=round(held), high=round(MARGIN * (held + working + logits)))
+
+
+def _has_reference(method: Method) -> bool:
+    """Whether a second copy of all weights is loaded."""
+    return isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.beta > 0
 
 
 def bytes_per_value(subject: Subject) -> int:
@@ -193,12 +203,12 @@ def bytes_per_value(subject: Subject) -> int:
 
 def cache_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
     """Keys and values of the completions that are sampled side by side; a prompt's once for its group."""
-    if subject.method.type == "supervised":
+    sampling = sampling_of(subject.method)
+    if sampling is None:
         return 0
-    settings = settings_of(subject.method).hyperparameters
-    together = min(subject.runtime.sample_budget, settings.prompts_per_step * settings.group_size)
-    prompts = -(-together // settings.group_size) * (subject.rows.longest if subject.rows else 0)
-    tokens = together * settings.max_completion_tokens + prompts
+    together = min(subject.runtime.sample_budget, sampling.prompts_per_step * sampling.group_size)
+    prompts = -(-together // sampling.group_size) * (subject.rows.longest if subject.rows else 0)
+    tokens = together * sampling.max_completion_tokens + prompts
     return int(2 * shape.layers * shape.kv_width * width * tokens)
 
 

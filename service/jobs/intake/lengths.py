@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_engine.config.job import Method, Supervised
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.model.dataset import MAX_PROBLEMS, Problems, Row
-from service.jobs.model.method_parts import kind_of, settings_of
+from service.jobs.model.methods import sampling_of
 from service.platform.token_counting import ModelText, RenderError, joined
 
 BATCH_ROWS = 256
@@ -38,8 +39,7 @@ class LengthCheck:
     """Looks at rows as they stream by; counts tokens a batch at a time."""
 
     text: ModelText
-    method: Any
-    """Of any type."""
+    method: Method
     context_tokens: int | None
     """Positions of the model, or the operator's lower limit."""
     file: str
@@ -139,10 +139,10 @@ class LengthCheck:
             self.problems.add(where, reason, code="invalid_value")
 
     def _too_long(self, num_tokens: int) -> str | None:
-        hyperparameters = settings_of(self.method).hyperparameters
-        if self._model_answers:
-            return self._prompt_too_long(num_tokens, hyperparameters.max_completion_tokens)
-        limit = hyperparameters.max_tokens
+        if (sampling := sampling_of(self.method)) is not None:
+            return self._prompt_too_long(num_tokens, sampling.max_completion_tokens)
+        assert isinstance(self.method, Supervised)
+        limit = self.method.supervised.hyperparameters.max_tokens
         if num_tokens > limit:
             return f"has {num_tokens} tokens, more than max_tokens = {limit}"
         if self.context_tokens is not None and num_tokens > self.context_tokens:
@@ -151,7 +151,7 @@ class LengthCheck:
 
     @property
     def _model_answers(self) -> bool:
-        return kind_of(self.method) == "reinforcement"
+        return not isinstance(self.method, Supervised)
 
     def _prompt_too_long(self, num_tokens: int, max_completion_tokens: int) -> str | None:
         if num_tokens == 0:

@@ -6,8 +6,9 @@ training-free job nothing can go on: it has lessons and no weights.
 
 from __future__ import annotations
 
-from grpo_engine.config.job import Lora, Method, Reinforcement, Supervised, TrainingFree, hyperparameters_of
+from grpo_engine.config.job import Lora, Method, TrainingFree, hyperparameters_of
 from service.jobs.model.dataset import Problems
+from service.jobs.model.methods import lora_of, with_settings
 
 NO_WEIGHTS = (
     "is what a training-free job has learnt: lessons for a prompt, and no weights to go on from; name the "
@@ -27,7 +28,7 @@ def with_adapter_shape(method: Method, parent: Method | None, problems: Problems
     if isinstance(method, TrainingFree):
         return method
     given = hyperparameters_of(method).lora
-    inherited = None if parent is None else hyperparameters_of(parent).lora
+    inherited = None if parent is None else lora_of(parent)
     if given == "full" or inherited is None or inherited == "full":
         return _with_lora(method, given or Lora())
     for name in () if given is None else sorted(given.model_fields_set):
@@ -38,8 +39,6 @@ def with_adapter_shape(method: Method, parent: Method | None, problems: Problems
     return _with_lora(method, inherited)
 
 
-def _with_lora(method: Reinforcement | Supervised, lora: object) -> Method:
-    settings = method.reinforcement if isinstance(method, Reinforcement) else method.supervised
-    hyperparameters = settings.hyperparameters.model_copy(update={"lora": lora})
-    inner = settings.model_copy(update={"hyperparameters": hyperparameters})
-    return method.model_copy(update={method.type: inner})
+def _with_lora(method: Method, lora: object) -> Method:
+    hyperparameters = hyperparameters_of(method).model_copy(update={"lora": lora})
+    return with_settings(method, hyperparameters=hyperparameters)

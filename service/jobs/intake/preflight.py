@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from pydantic import TypeAdapter
-
-from grpo_engine.config.job import Method
+from grpo_engine.config.job import Method, hyperparameters_of
 from service.jobs.intake.checks.checked_files import CheckedFiles, Faultless, asked_of_rows
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.files import FileCheck
@@ -25,7 +23,7 @@ from service.jobs.intake.estimate import Estimate, RowTokens, Subject, estimate
 from service.jobs.intake.lineage import with_adapter_shape
 from service.jobs.intake.model_size import ModelShape, UnknownShape, model_shape
 from service.jobs.model.dataset import Problem, Problems
-from service.jobs.model.method_parts import DatasetUse, datasets_of, graders_of, reads_rows, settings_of
+from service.jobs.model.methods import DatasetUse, datasets_of, graders_of, parsed_method, reads_rows
 from service.jobs.model.names import base_of
 from service.jobs.model.schemas import JobCreate
 from service.jobs.store import repository
@@ -38,8 +36,6 @@ from service.platform.storage import Storage
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText, ModelTextError, load_model_text
 from service.settings import Settings
-
-_method: TypeAdapter[Method] = TypeAdapter(Method)
 
 SHOWN_PROBLEMS = 10
 
@@ -66,7 +62,7 @@ class Report:
 
     @property
     def total_steps(self) -> int:
-        return settings_of(self.method).hyperparameters.total_steps(max(1, self.num_training_rows))
+        return hyperparameters_of(self.method).total_steps(max(1, self.num_training_rows))
 
 
 class InvalidJob(InvalidRequest):
@@ -109,13 +105,13 @@ class Preflight:
         """All problems of a request, up to a hundred. Raises nothing for what a user may have got wrong."""
         report = Report(job.method)
         _warn_of_unused(job, report)
-        uses = datasets_of(job, job.method)
+        uses = datasets_of(job)
         with self.database.reading() as session:
             base = repository.base_model_name(session, tenant, job.model)
             files = repository.files_by_id(session, tenant, [use.file_id for use in uses])
             parent = repository.resolve_model(session, tenant, job.model)
             machines = known_machines(session, self.settings)
-        earlier = None if parent is None else _method.validate_python(parent.job.method)
+        earlier = None if parent is None else parsed_method(parent.job.method)
         report.method = with_adapter_shape(job.method, earlier, report.problems)
         has_validation = job.validation_file is not None
         check_method(job.method, has_validation, report.problems, report.warn)

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.jobs.model.methods import settings_in
+
 FORMAT = 1
 HIDDEN = "…"
 """In the place of a header's value."""
@@ -56,7 +58,7 @@ class Facts:
 def document(facts: Facts) -> Document:
     """The manifest without `job`."""
     method = _named_by_content(facts)
-    settings = method[method["type"]]
+    settings = settings_in(method)
     configuration = {"method": method, "seed": facts.seed, "resources": dict(facts.resources)}
     graders = {name: settings[name] for name in ("grader", "eval_grader") if settings.get(name)}
     return {
@@ -93,7 +95,7 @@ def text(manifest: Mapping[str, Any]) -> str:
 def _named_by_content(facts: Facts) -> Document:
     """The method, its retention sets naming their rows by what is in them."""
     method: Document = copy.deepcopy(dict(facts.method))
-    for kept in method[method["type"]].get("retention") or ():
+    for kept in settings_in(method).get("retention") or ():
         file = facts.files.get(f"retention.{kept['name']}")
         kept["file"] = f"sha256:{file.sha256}" if file else HIDDEN
     return method
@@ -119,7 +121,7 @@ def hides_secrets(manifest: Mapping[str, Any]) -> bool:
 def request_of(manifest: Mapping[str, Any], file_ids: Mapping[str, str]) -> Document:
     """Body of the POST that asks for the same job again; `file_ids` by the sha256 of their content."""
     method = copy.deepcopy(dict(manifest["method"]))
-    for kept in method[method["type"]].get("retention") or ():
+    for kept in settings_in(method).get("retention") or ():
         kept["file"] = file_ids[kept["file"].removeprefix("sha256:")]
     asked = {name: manifest.get("job", {}).get(name) for name in ("suffix", "metadata")}
     files = {

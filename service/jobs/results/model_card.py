@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from service.jobs.model.methods import settings_in
 from service.jobs.results.vllm_command import MERGED, holds_whole_model, serve_line
 
 SHOWN = (
@@ -79,8 +80,7 @@ def _library(manifest: Mapping[str, Any]) -> str:
 
 
 def _hyperparameters(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    method = manifest["method"]
-    found: Mapping[str, Any] = method[method["type"]]["hyperparameters"]
+    found: Mapping[str, Any] = settings_in(manifest["method"])["hyperparameters"]
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.jobs.model.methods import parsed_method, retention_of
 from service.jobs.progress.recording import STARTED
 from service.jobs.results.manifest import DataFile, Facts
 from service.jobs.store import repository
@@ -52,9 +53,8 @@ def _base(session: Session, job: Job, catalog: Catalog) -> str:
 
 def _files(session: Session, job: Job) -> dict[str, DataFile]:
     """Also those that were deleted since: what was trained on does not change."""
-    settings = job.method[job.method["type"]]
     ids = {"training_file": job.training_file, "validation_file": job.validation_file}
-    ids |= {f"retention.{kept['name']}": kept["file"] for kept in settings.get("retention") or ()}
+    ids |= {f"retention.{kept.name}": kept.file for kept in retention_of(parsed_method(job.method))}
     rows = session.scalars(
         select(File).where(File.tenant == job.tenant, File.id.in_(filter(None, ids.values())))
     )

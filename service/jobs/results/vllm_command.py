@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_engine.config.hyperparameters import Lora
+from service.jobs.model.methods import settings_in
 
 MERGED = "merged"
 """`weights` in the manifest beside an adapter that has become part of its base model."""
@@ -19,11 +20,9 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
     """`vllm serve …` for what lies unpacked at `path`; empty where a job made no weights."""
-    method = manifest["method"]
-    settings = method[method["type"]]["hyperparameters"]
-    if method["type"] == "training_free":
+    if manifest["method"]["type"] == "training_free":
         return ""
-    lora = settings.get("lora")
+    lora = settings_in(manifest["method"])["hyperparameters"].get("lora")
     if holds_whole_model(manifest):
         return f"vllm serve {shlex.quote(path)} --served-model-name {shlex.quote(name)}"
     asked = lora["rank"] if lora else Lora().rank
@@ -39,6 +38,5 @@ def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
 
 def holds_whole_model(manifest: Mapping[str, Any]) -> bool:
     """Whether what lies beside it needs no base model: the job trained all weights, or they are merged."""
-    method = manifest["method"]
-    lora = method[method["type"]]["hyperparameters"].get("lora")
+    lora = settings_in(manifest["method"])["hyperparameters"].get("lora")
     return lora == "full" or manifest.get("weights") == MERGED

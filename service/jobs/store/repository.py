@@ -13,7 +13,9 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from grpo_engine.config.job import TrainingFree
 from service.jobs.model import names
+from service.jobs.model.methods import lora_of, parsed_method
 from service.jobs.model.names import MODEL_PREFIX
 from service.jobs.model.states import TERMINAL
 from service.platform.clock import db_now
@@ -118,10 +120,10 @@ def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: in
 
 def kind_of(job: Job) -> WeightsKind:
     """What a job makes."""
-    if job.method["type"] == "training_free":
+    method = parsed_method(job.method)
+    if isinstance(method, TrainingFree):
         return "experiences"
-    is_whole = job.method[job.method["type"]]["hyperparameters"]["lora"] == "full"
-    return "model" if is_whole else "adapter"
+    return "model" if lora_of(method) == "full" else "adapter"
 
 
 def base_model_name(session: Session, tenant: str, model: str) -> str | None:

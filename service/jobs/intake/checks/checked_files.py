@@ -13,6 +13,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_engine.config.job import Method
 from service.jobs.intake.estimate import RowTokens
 
 MAX_REMEMBERED = 256
@@ -62,7 +63,7 @@ class CheckedFiles:
                 self._found.popitem(last=False)
 
 
-def asked_of_rows(method: Any) -> str:
+def asked_of_rows(method: Method) -> str:
     """The method as far as a check of rows may look at it, as text."""
-    unseen = {method.type: {"hyperparameters": UNSEEN_BY_ROWS}}
+    unseen: dict[str, Any] = {method.type: {"hyperparameters": UNSEEN_BY_ROWS}}
     return str(method.model_dump_json(exclude=unseen))

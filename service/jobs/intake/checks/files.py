@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_engine.config.job import Method, Supervised
 from grpo_engine.config.tools import function_schemas
 from grpo_engine.graders import Grader
 from service.jobs.intake.checks.duplicates import DuplicateCheck
@@ -20,7 +21,7 @@ from service.jobs.intake.checks.method import Warn
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
 from service.jobs.model.dataset import Problems, Row, read_rows
-from service.jobs.model.method_parts import DatasetUse, kind_of, leaves, settings_of
+from service.jobs.model.methods import DatasetUse, leaves, tools_of
 from service.platform.storage import ObjectMissing, Storage, split_lines
 from service.platform.tables.core import File
 from service.platform.token_counting import ModelText
@@ -37,7 +38,7 @@ class FileCheck:
 
     storage: Storage
     settings: Settings
-    method: Any
+    method: Method
     text: ModelText | None
     """None: lengths are not checked."""
     context_tokens: int | None
@@ -68,12 +69,12 @@ class FileCheck:
         rows: Iterable[Row] = read_rows(
             lines,
             file=use.param,
-            kind=kind_of(self.method),
+            kind="supervised" if isinstance(self.method, Supervised) else "reinforcement",
             max_rows=self.settings.max_rows,
             problems=self.problems,
         )
         if self.text is not None:
-            tools = tuple(function_schemas(getattr(settings_of(self.method), "tools", ())))
+            tools = tuple(function_schemas(tools_of(self.method)))
             lengths = LengthCheck(
                 self.text, self.method, self.context_tokens, use.param, self.problems, tools
             )

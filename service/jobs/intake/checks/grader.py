@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo_engine.config.job import Method, TrainingFree
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.rules.endpoint import Endpoint
 from grpo_engine.graders.rules.multi import Multi
@@ -17,7 +18,7 @@ from grpo_engine.graders.rules.score_model import ScoreModel
 from grpo_engine.outbound.chat_client import ChatClient
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint, load_endpoints
 from service.jobs.model.dataset import Problems
-from service.jobs.model.method_parts import leaves, retention_of, settings_of
+from service.jobs.model.methods import eval_grader_of, grader_of, leaves, retention_of, with_settings
 from service.platform.catalog import Catalog
 
 
@@ -33,15 +34,15 @@ def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Pro
                 check_endpoint(f"{place}.endpoint", name, None, problems)
 
 
-def check_speakers(method: Any, problems: Problems) -> None:
-    """Endpoints and prices for models that speak for the job's own, in training-free jobs."""
-    given, where = settings_of(method).hyperparameters, f"method.{method.type}.hyperparameters"
-    speakers: dict[str, Any] = {name: getattr(given, name, "model") for name in ("rollouts", "reflection")}
-    for name, speaker in speakers.items():
+def check_speakers(method: Method, problems: Problems) -> None:
+    """Endpoints and prices of the models that a training-free job uses in place of its own."""
+    if not isinstance(method, TrainingFree):
+        return
+    given, where = method.training_free.hyperparameters, "method.training_free.hyperparameters"
+    for name, speaker in (("rollouts", given.rollouts), ("reflection", given.reflection)):
         if speaker != "model":
             check_endpoint(f"{where}.{name}.endpoint", speaker.endpoint, speaker.model, problems)
-            limit = given.max_cost_usd
-            _check_prices(f"{where}.max_cost_usd", speaker.endpoint, limit, problems)
+            _check_prices(f"{where}.max_cost_usd", speaker.endpoint, given.max_cost_usd, problems)
 
 
 def check_endpoint(where: str, name: str, model: str | None, problems: Problems) -> None:
@@ -92,16 +93,12 @@ def with_places(grader: Any, catalog: Catalog) -> Any:
     return grader
 
 
-def method_with_places(method: Any, catalog: Catalog) -> Any:
+def method_with_places(method: Method, catalog: Catalog) -> Method:
     """`with_places` of every grader of a method."""
-    settings = settings_of(method)
-    changed: dict[str, Any] = {
-        name: with_places(given, catalog)
-        for name in ("grader", "eval_grader")
-        if (given := getattr(settings, name, None)) is not None
-    }
+    named = {"grader": grader_of(method), "eval_grader": eval_grader_of(method)}
+    changed: dict[str, Any] = {name: with_places(given, catalog) for name, given in named.items() if given}
     if retention := retention_of(method):
         changed["retention"] = tuple(
             kept.model_copy(update={"grader": with_places(kept.grader, catalog)}) for kept in retention
         )
-    return method.model_copy(update={method.type: settings.model_copy(update=changed)})
+    return with_settings(method, **changed)

@@ -21,7 +21,7 @@ from grpo_engine.graders.rules.reward_model import RewardModel
 from grpo_engine.graders.template import uses_sample
 from service.jobs.intake.checks.method import Warn
 from service.jobs.model.dataset import Problems, Row
-from service.jobs.model.method_parts import leaves
+from service.jobs.model.methods import leaves
 
 TRIAL_COMPLETIONS = ("", "The answer is 42.", '{"answer": 42}')
 DEADLINE_SECONDS = 5.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grpo_engine.config.guards import default_guards
-from grpo_engine.config.job import ReinforcementHyperparameters, ReinforcementMethod
+from grpo_engine.config.job import Method, Reinforcement, ReinforcementHyperparameters, ReinforcementMethod
 from grpo_engine.config.recipes import CLIPS, RECIPES
 from service.jobs.intake.checks.method import Warn
 
@@ -20,13 +20,12 @@ WITH_SPREAD = ("group_std", "batch_std", "reinforce_plus_plus", "gdpo", "process
 CISPO_MIN = 1.0
 
 
-def warn_of_idle_options(method: Any, has_validation: bool, warn: Warn) -> None:
+def warn_of_idle_options(method: Method, has_validation: bool, warn: Warn) -> None:
     """One warning for each such option of a reinforcement method; other methods have none."""
-    if method.type != "reinforcement":
+    if not isinstance(method, Reinforcement):
         return
-    given: ReinforcementMethod = method.reinforcement
-    settings = given.hyperparameters
-    for reason, names in _idle(given, has_validation):
+    settings = method.reinforcement.hyperparameters
+    for reason, names in _idle(method.reinforcement, has_validation):
         for name in names:
             if getattr(settings, name) != _unstated(settings, name):
                 warn("option_without_effect", f"{name} has no effect: {reason}.")

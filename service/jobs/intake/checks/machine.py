@@ -6,32 +6,31 @@ Boundary: the table of machines and the names of capabilities are `capabilities.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from grpo_engine.config.job import Method, TrainingFree
 from grpo_engine.sandbox import SandboxUnavailable, monty
 from service.jobs.model.dataset import Problems
-from service.jobs.model.method_parts import rules_of, settings_of
+from service.jobs.model.methods import rules_of, tools_of
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING, Capabilities, Machine
 
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
 
 
-def needs_of(method: Any) -> list[tuple[str, str]]:
+def needs_of(method: Method) -> list[tuple[str, str]]:
     """Place and capability of each part of a method that runs untrusted code."""
     found = [(where, _NEEDS[rule.type]) for where, rule in rules_of(method) if rule.type in _NEEDS]
-    tools = getattr(settings_of(method), "tools", ())
-    places = enumerate(tools)
+    places = enumerate(tools_of(method))
     return found + [
         (f"method.{method.type}.tools[{n}]", SANDBOX) for n, tool in places if tool.type == "python"
     ]
 
 
-def required_by(method: Any) -> Capabilities:
+def required_by(method: Method) -> Capabilities:
     return frozenset(needed for _, needed in needs_of(method))
 
 
 def check_gpus(
-    gpus: int, method: Any, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
+    gpus: int, method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
 ) -> None:
     """A problem where no machine that can run the method has so many; a warning of what is not divided."""
     required = required_by(method)
@@ -40,7 +39,7 @@ def check_gpus(
     if most < gpus:
         reason = f"the job asks for {gpus}, and no worker that could run it has more than {most}"
         problems.add("resources.gpus", reason, code="gpus_unavailable")
-    if gpus > 1 and method.type == "training_free":
+    if gpus > 1 and isinstance(method, TrainingFree):
         reason = "a training-free job trains no weights and runs on one"
         problems.add("resources.gpus", reason, code="invalid_value")
     for where, rule in rules_of(method) if gpus > 1 else ():
@@ -50,7 +49,7 @@ def check_gpus(
 
 
 def check_capabilities(
-    method: Any, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
+    method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
 ) -> None:
     """A problem at each part that no machine can run; also at graders beyond the subset that there is."""
     needs = needs_of(method)
@@ -71,7 +70,7 @@ def check_capabilities(
         _check_subset(method, problems)
 
 
-def _check_subset(method: Any, problems: Problems) -> None:
+def _check_subset(method: Method, problems: Problems) -> None:
     """Without bubblewrap python graders run in a subset of the language."""
     for where, rule in rules_of(method):
         if rule.type != "python":

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_engine.config.job import Lora
+from grpo_engine.config.job import Lora, Method, Reinforcement
 from grpo_engine.config.tools import HttpTool, function_schemas
 from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.rules.json_schema import check_schema
 from grpo_engine.graders.rules.multi import Multi
 from service.jobs.model.dataset import Problems
-from service.jobs.model.method_parts import graders_of, settings_of
+from service.jobs.model.methods import eval_grader_of, graders_of, lora_of, tools_of
 from service.platform.token_counting import ModelText, RenderError
 
 Warn = Callable[[str, str], None]
@@ -59,41 +59,41 @@ _response_format: TypeAdapter[Any] = TypeAdapter(
 )
 
 
-def check_method(method: Any, has_validation: bool, problems: Problems, warn: Warn) -> None:
+def check_method(method: Method, has_validation: bool, problems: Problems, warn: Warn) -> None:
     """All of these checks, for a method of any type."""
-    settings, where = settings_of(method), f"method.{method.type}"
-    lora = getattr(settings.hyperparameters, "lora", None)
+    where, lora = f"method.{method.type}", lora_of(method)
     if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
         reason = 'name at least one module, or write "all-linear"'
         problems.add(f"{where}.hyperparameters.lora.target_modules", reason, code="invalid_value")
     _check_held_out(method, has_validation, problems)
-    _check_response_format(
-        f"{where}.response_format", getattr(settings, "response_format", None), problems, warn
-    )
-    _check_tool_parameters(where, settings, problems)
+    if isinstance(method, Reinforcement):
+        _check_response_format(
+            f"{where}.response_format", method.reinforcement.response_format, problems, warn
+        )
+    _check_tool_parameters(method, problems)
     for place, grader in graders_of(method):
         check_formula(place, grader, problems)
 
 
-def _check_held_out(method: Any, has_validation: bool, problems: Problems) -> None:
+def _check_held_out(method: Method, has_validation: bool, problems: Problems) -> None:
     """Fields that only held-out rows give a meaning."""
     if has_validation:
         return
-    settings, where = settings_of(method), f"method.{method.type}"
-    if getattr(settings.hyperparameters, "early_stopping", None) is not None:
+    where = f"method.{method.type}"
+    if isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.early_stopping is not None:
         reason = "needs a validation_file: the held-out reward decides"
         problems.add(f"{where}.hyperparameters.early_stopping", reason, code="missing_validation_file")
-    if getattr(settings, "eval_grader", None) is not None:
+    if eval_grader_of(method) is not None:
         reason = "needs a validation_file: it scores the held-out rows"
         problems.add(f"{where}.eval_grader", reason, code="missing_validation_file")
 
 
-def _check_tool_parameters(where: str, settings: Any, problems: Problems) -> None:
+def _check_tool_parameters(method: Method, problems: Problems) -> None:
     """Chat templates and models read them as a JSON schema of an object."""
-    for index, tool in enumerate(getattr(settings, "tools", ())):
+    for index, tool in enumerate(tools_of(method)):
         if not isinstance(tool, HttpTool):
             continue
-        place = f"{where}.tools[{index}].parameters"
+        place = f"method.{method.type}.tools[{index}].parameters"
         try:
             check_schema(tool.parameters)
         except ValueError as error:
@@ -103,9 +103,9 @@ def _check_tool_parameters(where: str, settings: Any, problems: Problems) -> Non
             problems.add(place, 'arguments are an object: write "type": "object"', code="invalid_value")
 
 
-def check_tools(method: Any, text: ModelText | None, warn: Warn) -> None:
+def check_tools(method: Method, text: ModelText | None, warn: Warn) -> None:
     """Whether the model gets to know of the job's tools."""
-    tools = tuple(getattr(settings_of(method), "tools", ()))
+    tools = tools_of(method)
     if not tools or text is None:
         return
     messages = [{"role": "user", "content": "question"}]

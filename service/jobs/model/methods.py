@@ -1,0 +1,151 @@
+"""The method of a job: parsed once into the union of its types, and its parts: graders, tools, files.
+
+Boundary: pure; finds parts and checks none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from grpo_engine.config.job import (
+    Lora,
+    Method,
+    Reinforcement,
+    ReinforcementHyperparameters,
+    ReinforcementMethod,
+    RetentionSet,
+    SupervisedMethod,
+    TrainingFree,
+    TrainingFreeHyperparameters,
+    TrainingFreeMethod,
+    hyperparameters_of,
+)
+from grpo_engine.config.tools import Tool
+from grpo_engine.graders import Grader
+from grpo_engine.graders.base import GraderBase
+from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.process import Process
+from service.jobs.model.schemas import JobCreate
+
+_method: TypeAdapter[Method] = TypeAdapter(Method)
+
+
+@dataclass(frozen=True)
+class DatasetUse:
+    """A file that a job reads, and the grader of its rows."""
+
+    param: str
+    """The request's field that holds the file's id."""
+    file_id: str
+    grader: Grader | None
+    """None: the rows are demonstrations."""
+    grader_param: str = ""
+
+
+def parsed_method(stored: Mapping[str, Any]) -> Method:
+    """A job's stored method. Raises ValidationError if this version cannot read it."""
+    return _method.validate_python(stored)
+
+
+def settings_in(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a method that is a JSON document, such as a manifest's."""
+    return dict(document[document["type"]])
+
+
+def settings_of(method: Method) -> ReinforcementMethod | SupervisedMethod | TrainingFreeMethod:
+    """The part of the method that is named as its type: grader, hyperparameters and the rest."""
+    match method:
+        case Reinforcement():
+            return method.reinforcement
+        case TrainingFree():
+            return method.training_free
+    return method.supervised
+
+
+def with_settings(method: Method, **changed: Any) -> Method:
+    """The method with some of its settings replaced."""
+    settings = settings_of(method).model_copy(update=changed)
+    return method.model_copy(update={method.type: settings})
+
+
+def grader_of(method: Method) -> Grader | None:
+    """None: a supervised method."""
+    settings = settings_of(method)
+    return None if isinstance(settings, SupervisedMethod) else settings.grader
+
+
+def eval_grader_of(method: Method) -> Grader | None:
+    """The grader of held-out rows, if it is another one."""
+    settings = settings_of(method)
+    return None if isinstance(settings, SupervisedMethod) else settings.eval_grader
+
+
+def tools_of(method: Method) -> tuple[Tool, ...]:
+    """The tools that the model may call."""
+    return method.reinforcement.tools if isinstance(method, Reinforcement) else ()
+
+
+def retention_of(method: Method) -> tuple[RetentionSet, ...]:
+    """Held-out sets of other domains."""
+    return method.reinforcement.retention if isinstance(method, Reinforcement) else ()
+
+
+def sampling_of(method: Method) -> ReinforcementHyperparameters | TrainingFreeHyperparameters | None:
+    """The hyperparameters of a method that samples completions; None: a supervised method."""
+    settings = settings_of(method)
+    return None if isinstance(settings, SupervisedMethod) else settings.hyperparameters
+
+
+def lora_of(method: Method) -> Lora | Literal["full"] | None:
+    """The adapter's shape, or "full"; None if it is unset or the method trains no weights."""
+    return None if isinstance(method, TrainingFree) else hyperparameters_of(method).lora
+
+
+def reads_rows(method: Method) -> bool:
+    """Whether the job's own model reads the rows, and not only a model behind an endpoint."""
+    return not isinstance(method, TrainingFree) or method.training_free.hyperparameters.rollouts == "model"
+
+
+def datasets_of(job: JobCreate) -> list[DatasetUse]:
+    """The files of a job, the training file first."""
+    method, where = job.method, f"method.{job.method.type}"
+    grader, held_out = grader_of(method), eval_grader_of(method)
+    found = [DatasetUse("training_file", job.training_file, grader, f"{where}.grader")]
+    if job.validation_file is not None:
+        named = "eval_grader" if held_out else "grader"
+        use = DatasetUse("validation_file", job.validation_file, held_out or grader, f"{where}.{named}")
+        found.append(use)
+    for index, kept in enumerate(retention_of(method)):
+        place = f"{where}.retention[{index}]"
+        own = f"{place}.grader" if kept.grader else f"{where}.grader"
+        found.append(DatasetUse(f"{place}.file", kept.file, kept.grader or grader, own))
+    return found
+
+
+def graders_of(method: Method) -> Iterator[tuple[str, Grader]]:
+    """Every grader of a method with its place."""
+    where = f"method.{method.type}"
+    found = {"grader": grader_of(method), "eval_grader": eval_grader_of(method)}
+    found |= {f"retention[{index}].grader": kept.grader for index, kept in enumerate(retention_of(method))}
+    yield from ((f"{where}.{name}", grader) for name, grader in found.items() if grader is not None)
+
+
+def leaves(where: str, grader: GraderBase) -> Iterator[tuple[str, Any]]:
+    """The rules of a grader that contain no other rule, with their places."""
+    if isinstance(grader, Multi):
+        for key, part in grader.graders.items():
+            yield from leaves(f"{where}.graders.{key}", part)
+    elif isinstance(grader, Process):
+        yield from leaves(f"{where}.grader", grader.grader)
+    else:
+        yield where, grader
+
+
+def rules_of(method: Method) -> Iterator[tuple[str, Any]]:
+    """`leaves` of every grader of a method."""
+    for where, grader in graders_of(method):
+        yield from leaves(where, grader)
