@@ -26,7 +26,7 @@ from service.platform.principal import Principal
 from service.platform.tables.core import Job, Rollout
 from service.probes.schemas import AdviceRead, ProbeRead, ProbeResult
 from service.probes.verdict import judge
-from service.rollouts.repository import Entry, rollout_read
+from service.rollouts.repository import RolloutEntry, rollout_read
 from service.rollouts.schemas import RolloutRead
 from service.web.pagination import unknown_cursor
 
@@ -119,4 +119,4 @@ def result_of(counts: dict[str, Any], method: Method) -> ProbeResult:
 def _groups(session: Session, probe_id: str) -> list[RolloutRead]:
     query = select(Rollout).where(Rollout.job_id == probe_id)
     query = query.order_by(Rollout.has_signal.desc(), Rollout.step, Rollout.position).limit(SHOWN_GROUPS)
-    return [rollout_read(Entry(row)) for row in session.scalars(query)]
+    return [rollout_read(RolloutEntry(row)) for row in session.scalars(query)]

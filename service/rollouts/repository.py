@@ -37,7 +37,7 @@ Key = tuple[float | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RolloutEntry:
     """One line of a list: a group, or a completion of it."""
 
     group: Rollout
@@ -71,8 +71,8 @@ def page(
     unit: Unit,
     *,
     limit: int,
-    after: Entry | None,
-) -> list[Entry]:
+    after: RolloutEntry | None,
+) -> list[RolloutEntry]:
     """`limit` + 1 entries at most, from behind `after` on: newest step first, or by reward."""
     query = _chosen(job_id, selection)
     by_reward = selection.filter in ("best", "worst")
@@ -83,7 +83,9 @@ def page(
         if not selection.looks_inside:
             query = query.limit(limit + 2)  # the cursor's own group is one of them
     with closing(session.scalars(query.execution_options(yield_per=BATCH_ROWS))) as groups:
-        found: Iterable[Entry] = (entry for group in groups for entry in _entries(group, selection, unit))
+        found: Iterable[RolloutEntry] = (
+            entry for group in groups for entry in _entries(group, selection, unit)
+        )
         if by_reward:
             found = (entry for entry in found if entry.reward is not None)
         if after is not None:
@@ -135,13 +137,13 @@ def steps(session: Session, job_id: str) -> list[SplitSteps]:
     return [SplitSteps(split=split, steps=numbers) for split, numbers in found.items()]
 
 
-def rollout_read(entry: Entry) -> RolloutRead:
+def rollout_read(entry: RolloutEntry) -> RolloutRead:
     group = entry.group
     completions = [stored_completion(completion) for completion in group.data["completions"]]
     return RolloutRead.model_validate({**_group_fields(group), "id": _id(group), "completions": completions})
 
 
-def completion_read(entry: Entry) -> CompletionRead:
+def completion_read(entry: RolloutEntry) -> CompletionRead:
     group, index = entry.group, entry.index or 0
     own = {
         "id": names.completion_id(group.split, group.step, group.position, index),
@@ -175,16 +177,16 @@ def _group_fields(group: Rollout) -> dict[str, Any]:
     }
 
 
-def _entries(group: Rollout, selection: Selection, unit: Unit) -> Iterator[Entry]:
+def _entries(group: Rollout, selection: Selection, unit: Unit) -> Iterator[RolloutEntry]:
     completions = group.data["completions"]
     if unit == "completion":
         yield from (
-            Entry(group, index)
+            RolloutEntry(group, index)
             for index, completion in enumerate(completions)
             if selection.admits(completion)
         )
     elif is_meant(group, selection):
-        yield Entry(group)
+        yield RolloutEntry(group)
 
 
 def is_meant(group: Rollout, selection: Selection) -> bool:

@@ -18,7 +18,7 @@ from service.jobs.store.repository import require_job
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.rollouts import repository
-from service.rollouts.repository import Entry, Unit
+from service.rollouts.repository import RolloutEntry, Unit
 from service.rollouts.schemas import RolloutOverview
 from service.rollouts.selection import Selection, refuse_unknown_parts
 from service.web.limits import ConcurrencyLimit
@@ -47,7 +47,7 @@ def checked_job(database: Database, tenant: str, job_id: str, selection: Selecti
 
 def page(
     database: Database, job: Job, selection: Selection, unit: Unit, *, limit: int, after: str | None
-) -> list[Entry]:
+) -> list[RolloutEntry]:
     """One more than `limit` where there are more.
 
     Raises NotFound for an unknown cursor, TooManyRequests at the limit of searches.
@@ -65,11 +65,11 @@ def overview(database: Database, job: Job) -> RolloutOverview:
         return RolloutOverview(parts=parts_of(job), data=repository.steps(session, job.id))
 
 
-def _last(session: Session, job_id: str, after: str, unit: Unit) -> Entry:
+def _last(session: Session, job_id: str, after: str, unit: Unit) -> RolloutEntry:
     """The entry that a page ended with. Raises NotFound."""
     place = names.rollout_place(after) if unit == "group" else names.completion_place(after)
     group = repository.find(session, job_id, place[:3]) if place else None
     index = place[3] if place is not None and len(place) == 4 else None
     if group is None or (index is not None and index >= len(group.data["completions"])):
         raise unknown_cursor(after)
-    return Entry(group, index)
+    return RolloutEntry(group, index)

@@ -122,7 +122,7 @@ class EventData(BaseModel):
     id: str
 
 
-class EventRead(BaseModel):
+class WebhookEventRead(BaseModel):
     """OpenAI's event, as it is sent."""
 
     object: Literal["event"]
@@ -137,7 +137,7 @@ class DeliveryRead(BaseModel):
     id: str
     """The `webhook-id` header, the same with every attempt."""
     webhook_endpoint_id: str
-    event: EventRead
+    event: WebhookEventRead
     created_at: int
     status: Literal["pending", "delivered", "failed"]
     next_attempt_at: int | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from service.jobs.diagnosis.findings import Finding
+from service.jobs.diagnosis.findings import DiagnosisFinding
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import calmer, without_signal
 from service.jobs.model.methods import settings_in
@@ -19,7 +19,7 @@ TIMEOUT = "unresponsive_reward_error"
 LIMITS = ("max_calls", "max_cost_usd")
 
 
-def failure(run: Run) -> Finding | None:
+def failure(run: Run) -> DiagnosisFinding | None:
     """What ended the job; None where it did not fail."""
     if run.failure is None:
         return None
@@ -36,30 +36,30 @@ def _evidence(run: Run) -> list[str]:
     return [*lines, *list(stored)[:SHOWN_LINES]]
 
 
-def _as_is(run: Run, found: Finding) -> Finding:
+def _as_is(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """The cause lies outside of the request: the same request, once it is mended."""
     return found.model_copy(update={"patch": {}})
 
 
-def _dataset(run: Run, found: Finding) -> Finding:
+def _dataset(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     return run.at(found, "training_file")
 
 
-def _config(run: Run, found: Finding) -> Finding:
+def _config(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     return run.at(found, f"method.{run.kind}.hyperparameters")
 
 
-def _model(run: Run, found: Finding) -> Finding:
+def _model(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     return run.at(found, "model")
 
 
-def _grader(run: Run, found: Finding) -> Finding:
+def _grader(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     evidence = [*found.evidence, *error_lines(run)]
     found = found.model_copy(update={"evidence": evidence})
     return slow_or_wrong_grader(run, found)
 
 
-def slow_or_wrong_grader(run: Run, found: Finding) -> Finding:
+def slow_or_wrong_grader(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """More time where graders ran out of it, else the grader itself."""
     counts = {code: count for code, (count, _) in run.groups.errors.items()}
     if counts and max(counts, key=counts.__getitem__) == TIMEOUT:
@@ -73,20 +73,20 @@ def error_lines(run: Run) -> list[str]:
     return [f"{count} × {code}, {example}" for code, (count, example) in run.groups.errors.items()]
 
 
-def _no_signal(run: Run, found: Finding) -> Finding:
+def _no_signal(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """The same advice as for a run that goes on without signal, at its full weight."""
     judged = without_signal(run, found)
     return judged.model_copy(update={"severity": found.severity, "cause": judged.cause or found.cause})
 
 
-def _memory(run: Run, found: Finding) -> Finding:
+def _memory(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     tokens = run.settings.get("max_completion_tokens")
     if tokens and tokens > 1:
         return run.setting(found, "max_completion_tokens", max(1, tokens // 2))
     return run.setting(found, "max_tokens", max(8, run.settings.get("max_tokens", 2048) // 2))
 
 
-def _limit(run: Run, found: Finding) -> Finding:
+def _limit(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """Twice the limit that was reached, where there is exactly one that can be it."""
     limits = list(_limits(settings_in(run.method), ""))
     if len(limits) != 1:
@@ -104,7 +104,7 @@ def _limits(node: Any, path: str) -> Any:
         yield from _limits(value, place)
 
 
-Judge = Callable[[Run, Finding], Finding]
+Judge = Callable[[Run, DiagnosisFinding], DiagnosisFinding]
 _CAUSES: dict[str, tuple[str, Judge]] = {
     "dataset_invalid": ("A row of the dataset cannot be used by this model.", _dataset),
     "config_invalid": ("The settings passed the checks, but the model cannot run with them.", _config),

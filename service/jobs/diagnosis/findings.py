@@ -14,7 +14,7 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 
-class Finding(BaseModel):
+class DiagnosisFinding(BaseModel):
     code: str
     """Stable: a failure's own code, or the name of what is wrong with the run."""
     severity: Severity
@@ -37,7 +37,7 @@ class Diagnosis(BaseModel):
     status: str
     step: int
     summary: str
-    findings: list[Finding]
+    findings: list[DiagnosisFinding]
     """The worst first."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
-from service.jobs.diagnosis.findings import Finding, number
+from service.jobs.diagnosis.findings import DiagnosisFinding, number
 from service.jobs.diagnosis.run import MIN_STEPS, Run, Span
 from service.jobs.diagnosis.signal import longer
 
@@ -19,7 +19,7 @@ SILENT = 0.1
 """… while every other part explains less than this."""
 
 
-def unscored(run: Run) -> Finding | None:
+def unscored(run: Run) -> DiagnosisFinding | None:
     """A part of the grader fails on many completions."""
     names = {name for row in run.metrics for name in row if name.endswith("/error_rate")}
     limit = DEFAULT_THRESHOLDS["grader_errors"]
@@ -34,7 +34,7 @@ def unscored(run: Run) -> Finding | None:
     return slow_or_wrong_grader(run, found)
 
 
-def cut(run: Run) -> Finding | None:
+def cut(run: Run) -> DiagnosisFinding | None:
     """Many completions end at the limit."""
     share, length = run.recent("completions/clipped_ratio"), run.trend("completions/mean_length")
     limit = DEFAULT_THRESHOLDS["truncation"]
@@ -52,7 +52,7 @@ def cut(run: Run) -> Finding | None:
     return longer(run, found)
 
 
-def paid_for_length(run: Run) -> Finding | None:
+def paid_for_length(run: Run) -> DiagnosisFinding | None:
     """Longer is better, whatever is said."""
     correlation = run.recent("completions/reward_length_correlation")
     length = run.trend("completions/mean_length")
@@ -68,7 +68,7 @@ def paid_for_length(run: Run) -> Finding | None:
     return run.setting(found, "overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
 
 
-def silent_parts(run: Run) -> Finding | None:
+def silent_parts(run: Run) -> DiagnosisFinding | None:
     """A part of the reward that never differs: it decides nothing."""
     spreads = _of_parts(run, "std")
     means = _of_parts(run, "mean")
@@ -87,7 +87,7 @@ def silent_parts(run: Run) -> Finding | None:
     return run.at(run.finding("silent_part", cause, lines, advice), f"method.{run.kind}.grader")
 
 
-def one_part_rules(run: Run) -> Finding | None:
+def one_part_rules(run: Run) -> DiagnosisFinding | None:
     """One part of several decides alone."""
     explained = run.groups.explained
     if len(explained) < 2:

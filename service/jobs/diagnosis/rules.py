@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from service.jobs.diagnosis.failures import failure
-from service.jobs.diagnosis.findings import SEVERITIES, Diagnosis, Finding
+from service.jobs.diagnosis.findings import SEVERITIES, Diagnosis, DiagnosisFinding
 from service.jobs.diagnosis.rewards import cut, one_part_rules, paid_for_length, silent_parts, unscored
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import few_signals, flat_reward, not_held_out, not_shown, too_few_steps
 from service.jobs.diagnosis.stability import collapsed, far_away, too_fast
 from service.jobs.model.states import PUBLIC
 
-Rule = Callable[[Run], Finding | None]
+Rule = Callable[[Run], DiagnosisFinding | None]
 ALWAYS: tuple[Rule, ...] = (failure, not_shown, too_few_steps)
 OF_REINFORCEMENT: tuple[Rule, ...] = (
     *(few_signals, unscored, not_held_out, far_away, collapsed, too_fast),
@@ -37,7 +37,7 @@ def diagnose(run: Run) -> Diagnosis:
     )
 
 
-def _summary(run: Run, found: list[Finding]) -> str:
+def _summary(run: Run, found: list[DiagnosisFinding]) -> str:
     if found:
         more = f" ({len(found) - 1} more below)" if len(found) > 1 else ""
         return found[0].cause + more

@@ -11,7 +11,7 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any
 
-from service.jobs.diagnosis.findings import Finding, Severity, nested, number, value_at
+from service.jobs.diagnosis.findings import DiagnosisFinding, Severity, nested, number, value_at
 from service.jobs.model.methods import settings_in
 from service.jobs.model.states import TERMINAL, JobState
 
@@ -142,22 +142,24 @@ class Run:
 
     def finding(
         self, code: str, cause: str, evidence: Sequence[str], advice: str, *, severity: Severity = "warning"
-    ) -> Finding:
+    ) -> DiagnosisFinding:
         """One that names no field yet."""
-        return Finding(code=code, severity=severity, cause=cause, evidence=list(evidence), advice=advice)
+        return DiagnosisFinding(
+            code=code, severity=severity, cause=cause, evidence=list(evidence), advice=advice
+        )
 
-    def changing(self, found: Finding, path: str, value: Any) -> Finding:
+    def changing(self, found: DiagnosisFinding, path: str, value: Any) -> DiagnosisFinding:
         """The finding with the field to change: a path from the method's own settings on."""
         place = f"method.{self.kind}.{path}"
         current = value_at(self.method, place.removeprefix("method."))
         change = {"field": place, "current": current, "suggested": value, "patch": nested(place, value)}
         return found.model_copy(update=change)
 
-    def setting(self, found: Finding, name: str, value: Any) -> Finding:
+    def setting(self, found: DiagnosisFinding, name: str, value: Any) -> DiagnosisFinding:
         """The finding with the hyperparameter to change."""
         return self.changing(found, f"hyperparameters.{name}", value)
 
-    def at(self, found: Finding, field_name: str) -> Finding:
+    def at(self, found: DiagnosisFinding, field_name: str) -> DiagnosisFinding:
         """The finding with a field for which only a person knows the value."""
         return found.model_copy(update={"field": field_name})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
-from service.jobs.diagnosis.findings import Finding, number, rounded
+from service.jobs.diagnosis.findings import DiagnosisFinding, number, rounded
 from service.jobs.diagnosis.run import MIN_STEPS, Run
 
 MAJORITY = 0.6
@@ -27,7 +27,7 @@ STILL_NATS = 0.01
 SIGNAL = "frac_reward_zero_std"
 
 
-def few_signals(run: Run) -> Finding | None:
+def few_signals(run: Run) -> DiagnosisFinding | None:
     """Most groups earn one and the same reward."""
     share = run.recent(SIGNAL)
     if share is None or share.mean < DEFAULT_THRESHOLDS["no_signal"] or _ended_for_it(run):
@@ -41,7 +41,7 @@ def _ended_for_it(run: Run) -> bool:
     return run.failure is not None and run.failure["code"] == "no_signal"
 
 
-def without_signal(run: Run, found: Finding) -> Finding:
+def without_signal(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """The reason, as the stored groups tell it, and the change that helps against it."""
     groups = run.groups
     evidence = [*found.evidence, *([groups.text()] if groups.num else [])]
@@ -54,7 +54,7 @@ def without_signal(run: Run, found: Finding) -> Finding:
     return _more_rounds(run, found.model_copy(update={"advice": advice}))
 
 
-def _too_hard(run: Run, found: Finding) -> Finding:
+def _too_hard(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     cut = run.recent("completions/clipped_ratio")
     if cut and cut.mean >= NEARLY_ALL:
         cause = (
@@ -75,25 +75,25 @@ def _too_hard(run: Run, found: Finding) -> Finding:
     return run.setting(found, "group_size", min(MAX_GROUP_SIZE, 2 * size))
 
 
-def longer(run: Run, found: Finding) -> Finding:
+def longer(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """Room for completions that are cut."""
     tokens = max(FEWEST_TOKENS, 2 * run.settings["max_completion_tokens"])
     return run.setting(found, "max_completion_tokens", min(MAX_TOKENS, tokens))
 
 
-def _too_easy(run: Run, found: Finding) -> Finding:
+def _too_easy(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     cause = "Almost every group is all right: the model knows this already."
     advice = "Take harder prompts, or stop here; dynamic sampling looks for the prompts that still teach."
     return _more_rounds(run, found.model_copy(update={"cause": cause, "advice": advice}))
 
 
-def _more_rounds(run: Run, found: Finding) -> Finding:
+def _more_rounds(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     if run.settings.get("dynamic_sampling", ROUNDS) >= ROUNDS:
         return run.at(found, "training_file")
     return run.setting(found, "dynamic_sampling", ROUNDS)
 
 
-def flat_reward(run: Run) -> Finding | None:
+def flat_reward(run: Run) -> DiagnosisFinding | None:
     """Signal in the groups, but the reward stays where it was."""
     trend, share = run.trend("reward"), run.recent(SIGNAL)
     if trend is None or trend.is_shown or (share and share.mean >= DEFAULT_THRESHOLDS["no_signal"]):
@@ -113,7 +113,7 @@ def _faster(run: Run) -> float:
     return min(1.0, rounded(3 * run.settings["learning_rate"]))
 
 
-def not_held_out(run: Run) -> Finding | None:
+def not_held_out(run: Run) -> DiagnosisFinding | None:
     """The training reward rises, held-out rows gain nothing: memory, or a grader that is tricked."""
     trend, verdict = run.trend("reward"), run.evaluation.get("verdict") or {}
     low = verdict.get("low")
@@ -128,7 +128,7 @@ def not_held_out(run: Run) -> Finding | None:
     return closer(run, run.finding("not_held_out", cause, evidence, advice))
 
 
-def closer(run: Run, found: Finding) -> Finding:
+def closer(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """A stronger pull to the reference; smaller steps where there may be none."""
     alone = (run.settings.get("self_distillation") or {}).get("alone")
     if run.kind == "reinforcement" and not alone:
@@ -137,14 +137,14 @@ def closer(run: Run, found: Finding) -> Finding:
     return calmer(run, found)
 
 
-def calmer(run: Run, found: Finding) -> Finding:
+def calmer(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     """A third of the learning rate."""
     if "learning_rate" not in run.settings:
         return run.at(found, f"method.{run.kind}.hyperparameters")
     return run.setting(found, "learning_rate", rounded(run.settings["learning_rate"] / 3))
 
 
-def not_shown(run: Run) -> Finding | None:
+def not_shown(run: Run) -> DiagnosisFinding | None:
     """The evaluation's interval includes 0, in a run whose reward of training does not tell more."""
     verdict = run.evaluation.get("verdict") or {}
     low, high = verdict.get("low"), verdict.get("high")
@@ -165,7 +165,7 @@ def _interval(run: Run, verdict: Any) -> str:
     return f"evaluation of step {step} against step 0, {verdict['rows']} rows: {verdict['text']}; {between}"
 
 
-def too_few_steps(run: Run) -> Finding | None:
+def too_few_steps(run: Run) -> DiagnosisFinding | None:
     """Too early to judge."""
     num_steps = len(run.series("loss")) or len(run.series("reward"))
     if num_steps >= MIN_STEPS or run.failure is not None or (not num_steps and not run.is_over):
@@ -178,5 +178,5 @@ def too_few_steps(run: Run) -> Finding | None:
     return _longer(run, found)
 
 
-def _longer(run: Run, found: Finding) -> Finding:
+def _longer(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     return run.setting(found, "n_steps", max(5 * MIN_STEPS, 2 * run.total_steps))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import fmean, median
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
-from service.jobs.diagnosis.findings import Finding, number
+from service.jobs.diagnosis.findings import DiagnosisFinding, number
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import calmer, closer
 
@@ -26,7 +26,7 @@ RATIO_LOSSES = frozenset({"grpo", "dapo", "dr_grpo", "bnpo"})
 SHOWN_SPIKES = 5
 
 
-def far_away(run: Run) -> Finding | None:
+def far_away(run: Run) -> DiagnosisFinding | None:
     """The KL of a completion is beyond what the reference still holds."""
     kl, length = run.recent("kl"), run.recent("completions/mean_length")
     limit = DEFAULT_THRESHOLDS["kl"]
@@ -39,7 +39,7 @@ def far_away(run: Run) -> Finding | None:
     return closer(run, run.finding("kl_explosion", cause, evidence, advice))
 
 
-def collapsed(run: Run) -> Finding | None:
+def collapsed(run: Run) -> DiagnosisFinding | None:
     """The policy always says the same."""
     points, late = run.series("entropy"), run.recent("entropy")
     limit = DEFAULT_THRESHOLDS["entropy"]
@@ -58,7 +58,7 @@ def collapsed(run: Run) -> Finding | None:
     return calmer(run, found)
 
 
-def too_fast(run: Run) -> Finding | None:
+def too_fast(run: Run) -> DiagnosisFinding | None:
     """Updates that the clip range cuts off, or gradients that jump."""
     evidence = [*_clipped(run), *_spikes(run)]
     if not evidence:

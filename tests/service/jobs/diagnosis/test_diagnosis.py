@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.jobs.diagnosis.findings import Finding
+from service.jobs.diagnosis.findings import DiagnosisFinding
 from service.jobs.diagnosis.rules import diagnose
 from service.jobs.diagnosis.run import Run
 from service.jobs.intake.cloning import patched
@@ -19,13 +19,13 @@ from tests.service.jobs.diagnosis.runs import FAILED, POOR, evaluated, failed, g
 ERRORS = Path(__file__).parents[4] / "docs" / "reference" / "errors.md"
 
 
-def the(found: Run, code: str) -> Finding:
+def the(found: Run, code: str) -> DiagnosisFinding:
     """The run's finding of this code."""
     (finding,) = (one for one in diagnose(found).findings if one.code == code)
     return finding
 
 
-def changed(finding: Finding) -> Any:
+def changed(finding: DiagnosisFinding) -> Any:
     """The hyperparameters that the patch sets; None without a patch."""
     if not finding.patch:
         return finding.patch
