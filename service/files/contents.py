@@ -50,7 +50,7 @@ def _check_line(line: bytes, number: int) -> None:
     if number == 1 and line.startswith(codecs.BOM_UTF8):
         raise _refused("line 1 starts with a byte order mark; save it as UTF-8 without one", "file_has_bom")
     if b"\x00" in line:
-        raise _refused(f"line {number} holds a NUL byte", "file_not_utf8")
+        raise _refused(f"line {number} contains a NUL byte", "file_not_utf8")
     try:
         line.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Queries about files. A deleted or expired file exists for nobody, whatever the tenant."""
+"""Queries about files. Deleted and expired files are never found."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def find(session: Session, tenant: str, file_id: str) -> File | None:
 
 
 def is_recorded(session: Session, file_id: str) -> bool:
-    """Whether there is a row at all, of anybody."""
+    """Whether the row exists, for any tenant."""
     return session.get(File, file_id) is not None
 
 
 def page(
     session: Session, tenant: str, *, purpose: str | None, after: File | None, limit: int, order: Order
 ) -> list[File]:
-    """Files by creation time, from behind `after` on; one more than `limit` where there is more."""
+    """Files by creation time, starting behind `after`; one more than `limit` if there are more."""
     query = select(File).where(File.tenant == tenant, exists_now())
     if purpose is not None:
         query = query.where(File.purpose == purpose)
@@ -47,13 +47,13 @@ def find_cursor(session: Session, tenant: str, file_id: str) -> File | None:
 
 
 def unfinished_user(session: Session, file: File) -> str | None:
-    """Id of an unfinished job that reads the file: as dataset, or as the weights it goes on from."""
+    """Id of an unfinished job that reads the file: as dataset, or as the weights it continues."""
     models = (
         select(Job.fine_tuned_model)
         .join(Artifact, Artifact.job_id == Job.id)
         .where(Artifact.id == file.id, Artifact.kind != "metrics")
     )
-    # retention sets stand inside the method
+    # retention sets are inside the method
     named = cast(Job.method, Text).contains(f'"{file.id}"', autoescape=True)
     reads_it = or_(Job.training_file == file.id, Job.validation_file == file.id, named, Job.model.in_(models))
     query = select(Job.id).where(Job.tenant == file.tenant, Job.state.in_(UNFINISHED), reads_it)

@@ -47,11 +47,11 @@ class Files:
         self._request_id = request_id
 
     def upload(self, file: BinaryIO, num_bytes: int, filename: str, fields: UploadFields) -> FileRead:
-        """Store a dataset. Raises InvalidRequest for bytes that no job could read, TooManyRequests where the
-        tenant has no space for them, Unauthorized where the key was revoked meanwhile; then nothing stays."""
+        """Store a dataset. If it raises, nothing is stored: InvalidRequest for bytes that no job can read,
+        TooManyRequests if the tenant's storage is full, Unauthorized if the key was revoked meanwhile."""
         if num_bytes > self._settings.max_upload_bytes:
-            limit = f"at most {self._settings.max_upload_bytes} bytes"
-            raise PayloadTooLarge(f"file: it has {num_bytes} bytes, {limit} are allowed.", param="file")
+            limit = f"the limit of {self._settings.max_upload_bytes} bytes"
+            raise PayloadTooLarge(f"file: its {num_bytes} bytes exceed {limit}.", param="file")
         digest = check_dataset(file, max_rows=self._settings.max_rows)
         self._purge_expired()
         file_id = new_id("file")
@@ -118,11 +118,11 @@ class Files:
             lock_tenant(session, self._principal.tenant)
             row = _found(repository.find(session, self._principal.tenant, file_id), file_id)
             if is_result(session, file_id):
-                message = f"{file_id} is a result of a job; deleting its model deletes the weights."
+                message = f"{file_id} is a job's result. Delete the job's model to delete its weights."
                 raise InvalidRequest(message, param="file_id", code="file_is_result")
             if job_id := repository.unfinished_user(session, row):
                 raise InvalidRequest(
-                    f"{file_id} is used by {job_id}, which has not ended: cancel it first.",
+                    f"{file_id} is used by the unfinished job {job_id}. Cancel the job first.",
                     param="file_id",
                     code="file_in_use",
                 )

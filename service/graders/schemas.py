@@ -71,12 +71,12 @@ class RunMetadata(BaseModel):
 
 class RunResponse(BaseModel):
     reward: float
-    """0 where `scorable` is false: OpenAI's clients need a number."""
+    """0 if `scorable` is false: OpenAI's clients need a number."""
     scorable: bool
     """Whether the grader gave a reward. In training an unscorable completion is left out, never a 0."""
     metadata: RunMetadata
     sub_rewards: dict[str, float | None]
-    """Reward by part of a multi; null where a part could not be scored."""
+    """Reward by part of a multi; null if a part could not be scored."""
     grader_errors: dict[str, GradeError]
     """Part → code and message."""
     model_grader_token_usage_per_model: dict[str, Any] = {}

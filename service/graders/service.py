@@ -32,7 +32,7 @@ _run_limit = ConcurrencyLimit("grader runs", per_tenant=4, overall=8)
 
 
 def check(grader: Grader, catalog: Catalog) -> None:
-    """Raises InvalidRequest naming the field where this deployment lacks what the grader needs."""
+    """Raises InvalidRequest naming the field if this deployment lacks what the grader needs."""
     problems = Problems()
     check_grader("grader", grader, catalog, problems)
     check_formula("grader", grader, problems)
@@ -63,7 +63,7 @@ def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
 
 
 def _used(before: Mapping[str, ModelUsage], after: Mapping[str, ModelUsage]) -> dict[str, ModelUsage]:
-    """What was asked of judges in between, by model; of runs at the same time they are told together."""
+    """The judges' usage in between, by model; concurrent runs are counted together."""
     none = ModelUsage()
     return {
         model: ModelUsage(

@@ -1,6 +1,6 @@
 """Axolotl's GRPO configuration: other names and defaults of what it hands to TRL.
 
-Boundary: a table from Axolotl's names to TRL's; what those mean here stands in `trl.py`.
+Boundary: a table from Axolotl's names to TRL's; `trl.py` says what those mean here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _adapter_kind(translation: Translation) -> None:
     if kind == "qlora":
         translation.differs("adapter", "the base is loaded whole: more memory, no quantisation error")
     elif kind in (None, "lora"):
-        translation.leaves("adapter", "an adapter is trained where it says so, else all weights")
+        translation.leaves("adapter", "an adapter is trained if it says so, otherwise all weights")
     else:
         translation.refuses("adapter", f"there are lora and qlora, not {kind}")
     translation.leaves("lora_target_linear", "it says lora_target_modules: all-linear")

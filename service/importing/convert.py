@@ -1,7 +1,7 @@
 """A configuration of TRL, Axolotl or verl → the body of a job, and a line of report for every field.
 
-Boundary: pure; files are read by the command. Whether the service would accept the job is asked of its own
-classes.
+Boundary: pure; files are read by the command. The service's own classes decide whether it would accept the
+job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What lies in files: the configuration, the sources of reward functions, the dataset's rows.
+"""Reads files: the configuration, the sources of reward functions, the dataset's rows.
 
 Boundary: reads and writes files for the command; nothing in them is run.
 """
@@ -54,7 +54,7 @@ def _words(line: str) -> list[str]:
 
 
 def read_sources(names: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
-    """`package.module.function` or `file.py:function` → its module's source, where it is found."""
+    """`package.module.function` or `file.py:function` → its module's source, if it is found."""
     places = list(folders)
     found = {}
     for name in names:

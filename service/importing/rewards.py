@@ -18,7 +18,7 @@ SUPPLIED = ("prompts", "completions")
 """What the wrapper passes beside the row's columns."""
 NOT_HERE = {
     "completion_ids": "a grader sees the text and its number of tokens, not the tokens",
-    "trainer_state": "a grader knows nothing of the training",
+    "trainer_state": "a grader does not see the trainer's state",
     "environments": "tools are named in the job",
 }
 OPTIONAL = ("log_extra", "log_metric")
@@ -83,7 +83,7 @@ def key_of(name: str, taken: Iterable[str]) -> str:
 def wrapped(source: str, name: str) -> tuple[str, str]:
     """The module with a `grade(sample, item)` that calls the function, and what is to be known of it.
 
-    Raises Refusal where the function cannot be called so.
+    Raises Refusal if the function cannot be called that way.
     """
     function = _function(source, name)
     columns = _columns(function)
@@ -117,7 +117,7 @@ def wrapped_verl(source: str | None, reference: str) -> tuple[str, str]:
 
 
 def _function(source: str, name: str) -> ast.FunctionDef:
-    """The function of that name, where the sandbox can call it. Raises Refusal."""
+    """The function of that name. Raises Refusal if the sandbox cannot call it."""
     try:
         module = ast.parse(source)
     except SyntaxError as error:

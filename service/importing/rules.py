@@ -1,6 +1,6 @@
 """How another system's configuration becomes a job: rules over its fields, and a line of report for each.
 
-Boundary: pure. What a source's fields mean stands in its own table (`trl.py`, `axolotl.py`, `verl.py`).
+Boundary: pure. The meaning of a source's fields is in its own table (`trl.py`, `axolotl.py`, `verl.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 Verdict = Literal["maps", "differs", "not needed", "refused", "unknown"]
 JOB_FIELDS = ("model", "training_file", "validation_file", "seed", "suffix", "metadata")
-"""Targets that stand in the job itself; all others are hyperparameters, but for the grader."""
+"""Targets in the job itself; all others are hyperparameters, except for the grader."""
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 ALIKE = 0.85
 """From here on a name is taken for a slip of the pen."""
@@ -32,7 +32,7 @@ class Line:
     values: tuple[Any, ...]
     verdict: Verdict
     to: str = ""
-    """Where it stands in the job."""
+    """Its place in the job."""
     why: str = ""
     stated: bool = True
     """False: the source's own default, which a job here would not have."""
@@ -53,7 +53,7 @@ class Options:
     data: str | None = None
     validation_data: str | None = None
     num_rows: int | None = None
-    """Of the dataset, where it is known."""
+    """Of the dataset, if it is known."""
     rewards: tuple[str, ...] = ()
     """Reward functions that the training script passes itself: `file.py:function`."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -78,13 +78,13 @@ class Translation:
         return any(name in self.given for name in names)
 
     def maps(self, names: str | tuple[str, ...], to: str, value: Any, *, differs: str = "") -> None:
-        """The job says it: the same, or with a difference that is told."""
+        """The job has it: the same, or with a reported difference."""
         self.targets[to] = value
         shown = value.get("type") if isinstance(value, dict) else value
         self._tell(names, "differs" if differs else "maps", f"{to}: {shown}", differs)
 
     def differs(self, names: str | tuple[str, ...], why: str) -> None:
-        """Nothing of it stands in the job, and the result is another one."""
+        """The job does not have it, and the result differs."""
         self._tell(names, "differs", "", why)
 
     def leaves(self, names: str | tuple[str, ...], why: str) -> None:
@@ -109,7 +109,7 @@ class Rule:
     """What becomes of some fields: `apply` writes targets and lines."""
 
     defaults: Mapping[str, Any]
-    """Each field with the source's default; `UNSET` where it plays no part."""
+    """Each field with the source's default; `UNSET` if it is never read."""
     apply: Callable[[Translation], None]
 
 
@@ -145,7 +145,7 @@ def only(name: str, *allowed: Any, why: str) -> Rule:
 
 
 def unneeded(why: str, names: str) -> Rule:
-    """Fields, parted by spaces, that change nothing here: somebody else does their work, or nobody must."""
+    """Fields, separated by spaces, that change nothing here."""
 
     def apply(translation: Translation) -> None:
         for name in names.split():
@@ -155,7 +155,7 @@ def unneeded(why: str, names: str) -> Rule:
 
 
 def unlike(name: str, default: Any, why: str) -> Rule:
-    """A value other than the default is not carried over, which changes the result in a way that is told."""
+    """A value other than the default is not carried over; the difference is reported."""
 
     def apply(translation: Translation) -> None:
         if translation[name] == default:
@@ -213,5 +213,5 @@ def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Optio
 
 def _unknown(name: str, value: Any, known: Iterable[str]) -> Line:
     alike = "".join(f"; there is {other}" for other in get_close_matches(name, known, 1, ALIKE))
-    why = f"no field of this system is called so{alike}"
+    why = f"unknown field{alike}"
     return Line((name,), (shown_value(name, value),), "unknown", why=why)

@@ -148,7 +148,7 @@ RECORDING: tuple[Rule, ...] = (
         """,
     ),
     unneeded(
-        "a job goes on from its own checkpoints by itself",
+        "a job continues from its own checkpoints",
         "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint",
     ),
     unneeded("environment variables are the operator's", "env"),
@@ -294,6 +294,6 @@ OLDER: tuple[Rule, ...] = (
     unneeded(RECORDED, "wandb_log_unique_prompts"),
     unneeded("the base model's dtype is the operator's choice (GRPO_RUNTIME)", "torch_dtype"),
 )
-"""Of earlier releases: TRL 1.16 itself knows them no more."""
+"""Of earlier releases; TRL 1.16 no longer has them."""
 
 RULES = (*MODEL, *DATA, *OBJECTIVE, *SAMPLING, *TRAINING, *RECORDING, *OLDER)

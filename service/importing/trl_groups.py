@@ -39,7 +39,7 @@ def batch(translation: Translation) -> None:
 
 
 def _reuse(translation: Translation, per_step: int) -> str:
-    """What is unlike where a generation feeds several optimiser steps."""
+    """The difference if a generation feeds several optimiser steps."""
     batches = minibatches(translation)
     if batches == 1:
         return ""
@@ -63,7 +63,7 @@ def length(translation: Translation) -> None:
     iterations = whole(translation["num_iterations"])
     translation.maps("num_iterations", "num_iterations", iterations)
     steps, epochs = translation["max_steps"], translation["num_train_epochs"]
-    counted = f"TRL counts {iterations} optimiser steps where one step with num_iterations is counted here"
+    counted = f"TRL counts {iterations} optimiser steps per step with num_iterations here"
     why = counted if iterations > 1 else ""
     if steps and steps > 0:
         translation.maps("max_steps", "n_steps", max(1, math.ceil(steps / iterations)), differs=why)
@@ -89,7 +89,7 @@ def _warmup(translation: Translation, iterations: int, why: str) -> None:
 
 
 def total_steps(translation: Translation) -> int | None:
-    """Of the job, as far as it is known by now."""
+    """Of the job, if it is known by now."""
     targets, num_rows = translation.targets, translation.options.num_rows
     if "n_steps" in targets or num_rows is None or not {"n_epochs", "prompts_per_step"} <= targets.keys():
         return targets.get("n_steps")
@@ -144,10 +144,10 @@ def correction(translation: Translation) -> None:
     bounds = (f"{prefix}clip_max", f"{prefix}cap", f"{prefix}clip_min")
     mode, low = translation[f"{prefix}mode"], translation[f"{prefix}clip_min"]
     if not translation["use_vllm"]:
-        why = "`auto` here: corrected where the operator's sampler is another program than the trainer"
+        why = "`auto` here: corrected if the operator's sampler is not the trainer itself"
         translation.leaves(("use_vllm", f"{prefix}correction", f"{prefix}mode", *bounds), why)
         return
-    translation.leaves("use_vllm", "the operator chooses the sampler: vLLM on a GPU, where it is installed")
+    translation.leaves("use_vllm", "the operator chooses the sampler: vLLM on a GPU, if it is installed")
     if not translation[f"{prefix}correction"]:
         translation.maps(f"{prefix}correction", "importance_correction", "none")
         translation.leaves((f"{prefix}mode", *bounds), "nothing is corrected")
@@ -233,12 +233,12 @@ def run_name(translation: Translation) -> None:
 
 
 def evaluation(translation: Translation) -> None:
-    """Held-out rows are evaluated where the job has some."""
+    """Held-out rows are evaluated if the job has any."""
     names = ("eval_strategy", "eval_steps")
     strategy, steps = str(translation["eval_strategy"]), translation["eval_steps"]
-    translation.leaves("do_eval", "held-out rows are evaluated where the job has some")
+    translation.leaves("do_eval", "held-out rows are evaluated if the job has any")
     if strategy == "no":
-        translation.leaves(names, "held-out rows are evaluated where the job has some")
+        translation.leaves(names, "held-out rows are evaluated if the job has any")
     elif translation.options.validation_data is None:
         translation.differs(names, "nothing is evaluated without held-out rows: give --validation-data")
     elif strategy == "steps" and steps and steps >= 1:
@@ -249,17 +249,17 @@ def evaluation(translation: Translation) -> None:
 
 
 def saving(translation: Translation) -> None:
-    """Checkpoints are also what a killed job goes on from."""
+    """A killed job continues from its checkpoints."""
     every, limit = translation["save_steps"], translation["save_total_limit"]
     if translation.states("save_steps") and every >= 1:
         translation.maps("save_steps", "checkpoint_interval", int(every))
     else:
-        translation.leaves("save_steps", "every 20 steps: a killed job goes on from there")
+        translation.leaves("save_steps", "every 20 steps: a killed job continues from there")
     if limit:
         translation.maps("save_total_limit", "max_checkpoints", min(100, whole(limit)))
     if translation["save_strategy"] == "steps":
         translation.leaves("save_strategy", "so it is here")
     else:
         translation.differs(
-            "save_strategy", "checkpoints are counted in steps: a killed job goes on from the last"
+            "save_strategy", "checkpoints are counted in steps: a killed job continues from the last"
         )

@@ -1,6 +1,6 @@
 """TRL's reward functions, their weights and what becomes of several: a grader and an advantage.
 
-Boundary: writes to a translation; what one function is here, `rewards.py` knows.
+Boundary: writes to a translation; `rewards.py` translates single functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ADVANTAGES = {
     True: "group_std",
     False: "mean_only",
 }
-UNSCORED = "where one part gives no number the completion is left out of its group; TRL adds up the others"
+UNSCORED = "if one part gives no number the completion is left out of its group; TRL sums the others"
 
 
 @dataclass

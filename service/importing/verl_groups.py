@@ -103,7 +103,7 @@ def _divergence(translation: Translation) -> None:
         f"{ALGORITHM}.{name}" for name in ("kl_ctrl.type", "kl_ctrl.kl_coef", "kl_penalty")
     )
     if translation[in_loss] and translation[in_reward]:
-        translation.refuses((in_loss, in_reward), "the KL stands in the loss or in the reward, not in both")
+        translation.refuses((in_loss, in_reward), "the KL can be in the loss or in the reward, not in both")
     elif translation[in_loss]:
         _estimated(translation, in_loss, weight, kind, "loss")
     elif translation[in_reward]:
@@ -169,7 +169,7 @@ def _evaluation(translation: Translation) -> None:
     if every > 0:
         translation.maps("trainer.test_freq", "eval_interval", whole(every))
     else:
-        translation.leaves("trainer.test_freq", "held-out rows are evaluated where the job has some")
+        translation.leaves("trainer.test_freq", "held-out rows are evaluated if the job has any")
 
 
 def _saving(translation: Translation) -> None:
@@ -177,7 +177,7 @@ def _saving(translation: Translation) -> None:
     if every > 0:
         translation.maps("trainer.save_freq", "checkpoint_interval", whole(every))
     else:
-        translation.leaves("trainer.save_freq", "every 20 steps: a killed job goes on from there")
+        translation.leaves("trainer.save_freq", "every 20 steps: a killed job continues from there")
     if most:
         translation.maps("trainer.max_actor_ckpt_to_keep", "max_checkpoints", min(100, whole(most)))
 

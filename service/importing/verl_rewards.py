@@ -1,6 +1,6 @@
 """verl's reward function, its punishment of long completions and its filter of groups.
 
-Boundary: rules for `verl.py`; what a Python function becomes, `rewards.py` knows.
+Boundary: rules for `verl.py`; `rewards.py` translates Python functions.
 """
 
 from __future__ import annotations

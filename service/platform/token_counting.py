@@ -44,14 +44,14 @@ class ModelText:
     template: Template | None
     special_tokens: Mapping[str, str]
     context_tokens: int | None
-    """Positions the model has, prompt and completion together; None where its config does not say."""
+    """Positions the model has, prompt and completion together; None if its config does not say."""
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, for_completion: bool
     ) -> str:
-        """The conversation as text; with the assistant's opening where a completion is to follow.
+        """The conversation as text; with the assistant's opening if a completion follows.
 
-        Raises RenderError where the model has no template or its template refuses the conversation.
+        Raises RenderError if the model has no template or its template refuses the conversation.
         """
         if self.template is None:
             raise RenderError("the model has no chat template")
@@ -75,7 +75,7 @@ class ModelText:
         return counts
 
     def target_lengths(self, texts: Sequence[str]) -> list[int]:
-        """Tokens to learn of each text: up to its first end-of-sequence, which is added where it has none."""
+        """Tokens to learn of each text: up to its first end-of-sequence, which is added if it has none."""
         end = self.tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
         counts, ended = [1] * len(texts), set[int]()
         for index, ids in self._ids(texts):
@@ -87,7 +87,7 @@ class ModelText:
     def _ids(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
         """Index of a text and tokens of its next piece, a few pieces at a time: a token takes 200 bytes here.
 
-        A longer text than PIECE_CHARACTERS is cut where a token may stand, so its count is a little high.
+        A longer text than PIECE_CHARACTERS is cut between characters, so its count is a little high.
         """
         for batch in _batched(_pieces(texts), PIECE_CHARACTERS):
             encodings = self.tokenizer.encode_batch_fast(
@@ -104,7 +104,7 @@ def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _batched(pieces: Iterable[tuple[int, str]], max_characters: int) -> Iterator[list[tuple[int, str]]]:
-    """The same in lists of so many characters, or of one piece."""
+    """The same in lists of at most `max_characters`, or of one piece."""
     batch: list[tuple[int, str]] = []
     room = max_characters
     for index, text in pieces:
@@ -120,7 +120,7 @@ def _batched(pieces: Iterable[tuple[int, str]], max_characters: int) -> Iterator
 def load_model_text(folder: Path) -> ModelText:
     """Tokenizer, template and limits of a model folder, cached until a file of it changes.
 
-    Raises ModelTextError where a file is missing or broken.
+    Raises ModelTextError if a file is missing or broken.
     """
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
     files = [folder / name for name in names]

@@ -26,7 +26,7 @@ class ProbeResult(BaseModel):
     prompts: int
     completions: int
     pass_rate: float | None
-    """Share of the scored completions with a full reward; null where none could be scored."""
+    """Share of the scored completions with a full reward; null if none could be scored."""
     mean_reward: float | None
     signal_share: float
     """Share of groups whose rewards differ: only these teach anything."""

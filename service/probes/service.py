@@ -17,7 +17,7 @@ from grpo_engine.contract.events import Probed
 from service.jobs.api.reading import read_jobs
 from service.jobs.model.methods import parsed_method
 from service.jobs.model.schemas import JobRead
-from service.jobs.model.states import JobState
+from service.jobs.model.states import JobState, already
 from service.jobs.store import queue, repository
 from service.platform import audit
 from service.platform.db import Database
@@ -56,13 +56,13 @@ class Probes:
             return self._read(session, _require(session, tenant, probe_id))
 
     def cancel(self, principal: Principal, probe_id: str, request_id: str) -> ProbeRead:
-        """Cancelled at once where no worker holds it; else as soon as the worker has heard of it."""
+        """Cancels the probe: at once if no worker holds it, otherwise when the worker learns of it."""
         with self.database.transaction() as session:
             probe = _require(session, principal.tenant, probe_id)
             try:
                 queue.request_cancel(session, principal.tenant, probe_id, is_probe=True)
             except queue.WrongState as error:
-                message = f"The probe already {error.current.value}."
+                message = f"The probe {already(error.current)}."
                 raise InvalidRequest(message, code="invalid_state") from error
             audit.record(session, principal, "probe.cancel", probe_id, request_id)
             session.refresh(probe)

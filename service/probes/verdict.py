@@ -46,12 +46,14 @@ HARDER = Advice("training_file", "Use harder prompts, of which the model gets so
 SUPERVISED = Advice(
     "method.type", "Train on demonstrations first (supervised), then from that model with GRPO."
 )
-GRADER = Advice(f"{METHOD}.grader", "Try the grader on such a completion, and mend it or the rows it reads.")
-LARGER_GROUP = Advice(f"{METHOD}.hyperparameters.group_size", "More completions a prompt differ more often.")
+GRADER = Advice(f"{METHOD}.grader", "Test the grader on such a completion; fix it or the rows it reads.")
+LARGER_GROUP = Advice(
+    f"{METHOD}.hyperparameters.group_size", "With more completions per prompt, rewards differ more often."
+)
 HOTTER = Advice(f"{METHOD}.hyperparameters.temperature", "A higher temperature makes completions differ.")
 REPLACE = Advice(
     f"{METHOD}.hyperparameters.dynamic_sampling",
-    "1 to 3 rounds replace groups without signal by fresh prompts.",
+    "Use 1 to 3 rounds to replace groups without signal with new prompts.",
 )
 
 
@@ -88,7 +90,7 @@ def _no_signal(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict
 
 
 def _hopeless(facts: Probed, settings: ReinforcementHyperparameters) -> Verdict:
-    """Nothing scored; where most answers were cut, that may be all there is to it."""
+    """No completion scored; if most were cut, that may be the only reason."""
     none = f"0 of {facts.completions} completions scored"
     if facts.truncated >= facts.completions / 2:
         sentence = f"{none}, but {_share_cut(facts, settings)}: raise max_completion_tokens and probe again."
@@ -132,9 +134,7 @@ def _complaint(facts: Probed) -> str:
 
 def _share_cut(facts: Probed, settings: ReinforcementHyperparameters) -> str:
     share = facts.truncated / facts.completions
-    return f"{share:.0%} of the completions were cut at {settings.max_completion_tokens} tokens".replace(
-        "%", " %"
-    )
+    return f"{share:.0%} of the completions were cut at {settings.max_completion_tokens} tokens"
 
 
 def _longer(settings: ReinforcementHyperparameters) -> Advice:

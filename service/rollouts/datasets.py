@@ -1,7 +1,7 @@
 """The dataset rows that rollouts name by number: their messages for exports, their fields for graders.
 
-Rollouts keep the rendered prompt and the row's number only. What a file id stands for never changes, so the
-file still has the row, for as long as its owner keeps it.
+Rollouts keep the rendered prompt and the row's number only. The content of a file id never changes, so the
+file has the row until its owner deletes it.
 Boundary: reads files and storage; a row was checked when the job was submitted.
 """
 
@@ -44,14 +44,14 @@ class Dataset:
             for line in self._lines(numbers):
                 copy.write(line.rstrip(b"\r\n") + b"\n")
                 if copy.tell() > max_bytes:
-                    message = f"limit: their rows have more than {max_bytes:g} bytes: ask for fewer."
+                    message = f"limit: the rows exceed {max_bytes:g} bytes. Request fewer completions."
                     raise InvalidRequest(message, param="limit", code="rows_too_large")
             copy.seek(0)
             for number, line in zip(numbers, copy, strict=True):
                 yield number, parse_line(line)
 
     def _lines(self, numbers: list[int]) -> Iterator[bytes]:
-        """Raises LookupError where the file has no such row."""
+        """Raises LookupError if the file has no such row."""
         rows = enumerate(line for line in split_lines(self.storage.stream(self.key)) if line.strip())
         for number in numbers:
             line = next((line for at, line in rows if at == number), None)
@@ -61,7 +61,7 @@ class Dataset:
 
 
 def find_dataset(database: Database, storage: Storage, job: Job, split: TrainedSplit) -> Dataset:
-    """The file that the split's rows came from. Raises InvalidRequest where it is no more."""
+    """The file that the split's rows came from. Raises InvalidRequest if it was deleted or has expired."""
     param = "training_file" if split == "train" else "validation_file"
     file_id = getattr(job, param)
     if file_id is None:
@@ -75,7 +75,7 @@ def find_dataset(database: Database, storage: Storage, job: Job, split: TrainedS
 
 def _gone(param: str, file_id: str) -> InvalidRequest:
     message = (
-        f"The {param} {file_id} was deleted or has expired, and with it the rows that the rollouts name. "
-        "The rollouts themselves have each prompt as the model read it."
+        f"The {param} {file_id} was deleted or has expired, so the rows of the rollouts are gone. "
+        "The rollouts still have each prompt as the model read it."
     )
     return InvalidRequest(message, param=param, code="file_not_found")

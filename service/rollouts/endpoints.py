@@ -50,10 +50,10 @@ TrainedSplitQuery = Annotated[TrainedSplit, Query(description="Rollouts of train
 def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None) -> Selection:
     """Raises InvalidRequest if the parameters contradict each other."""
     if step is not None and not (from_step is None and to_step is None):
-        raise InvalidRequest("step: Give either step, or from_step and to_step.", param="step")
+        raise InvalidRequest("step: cannot be combined with from_step or to_step.", param="step")
     first, last = (from_step, to_step) if step is None else (step, step)
     if first is not None and last is not None and first > last:
-        raise InvalidRequest("from_step: Input should be at most to_step.", param="from_step")
+        raise InvalidRequest("from_step: must not be greater than to_step.", param="from_step")
     return Selection(first, last)
 
 

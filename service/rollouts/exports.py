@@ -47,14 +47,14 @@ class Exports:
     storage: Storage
 
     def best_answers(self, source: Source, limits: Limits) -> Iterator[str]:
-        """Rows for `supervised` training. Raises NotFound, and InvalidRequest where there is nothing."""
+        """Rows for `supervised` training. Raises NotFound, and InvalidRequest if there is none."""
         job, dataset, selection = self._opened(source)
         with search_limit.slot(source.tenant):
             found = pairs.best_answers(self.database, job.id, selection, limits)
         return pairs.lines(self.database, job.id, source.split, dataset, found, pairs.supervised_row)
 
     def preferences(self, source: Source, limits: Limits) -> Iterator[str]:
-        """Good and bad answers. Raises NotFound, and InvalidRequest where there are none."""
+        """Good and bad answers. Raises NotFound, and InvalidRequest if there is none."""
         job, dataset, selection = self._opened(source)
         with search_limit.slot(source.tenant):
             found = pairs.preferences(self.database, job.id, selection, limits)

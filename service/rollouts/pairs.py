@@ -83,15 +83,15 @@ class _Extremes:
 def best_answers(
     database: Database, job_id: str, selection: Selection, limits: Limits
 ) -> dict[int, list[Example]]:
-    """Row → its best answers with at least this reward. Raises InvalidRequest where there is none."""
+    """Row → its best answers with at least this reward. Raises InvalidRequest if there is none."""
     known = _extremes(database, job_id, selection, limits.per_prompt)
     found: dict[int, list[Example]] = {
         row: [(one,) for one in each.best if one.reward >= limits.at_least] for row, each in known.items()
     }
     if not any(found.values()):
         highest = max((one.reward for each in known.values() for one in each.best), default=None)
-        seen = "none is whole and scored" if highest is None else f"the best one has {highest:g}"
-        message = f"min_reward: no completion that is asked for has a reward of {limits.at_least:g}: {seen}."
+        seen = "none is complete and scored" if highest is None else f"the best one has {highest:g}"
+        message = f"min_reward: no selected completion has a reward of {limits.at_least:g}: {seen}."
         raise InvalidRequest(message, param="min_reward", code="nothing_to_export")
     return {row: examples for row, examples in found.items() if examples}
 
@@ -101,13 +101,13 @@ def preferences(
 ) -> dict[int, list[Example]]:
     """Row → its best answer with its worst, the second best with the second worst, and so on.
 
-    Raises InvalidRequest where no two rewards of a prompt lie so far apart.
+    Raises InvalidRequest if no two rewards of a prompt differ by that much.
     """
     known = _extremes(database, job_id, selection, limits.per_prompt)
     found = {row: list(_pairs(each, limits.at_least)) for row, each in known.items()}
     if not any(found.values()):
-        apart = f"by {limits.at_least:g} or more" if limits.at_least else "at all"
-        message = f"min_margin: no prompt has two completions whose rewards differ {apart}."
+        apart = f" by {limits.at_least:g} or more" if limits.at_least else ""
+        message = f"min_margin: no prompt has two completions whose rewards differ{apart}."
         raise InvalidRequest(message, param="min_margin", code="nothing_to_export")
     return {row: examples for row, examples in found.items() if examples}
 

@@ -1,7 +1,7 @@
 """Queries of the `rollouts` table: pages of groups or of completions, and all that is meant in batches.
 
-What only a completion can tell is looked for in the rows as they come; a step or a range of steps bounds
-how many those are. Boundary: the caller has checked whose job it is.
+Filters on completions are applied to the rows as they are read; a step or a range of steps bounds their
+number. Boundary: the caller has checked whose job it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Unit = Literal["group", "completion"]
 GroupPlace = tuple[str, int, int]
 """Split, step, position."""
 Key = tuple[float | str, ...]
-"""Where an entry stands in a list: by reward where that is asked for; then newest step first."""
+"""An entry's sort key: by reward if requested, then newest step first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def batches(
 ) -> Iterator[list[Rollout]]:
     """The groups of the selection's steps in order; no transaction spans two batches.
 
-    What completions must tell is not looked at here.
+    Filters on completions are not applied here.
     """
     last: Rollout | None = None
     step = Rollout.step.desc() if newest_first else Rollout.step
@@ -155,7 +155,7 @@ def completion_read(entry: RolloutEntry) -> CompletionRead:
 
 
 def mean_reward(group: Mapping[str, Any]) -> float | None:
-    """Of the scored completions; None where there is none."""
+    """Of the scored completions; None if there is none."""
     rewards = [one["reward"] for one in group["completions"] if one.get("reward") is not None]
     return fmean(rewards) if rewards else None
 

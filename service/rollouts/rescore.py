@@ -1,6 +1,6 @@
 """Tries another grader on what a job has sampled, as training would have: no GPU, and nothing is changed.
 
-Rules run where they always do: in a grading process that is killed at its deadline, untrusted code in the
+Rules run as always: in a grading process that is killed at its deadline, untrusted code in the
 sandbox. Whole steps are taken, because some estimators compare all groups of a step.
 Boundary: no HTTP. What differs is counted by `rescoring.py`.
 """
@@ -38,7 +38,7 @@ DEADLINE_SECONDS = 40.0
 COMPLETION_SECONDS = 10.0
 GRADING_PROCESSES = 2
 MAX_ASKED = 64
-"""Completions for a grader that asks a server: somebody pays for them."""
+"""Completions for a grader that calls a server: each call costs money."""
 MAX_ROW_BYTES = 64 * 2**20
 """Of the rows that graders see, all at once in memory."""
 _limit = ConcurrencyLimit("re-scores", per_tenant=2, overall=4)
@@ -85,20 +85,22 @@ class Rescore:
             some, skipped = _within(groups, request.limit - num_completions)
             if some is None:
                 if not found:
-                    message = f"limit: step {step} alone has more than {request.limit} completions."
+                    message = (
+                        f"limit: step {step} alone has more than {request.limit} completions. Raise limit."
+                    )
                     raise InvalidRequest(message, param="limit")
                 break
             found += some
             num_skipped += skipped
             num_completions += sum(len(group.data["completions"]) for group in some)
         if not found:
-            message = "There are no rollouts in these steps that a grader could score again."
+            message = "No rollouts of these steps can be scored again."
             raise InvalidRequest(message, param="from_step", code="no_rollouts")
         return found, num_skipped
 
 
 def _within(groups: Iterator[Rollout], limit: int) -> tuple[list[Rollout] | None, int]:
-    """A step's groups with what a grader may see, None where they are too many; and how many are left out."""
+    """A step's groups with what a grader may see, None if they are too many; and how many are left out."""
     found: list[Rollout] = []
     num_skipped = num_completions = 0
     for group in groups:
@@ -119,7 +121,7 @@ def _estimator(method: Method, request: RescoreRequest) -> Estimator:
     given = method.reinforcement.hyperparameters
     name = request.advantage or given.advantage
     if name == "process":
-        message = "advantage: the job's needs rewards of single steps, which are not stored: name another."
+        message = "advantage: process needs the rewards of single steps, which are not stored. Name another."
         raise InvalidRequest(message, param="advantage")
     return Estimator(name, given.advantage_ddof, given.mask_truncated_completions)
 
@@ -127,10 +129,10 @@ def _estimator(method: Method, request: RescoreRequest) -> Estimator:
 def _refuse_rules_of_workers(request: RescoreRequest) -> None:
     for place, rule in leaves("grader", request.grader):
         if isinstance(rule, RewardModel):
-            message = f"{place}: a reward model is loaded by workers only: it cannot score again here."
+            message = f"{place}: reward models run on workers only and cannot re-score."
             raise InvalidRequest(message, param=place, code="grader_needs_worker")
         if rule.execution == "thread" and request.limit > MAX_ASKED:
-            message = f"limit: {place} asks a server for every completion: {MAX_ASKED} at most."
+            message = f"limit: {place} calls a server for every completion: use at most {MAX_ASKED}."
             raise InvalidRequest(message, param="limit")
 
 
@@ -144,7 +146,7 @@ def _items(dataset: Dataset, groups: Sequence[Rollout]) -> Items:
 
 
 def _graded(grader: Grader, groups: Sequence[Rollout], items: Items) -> list[list[Score]]:
-    """Each group's new scores. Raises InvalidRequest where they take too long."""
+    """Each group's new scores. Raises InvalidRequest if they take too long."""
     end = time.monotonic() + DEADLINE_SECONDS
     with open_grading(grader, processes=GRADING_PROCESSES, deadline_seconds=COMPLETION_SECONDS) as grading:
         futures = []
@@ -172,5 +174,5 @@ def _sample(completion: dict[str, Any]) -> Sample:
 
 
 def _too_slow() -> InvalidRequest:
-    message = f"limit: not all were scored within {DEADLINE_SECONDS:g} seconds: ask for fewer completions."
+    message = f"limit: scoring took more than {DEADLINE_SECONDS:g} s. Request fewer completions."
     return InvalidRequest(message, param="limit", code="rescore_too_slow")

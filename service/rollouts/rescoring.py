@@ -1,7 +1,7 @@
 """What another grader would have changed: rewards and advantages of stored groups, before and after.
 
-Both sides' advantages are counted anew, by the engine's own function, from the rewards alone: so what differs
-is the grader's doing, and the same grader changes nothing. A KL penalty in the reward is in neither.
+The engine's own function computes both sides' advantages from the rewards alone, so every difference comes
+from the grader, and the same grader changes nothing. A KL penalty in the reward is in neither.
 Boundary: pure; grades nothing and reads nothing.
 """
 
@@ -53,7 +53,7 @@ class Estimator:
     def judged(
         self, groups: Sequence[Rollout], scores: Sequence[Sequence[Score]], grader: Grader | None
     ) -> list[Judged]:
-        """All groups, in order; each step by itself, as the engine has them."""
+        """All groups, in order; each step separately, as in the engine."""
         found: list[Judged] = []
         weights = grader.weights if isinstance(grader, Multi) else None
         for _, step in groupby(zip(groups, scores, strict=True), key=lambda pair: pair[0].step):
@@ -144,7 +144,7 @@ def _rescored(group: Rollout, before: Judged, after: Judged) -> RescoredGroup:
 
 
 def rank_agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Kendall's tau-b of (before, after): 1 one order, -1 the opposite one; None where a side is constant."""
+    """Kendall's tau-b of (before, after): 1 one order, -1 the opposite one; None if a side is constant."""
     agreement = untied_before = untied_after = 0
     for (before, after), (other_before, other_after) in combinations(pairs, 2):
         was, now = _sign(before - other_before), _sign(after - other_after)

@@ -34,7 +34,7 @@ class CompletionFields(BaseModel):
     """`length`: cut at `max_completion_tokens`."""
     policy_version: int = 0
     turns: int = 1
-    """Times the model spoke: more than one where it called tools."""
+    """Turns of the model: more than one if it called tools."""
 
 
 class GroupFields(BaseModel):
@@ -43,7 +43,7 @@ class GroupFields(BaseModel):
     step: int
     split: str
     set: str | None = None
-    """Name of the retention set, where `split` is retention."""
+    """Name of the retention set, if `split` is retention."""
     position: int
     """Of the prompt in its step and split, from 0."""
     has_signal: bool
@@ -140,7 +140,7 @@ class RescoreSummary(BaseModel):
     before: RescoreSide
     after: RescoreSide
     rank_agreement: float | None
-    """Mean over the groups of Kendall's tau-b; null where no group has signal on both sides."""
+    """Mean over the groups of Kendall's tau-b; null if no group has signal on both sides."""
     num_sign_changes: int
     """Completions whose advantage would have pushed the other way."""
     errors: list[ErrorCount]

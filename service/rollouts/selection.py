@@ -1,6 +1,6 @@
 """Which rollouts are meant: one way of asking for lists of groups, lists of completions and exports.
 
-A group is meant where one of its completions is, but for `no_signal`, which is the group's own.
+A group is selected if one of its completions is, except for `no_signal`, which is the group's own.
 Boundary: pure; a stored group in, yes or no out. Queries are the repository's.
 """
 
@@ -23,7 +23,7 @@ Completion = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Selection:
-    """What a request asks for."""
+    """What a request selects."""
 
     from_step: int | None = None
     to_step: int | None = None

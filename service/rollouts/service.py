@@ -1,4 +1,4 @@
-"""What is asked of a job's rollouts: lists of groups or of completions, and an overview.
+"""A job's rollouts: lists of groups or of completions, and an overview.
 
 Boundary: no HTTP. Transactions are opened here, one for each question.
 """
@@ -48,7 +48,7 @@ def checked_job(database: Database, tenant: str, job_id: str, selection: Selecti
 def page(
     database: Database, job: Job, selection: Selection, unit: Unit, *, limit: int, after: str | None
 ) -> list[RolloutEntry]:
-    """One more than `limit` where there are more.
+    """One more than `limit` if there are more.
 
     Raises NotFound for an unknown cursor, TooManyRequests at the limit of searches.
     """

@@ -100,8 +100,8 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
     field = page.get_by_label("Reference")
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_accessible_description(
-        "{{item.NAME}} is replaced with that field of the row. training_file[1].answr: the grader's {{item.answr}} "
-        "does not resolve in this row, which has answer, faults. And 7 more."
+        "{{item.NAME}} is replaced with that field of the row. training_file[1].answr: the grader's "
+        "{{item.answr}} is not in this row, which has answer, faults. And 7 more."
     )
     shots(page, "new-problem")
     page.get_by_role("link", name="training_file[1].answr").click()
@@ -191,7 +191,7 @@ def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Pag
     expect(page.get_by_role("button", name="Probe")).to_be_hidden()
     expect(page.get_by_label("Epochs")).to_have_value("3")
     page.get_by_role("button", name="Check").click()
-    expect(page.get_by_text("the last message must be the assistant's").first).to_be_visible()
+    expect(page.get_by_text("the last message must have the role assistant").first).to_be_visible()
 
 
 def test_a_rule_takes_the_field_that_the_rows_have_until_somebody_writes_another(

@@ -38,7 +38,7 @@ def job_read(
     best_checkpoint: str | None = None,
 ) -> JobRead:
     """The whole answer. `now`: the database's clock, Unix seconds; `best_checkpoint`: its id;
-    `waits_for_own`: how many other jobs of the tenant run, where that is why no more of its begin.
+    `waits_for_own`: how many other jobs of the tenant run, if that limit keeps it waiting.
     """
     state = JobState(job.state)
     seconds = seconds_remaining(job, now)
@@ -93,7 +93,7 @@ def event_read(event: JobEvent) -> EventRead:
 
 
 def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, float]) -> CheckpointRead:
-    """`evaluated`: what its policy did on the held-out rows, as `eval/…`; empty where nobody looked."""
+    """`evaluated`: what its policy did on the held-out rows, as `eval/…`; empty if it was not evaluated."""
     in_short = {name.removeprefix(EVALUATION): value for name, value in evaluated.items()}
     return CheckpointRead(
         id=checkpoint.id,
@@ -109,7 +109,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
 
 
 def seconds_remaining(job: Job, now: float) -> float | None:
-    """At the mean rate since the first start; None where no step is done or nobody works on it."""
+    """At the mean rate since the first start; None if no step is done or no worker holds it."""
     if JobState(job.state) not in HELD or not job.step or job.started_at is None:
         return None
     rate = (now - job.started_at) / job.step
@@ -149,17 +149,17 @@ def _queue(job: Job, position: int | None, waits_for_own: int | None, now: float
         seconds = max(1, round(job.not_before - now))
         return QueueRead(position=position, reason=f"retrying after attempt {job.attempt} in {seconds} s")
     if waits_for_own is not None:
-        reason = f"{waits_for_own} of the tenant's jobs run, as many as may at once"
+        reason = f"Tenant limit reached: {waits_for_own} running jobs"
         return QueueRead(position=position, reason=reason)
     if position is None:
-        return QueueRead(reason=f"more than {MAX_PLACE} before it in the queue")
+        return QueueRead(reason=f"more than {MAX_PLACE} ahead of it in the queue")
     if position > 1:
-        return QueueRead(position=position, reason=f"{position - 1} before it in the queue")
+        return QueueRead(position=position, reason=f"{position - 1} ahead of it in the queue")
     return QueueRead(position=position, reason="waiting for a worker")
 
 
 def _phase(job: Job) -> str:
-    """What a running worker is busy with; else, and where an end was asked for, the state's own name."""
+    """The phase of a running job; otherwise, or if its end was requested, the name of its state."""
     return job.phase if job.state == JobState.RUNNING.value else job.state
 
 

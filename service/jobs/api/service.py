@@ -1,6 +1,6 @@
-"""What may be done with existing jobs: list, read, cancel, pause, resume, events, checkpoints, downloads.
+"""What clients do with existing jobs: list, read, cancel, pause, resume, events, checkpoints, downloads.
 
-Boundary: decides and opens transactions; no HTTP beyond the error tree. Creation is `creation.py`'s.
+Boundary: decides and opens transactions; no HTTP beyond the error tree. `creation.py` creates jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.jobs.api.reading import read_jobs
 from service.jobs.api.responses import checkpoint_read, event_read
 from service.jobs.model import names
 from service.jobs.model.schemas import CheckpointRead, EventRead, JobRead
-from service.jobs.model.states import TERMINAL, JobState
+from service.jobs.model.states import TERMINAL, JobState, already
 from service.jobs.progress.metrics import evaluations_at
 from service.jobs.results import adapters
 from service.jobs.store import queue, repository
@@ -55,7 +55,7 @@ class Jobs:
             return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.max_running)[0]
 
     def cancel(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
-        """Cancelled at once where no worker holds it; else as soon as the worker has heard of it."""
+        """Cancels the job: at once if no worker holds it, otherwise when the worker learns of it."""
         return self._ask(principal, job_id, request_id, "cancel", queue.request_cancel)
 
     def pause(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
@@ -102,7 +102,7 @@ class Jobs:
     def weights(
         self, tenant: str, job_id: str, *, which: adapters.Which, checkpoint: str | None
     ) -> adapters.Weights:
-        """What to download of a job: a checkpoint's adapter where one is named, else the job's.
+        """What to download of a job: a checkpoint's adapter if one is named, otherwise the job's.
 
         `checkpoint` is an id, or like `which` the word "final" or "best".
         """
@@ -117,7 +117,7 @@ class Jobs:
     def checkpoint_weights(
         self, tenant: str, checkpoint_id: str, job_id: str | None = None, *, param: str = "checkpoint_id"
     ) -> adapters.Weights:
-        """A checkpoint's adapter. Raises NotFound where it is not the tenant's, or not that job's."""
+        """A checkpoint's adapter. Raises NotFound if it is not the tenant's, or not that job's."""
         with self.database.reading() as session:
             found = repository.find_checkpoint(session, tenant, checkpoint_id)
         if found is None or job_id not in (None, found.job_id):
@@ -128,7 +128,7 @@ class Jobs:
 
 def _wrong_state(current: JobState, verb: str) -> InvalidRequest:
     if current in TERMINAL:
-        message = f"The job already {'is cancelled' if current is JobState.CANCELLED else current.value}."
+        message = f"The job {already(current)}."
     else:
         message = f"A job that is {current.value} cannot be {verb.removesuffix('e')}ed."
     return InvalidRequest(message, code="invalid_state")

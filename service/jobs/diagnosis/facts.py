@@ -1,4 +1,4 @@
-"""A run as the database knows it. Boundary: reads only; what it means is said by the rules."""
+"""Reads a run from the database. Boundary: reads only; the rules interpret it."""
 
 from __future__ import annotations
 

@@ -20,11 +20,11 @@ LIMITS = ("max_calls", "max_cost_usd")
 
 
 def failure(run: Run) -> DiagnosisFinding | None:
-    """What ended the job; None where it did not fail."""
+    """What ended the job; None if it did not fail."""
     if run.failure is None:
         return None
     code = str(run.failure["code"])
-    cause, judge = _CAUSES.get(code, ("The engine gave up for a reason that has no rule here.", _as_is))
+    cause, judge = _CAUSES.get(code, ("The engine failed for a reason that has no rule here.", _as_is))
     found = run.finding(code, cause, _evidence(run), str(run.failure.get("hint") or ""), severity="error")
     return judge(run, found)
 
@@ -37,7 +37,7 @@ def _evidence(run: Run) -> list[str]:
 
 
 def _as_is(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    """The cause lies outside of the request: the same request, once it is mended."""
+    """The cause is outside the request: repeat the request once it is fixed."""
     return found.model_copy(update={"patch": {}})
 
 
@@ -60,7 +60,7 @@ def _grader(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
 
 
 def slow_or_wrong_grader(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    """More time where graders ran out of it, else the grader itself."""
+    """More time if graders timed out, otherwise the grader itself."""
     counts = {code: count for code, (count, _) in run.groups.errors.items()}
     if counts and max(counts, key=counts.__getitem__) == TIMEOUT:
         seconds = min(3600.0, 2 * run.settings["grader_timeout_seconds"])
@@ -74,7 +74,7 @@ def error_lines(run: Run) -> list[str]:
 
 
 def _no_signal(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    """The same advice as for a run that goes on without signal, at its full weight."""
+    """The same advice as for a running job without signal, as an error."""
     judged = without_signal(run, found)
     return judged.model_copy(update={"severity": found.severity, "cause": judged.cause or found.cause})
 
@@ -87,7 +87,7 @@ def _memory(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
 
 
 def _limit(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    """Twice the limit that was reached, where there is exactly one that can be it."""
+    """Twice the limit that was reached, if only one limit is set."""
     limits = list(_limits(settings_in(run.method), ""))
     if len(limits) != 1:
         return run.at(found, f"method.{run.kind}")
@@ -109,15 +109,15 @@ _CAUSES: dict[str, tuple[str, Judge]] = {
     "dataset_invalid": ("A row of the dataset cannot be used by this model.", _dataset),
     "config_invalid": ("The settings passed the checks, but the model cannot run with them.", _config),
     "model_not_found": ("The base model did not load on the worker.", _model),
-    "base_model_changed": ("The base model's files were exchanged while the job rested.", _as_is),
-    "grader_contract": ("The grader could not score too many of the completions.", _grader),
-    "no_signal": ("No group had two different rewards: there was nothing to compare.", _no_signal),
-    "non_finite": ("The loss or its gradient stopped being a number: the updates were too large.", calmer),
-    "out_of_memory": ("The job does not fit the device, even in the smallest pieces.", _memory),
+    "base_model_changed": ("The base model's files were replaced while the job was not running.", _as_is),
+    "grader_contract": ("Too many completions could not be scored by the grader.", _grader),
+    "no_signal": ("No group had different rewards, so there was nothing to learn from.", _no_signal),
+    "non_finite": ("The loss or its gradient became NaN or infinite: the updates were too large.", calmer),
+    "out_of_memory": ("The job does not fit the device, even with the smallest micro-batches.", _memory),
     "disk_full": ("The worker's disk, or the storage, is full.", _as_is),
-    "endpoint_failed": ("A server that the job works with stayed silent.", _as_is),
+    "endpoint_failed": ("A server that the job depends on did not respond.", _as_is),
     "spend_limit": ("The job reached its own limit of calls or cost.", _limit),
     "policy_mismatch": ("The sampler did not serve the policy that was being trained.", _as_is),
-    "poisoned": ("Three attempts in a row died before they could save anything new.", _memory),
+    "poisoned": ("Three attempts in a row ended before a new checkpoint.", _memory),
 }
-"""Code → cause, and who finds the change."""
+"""Code → cause, and the function that finds the change."""

@@ -1,4 +1,4 @@
-"""What a diagnosis says: findings, each with its evidence and the change that a clone takes as it is.
+"""The shapes of a diagnosis: findings, each with its evidence and a patch for a clone.
 
 Boundary: shapes, and the numbers' way of being written.
 """
@@ -24,11 +24,11 @@ class DiagnosisFinding(BaseModel):
     """Numbers and steps as they are stored."""
     advice: str
     field: str | None = None
-    """The request's field to change; null where the change is outside of the request."""
+    """The request's field to change; null if the change is outside the request."""
     current: Any = None
     suggested: Any = None
     patch: dict[str, Any] | None = None
-    """Body for `POST …/{id}/clone`; null where only a person can say what to write."""
+    """Body for `POST …/{id}/clone`; null if only a person can decide the value."""
 
 
 class Diagnosis(BaseModel):

@@ -28,8 +28,8 @@ def unscored(run: Run) -> DiagnosisFinding | None:
     if not spans or failed:
         return None
     lines = [f"{span.text(name)} (limit {limit:g})" for name, span in spans]
-    cause = "Graders cannot score many of the completions; what they leave out is no part of the training."
-    advice = "Look at them in the rollouts (filter=grader_error) and mend the grader."
+    cause = "Graders cannot score many of the completions; unscored completions are left out of the training."
+    advice = "Inspect them in the rollouts (filter=grader_error) and fix the grader."
     found = run.finding("grader_errors", cause, [*lines, *error_lines(run)], advice)
     return slow_or_wrong_grader(run, found)
 
@@ -44,10 +44,8 @@ def cut(run: Run) -> DiagnosisFinding | None:
     evidence = [f"{share.text('completions/clipped_ratio')} (limit {limit:g})"]
     evidence += length.evidence if length and grows else []
     more = ", and they are still growing" if grows else ""
-    cause = f"Many completions are cut at max_completion_tokens{more}: an answer behind the cut is not seen."
-    advice = (
-        "Allow more tokens; or mask what was cut (mask_truncated_completions) so that it teaches nothing."
-    )
+    cause = f"Many completions are cut at max_completion_tokens{more}: an answer after the cut is lost."
+    advice = "Allow more tokens, or leave cut completions out of the loss (mask_truncated_completions)."
     found = run.finding("truncation", cause, evidence, advice)
     return longer(run, found)
 
@@ -62,8 +60,8 @@ def paid_for_length(run: Run) -> DiagnosisFinding | None:
     grew = length is not None and length.rises and length.late.mean >= LONGER * length.early.mean
     evidence = [f"{correlation.text('completions/reward_length_correlation')} (limit {limit:g})"]
     evidence += length.evidence if length and grew else []
-    cause = "The reward pays for length: a policy that is paid so writes longer and not better."
-    advice = "Mend the grader, or let the reward fall before the limit of tokens."
+    cause = "The reward grows with length, so the policy learns to write longer, not better."
+    advice = "Fix the grader, or penalise long completions (overlong_buffer_tokens)."
     found = run.finding("length_hacking", cause, evidence, advice)
     return run.setting(found, "overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
 
@@ -83,7 +81,7 @@ def silent_parts(run: Run) -> DiagnosisFinding | None:
     ]
     named = ", ".join(silent)
     cause = f"These parts of the grader give every completion the same score: {named}."
-    advice = "Try the part on a few completions with …/graders/run; correct it, or leave it out."
+    advice = "Test the part on a few completions with …/graders/run; fix it or remove it."
     return run.at(run.finding("silent_part", cause, lines, advice), f"method.{run.kind}.grader")
 
 
@@ -99,8 +97,8 @@ def one_part_rules(run: Run) -> DiagnosisFinding | None:
     lines.append(
         f"over {run.groups.num} stored groups of steps {run.groups.first_step}–{run.groups.last_step}"
     )
-    cause = f"{first} decides the reward alone: what the other parts ask for is not learnt."
-    advice = "Give the others more weight, or normalise each part by itself (aggregation: gdpo)."
+    cause = f"{first} decides the reward alone: the other parts have no influence."
+    advice = "Give the others more weight, or normalise each part separately (aggregation: gdpo)."
     found = run.finding("dominating_part", cause, lines, advice)
     return run.at(found, f"method.{run.kind}.grader")
 

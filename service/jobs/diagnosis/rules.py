@@ -42,5 +42,5 @@ def _summary(run: Run, found: list[DiagnosisFinding]) -> str:
         more = f" ({len(found) - 1} more below)" if len(found) > 1 else ""
         return found[0].cause + more
     if not run.step:
-        return "Nothing to see yet: no step was made."
-    return f"Nothing stands out in {run.step} of {run.total_steps} steps."
+        return "No step is done yet."
+    return f"No problems found in {run.step} of {run.total_steps} steps."

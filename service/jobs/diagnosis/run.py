@@ -20,7 +20,7 @@ RECENT_STEPS = 20
 MIN_STEPS = 20
 """With fewer steps a trend is mostly the luck of the prompts."""
 NUM_ERRORS = 2.0
-"""A difference counts from so many of its standard errors on: about 95 %."""
+"""A difference counts from this many standard errors on: about 95%."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ class Run:
         return [(row["step"], row[name]) for row in self.metrics if name in row]
 
     def recent(self, name: str) -> Span | None:
-        """Over the last steps; None where no step has it."""
+        """Over the last steps; None if no step has the metric."""
         points = self.series(name)[-RECENT_STEPS:]
         return _span(points) if points else None
 
     def trend(self, name: str) -> Trend | None:
-        """None with too few steps to tell."""
+        """None with fewer than MIN_STEPS steps."""
         points = self.series(name)
         third = len(points) // 3
         if len(points) < MIN_STEPS:
@@ -160,7 +160,7 @@ class Run:
         return self.changing(found, f"hyperparameters.{name}", value)
 
     def at(self, found: DiagnosisFinding, field_name: str) -> DiagnosisFinding:
-        """The finding with a field for which only a person knows the value."""
+        """The finding with a field whose value a person must choose."""
         return found.model_copy(update={"field": field_name})
 
 

@@ -33,7 +33,7 @@ def few_signals(run: Run) -> DiagnosisFinding | None:
     if share is None or share.mean < DEFAULT_THRESHOLDS["no_signal"] or _ended_for_it(run):
         return None
     evidence = [f"{share.text(SIGNAL)} (limit {DEFAULT_THRESHOLDS['no_signal']:g})"]
-    cause = "In most groups all completions earn the same reward, and such groups teach nothing."
+    cause = "In most groups all completions earn the same reward; such groups give no signal."
     return without_signal(run, run.finding("few_signals", cause, evidence, ""))
 
 
@@ -42,7 +42,7 @@ def _ended_for_it(run: Run) -> bool:
 
 
 def without_signal(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    """The reason, as the stored groups tell it, and the change that helps against it."""
+    """The reason, from the stored groups, and the change that helps."""
     groups = run.groups
     evidence = [*found.evidence, *([groups.text()] if groups.num else [])]
     found = found.model_copy(update={"evidence": evidence})
@@ -50,23 +50,21 @@ def without_signal(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
         return _too_hard(run, found)
     if groups.num_right > MAJORITY * groups.num_flat:
         return _too_easy(run, found)
-    advice = "Replace groups without signal by fresh prompts, or take a grader with finer steps."
+    advice = "Replace groups without signal with new prompts, or use a grader with finer scores."
     return _more_rounds(run, found.model_copy(update={"advice": advice}))
 
 
 def _too_hard(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     cut = run.recent("completions/clipped_ratio")
     if cut and cut.mean >= NEARLY_ALL:
-        cause = (
-            "Almost every group is all wrong, and almost every completion is cut before it could be right."
-        )
+        cause = "In almost every group all completions are wrong, and almost every completion is cut."
         evidence = [*found.evidence, cut.text("completions/clipped_ratio")]
-        advice = "Allow more tokens: only then it shows whether the model can do this task."
+        advice = "Allow more tokens to see whether the model can do this task."
         return longer(run, found.model_copy(update={"cause": cause, "advice": advice, "evidence": evidence}))
-    cause = "Almost every group is all wrong: the model cannot do this task yet."
+    cause = "In almost every group all completions are wrong: the model cannot do this task yet."
     advice = (
-        "Start with supervised fine-tuning on a few right answers, take easier prompts, or let the grader "
-        "pay for steps in the right direction. More completions of a prompt find the rare right one."
+        "Start with supervised fine-tuning on correct answers, use easier prompts, or use a grader that "
+        "rewards partial progress. More completions per prompt find rare correct ones."
     )
     found = found.model_copy(update={"cause": cause, "advice": advice})
     size = run.settings.get("group_size", MAX_GROUP_SIZE)
@@ -82,8 +80,8 @@ def longer(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
 
 
 def _too_easy(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    cause = "Almost every group is all right: the model knows this already."
-    advice = "Take harder prompts, or stop here; dynamic sampling looks for the prompts that still teach."
+    cause = "In almost every group all completions are right: the model can do this task already."
+    advice = "Use harder prompts, or stop here; dynamic sampling finds the prompts that still give signal."
     return _more_rounds(run, found.model_copy(update={"cause": cause, "advice": advice}))
 
 
@@ -94,7 +92,7 @@ def _more_rounds(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
 
 
 def flat_reward(run: Run) -> DiagnosisFinding | None:
-    """Signal in the groups, but the reward stays where it was."""
+    """Groups have signal, but the reward does not rise."""
     trend, share = run.trend("reward"), run.recent(SIGNAL)
     if trend is None or trend.is_shown or (share and share.mean >= DEFAULT_THRESHOLDS["no_signal"]):
         return None
@@ -103,8 +101,8 @@ def flat_reward(run: Run) -> DiagnosisFinding | None:
     still = nats is not None and nats < STILL_NATS
     moved = [f"{kl.text('kl')}, {number(nats)} nats a completion"] if kl and nats is not None else []
     how = ", and the policy has hardly moved" if still else ""
-    cause = f"The reward does not rise, though groups have signal{how}."
-    advice = "Take larger steps; where the reward is high already, stop here."
+    cause = f"The reward does not rise although groups have signal{how}."
+    advice = "Raise the learning rate. If the reward is high already, stop here."
     found = run.finding("reward_flat", cause, [*trend.evidence, *moved], advice)
     return run.setting(found, "learning_rate", _faster(run))
 
@@ -120,16 +118,16 @@ def not_held_out(run: Run) -> DiagnosisFinding | None:
     if trend is None or not trend.rises or low is None or low > 0:
         return None
     cause = (
-        "The reward of training rises and that of held-out rows does not: "
-        "the model learns the rows by heart, or a way round the grader."
+        "The training reward rises and the held-out reward does not: "
+        "the model memorises the rows, or exploits the grader."
     )
-    advice = "Read the best rollouts (filter=best) for tricks; keep the policy closer to the reference."
+    advice = "Inspect the best rollouts (filter=best) for exploits; keep the policy closer to the reference."
     evidence = [*trend.evidence, _interval(run, verdict)]
     return closer(run, run.finding("not_held_out", cause, evidence, advice))
 
 
 def closer(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    """A stronger pull to the reference; smaller steps where there may be none."""
+    """A larger beta, or a smaller learning rate if the method has no beta."""
     alone = (run.settings.get("self_distillation") or {}).get("alone")
     if run.kind == "reinforcement" and not alone:
         beta = run.settings["beta"]
@@ -145,15 +143,15 @@ def calmer(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
 
 
 def not_shown(run: Run) -> DiagnosisFinding | None:
-    """The evaluation's interval includes 0, in a run whose reward of training does not tell more."""
+    """The evaluation's interval includes 0, and `not_held_out` does not apply."""
     verdict = run.evaluation.get("verdict") or {}
     low, high = verdict.get("low"), verdict.get("high")
     if low is None or high is None or not low <= 0 <= high or not_held_out(run):
         return None
-    cause = "What the evaluation found may be chance: the interval of the difference includes 0."
+    cause = "The evaluation shows no significant difference: its 95% interval includes 0."
     found = run.finding("not_shown", cause, [_interval(run, verdict)], "", severity="info")
     if verdict["rows"] < FEW_ROWS:
-        advice = f"{verdict['rows']} rows were compared: take {FEW_ROWS} or more, up to 256 are used."
+        advice = f"{verdict['rows']} rows were compared. Use {FEW_ROWS} or more; up to 256 are used."
         return run.at(found.model_copy(update={"advice": advice}), "validation_file")
     return _longer(run, found.model_copy(update={"advice": "Train longer."}))
 
@@ -161,7 +159,7 @@ def not_shown(run: Run) -> DiagnosisFinding | None:
 def _interval(run: Run, verdict: Any) -> str:
     low, high = number(verdict["low"]), number(verdict["high"])
     step = (run.evaluation.get("last") or {}).get("step", run.step)
-    between = f"between {low} and {high} (95 %)"
+    between = f"95% CI {low} to {high}"
     return f"evaluation of step {step} against step 0, {verdict['rows']} rows: {verdict['text']}; {between}"
 
 
@@ -171,7 +169,7 @@ def too_few_steps(run: Run) -> DiagnosisFinding | None:
     if num_steps >= MIN_STEPS or run.failure is not None or (not num_steps and not run.is_over):
         return None
     cause = "There are too few steps to tell whether the job learns."
-    evidence = [f"{run.step} of {run.total_steps} steps were made; trends are judged from {MIN_STEPS} on"]
+    evidence = [f"{run.step} of {run.total_steps} steps done; trends need at least {MIN_STEPS}"]
     found = run.finding("too_few_steps", cause, evidence, "Train longer.", severity="info")
     if not run.is_over and run.total_steps >= MIN_STEPS:
         return found.model_copy(update={"advice": "Wait."})

@@ -13,8 +13,8 @@ from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import calmer, closer
 
 MAX_CLIPPED = 0.3
-"""Share of tokens outside of the clip range. A few percent are usual; a third means that most of a step is
-spent on where the loss gives no gradient."""
+"""Share of tokens outside of the clip range. A few percent are usual; at a third, most of a step is spent on
+tokens without a gradient."""
 SPIKE = 10.0
 """Times the median norm of the gradient."""
 MIN_SPIKES = 3
@@ -34,8 +34,8 @@ def far_away(run: Run) -> DiagnosisFinding | None:
         return None
     nats = number(kl.mean * length.mean)
     evidence = [f"{kl.text('kl')} a token × {number(length.mean)} tokens = {nats} nats (limit {limit:g})"]
-    cause = "The policy is far away from the reference: rewards are won there by tricks, and abilities lost."
-    advice = "Pull it back with a larger beta, or take smaller steps."
+    cause = "The policy is far from the reference: it may exploit the grader and lose abilities."
+    advice = "Raise beta, or lower the learning rate."
     return closer(run, run.finding("kl_explosion", cause, evidence, advice))
 
 
@@ -50,8 +50,8 @@ def collapsed(run: Run) -> DiagnosisFinding | None:
         return None
     first = f"steps {points[0][0]}–{points[START_STEPS - 1][0]}: entropy {number(start)}"
     evidence = [first, f"{late.text('entropy')} (limit {limit:g} of the start)"]
-    cause = "The entropy has collapsed: a policy that always says the same explores nothing any more."
-    advice = "Let rare tokens grow faster, or take smaller steps."
+    cause = "The entropy has collapsed: the policy repeats itself and no longer explores."
+    advice = "Raise epsilon_high so that rare tokens can grow, or lower the learning rate."
     found = run.finding("entropy_collapse", cause, evidence, advice)
     if run.settings["loss_type"] in RATIO_LOSSES and run.settings["epsilon_high"] < HIGHER_CLIP:
         return run.setting(found, "epsilon_high", HIGHER_CLIP)
@@ -64,7 +64,7 @@ def too_fast(run: Run) -> DiagnosisFinding | None:
     if not evidence:
         return None
     cause = "The learning rate is too high: updates overshoot."
-    advice = "Take a third of it."
+    advice = "Reduce it to a third."
     return calmer(run, run.finding("learning_rate_too_high", cause, evidence, advice))
 
 
@@ -82,4 +82,4 @@ def _spikes(run: Run) -> list[str]:
     if len(spikes) < MIN_SPIKES:
         return []
     shown = ", ".join(f"{number(norm)} in step {step}" for step, norm in spikes[-SHOWN_SPIKES:])
-    return [f"grad_norm is {number(usual)} in the median, {len(spikes)} times over {SPIKE:g} × that: {shown}"]
+    return [f"median grad_norm {number(usual)}; {len(spikes)} steps above {SPIKE:g} × that: {shown}"]

@@ -1,4 +1,4 @@
-"""A job again: what was asked for then, with a merge patch over it, created like any other job.
+"""Clones a job: its request with a merge patch over it, created like any other job.
 
 Merge patches are RFC 7386's, with two additions that a person means anyway. An object whose `type` changes
 (a grader, a method) is replaced and not mixed. A changed setting takes the place of its other spelling: a
@@ -42,9 +42,9 @@ def clone_job(
     patch: Mapping[str, Any],
     asked: tuple[str | None, bool, str],
 ) -> creation.Created:
-    """The same job once more; `asked`: idempotency key, whether it is a retry, request id.
+    """A new job from the job's patched request. `asked`: idempotency key, is it a retry, request id.
 
-    Raises NotFound, InvalidRequest where the patched request is none, and what `create_job` raises.
+    Raises NotFound, InvalidRequest if the patched request is invalid, and what `create_job` raises.
     """
     with preflight.database.reading() as session:
         job = require_job(session, principal.tenant, job_id)
@@ -102,4 +102,4 @@ def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return rename_aliases(dict(settings), ALIASES)
     except ValueError:
-        return dict(settings)  # it contradicts itself: the validation of the whole says where
+        return dict(settings)  # it contradicts itself; validation of the whole request reports where

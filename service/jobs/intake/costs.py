@@ -1,4 +1,4 @@
-"""What a job has really cost, gathered while it runs, and what past jobs tell of the next one.
+"""What a job has cost, recorded while it runs, and the cost of past jobs as a measure of the next.
 
 Boundary: pure functions over the engine's events, and one bounded query. A step that a resumed engine
 repeats is recorded once and counts once; the job's own clock has the rest.
@@ -29,7 +29,7 @@ MAX_TENANTS = 1024
 
 
 def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
-    """The machine and the model's size, as the newest attempt tells them."""
+    """The machine and the model's size, as the newest attempt reports them."""
     return {**(known or {}), "machine": event.machine, "num_parameters": event.num_parameters}
 
 
@@ -50,7 +50,7 @@ def with_step(known: Mapping[str, Any] | None, metrics: Mapping[str, float]) -> 
 
 
 def shown(job: Job) -> Cost | None:
-    """What an answer tells of it; None where no step is done. `seconds`: from the first start to the end."""
+    """The cost as the API shows it; None if no step is done. `seconds`: from the first start to the end."""
     known = job.actual
     if not known or not known.get("steps"):
         return None
@@ -85,14 +85,14 @@ class Past:
         return self._rate(self.trained_tokens, self.train_seconds, size)
 
     def _rate(self, tokens: int, seconds: float, size: int) -> float | None:
-        """Half as fast for a model twice as large; as it was where one of the sizes is unknown."""
+        """Half as fast for a model twice as large; unscaled if one of the sizes is unknown."""
         if not tokens or not seconds:
             return None
         return tokens / seconds * (self.num_parameters / size if size and self.num_parameters else 1.0)
 
 
 def past_of(model: str, cost: Mapping[str, Any], wall_seconds: float) -> Past | None:
-    """None where the job did not get as far as a step."""
+    """None if the job did not finish a step."""
     steps = cost.get("steps", 0)
     if not steps:
         return None
@@ -125,7 +125,7 @@ def read_past(session: Session, tenant: str) -> list[Past]:
 
 
 class PastJobs:
-    """`read_past` of each tenant, asked at most once a minute by this process. Shared by all threads."""
+    """`read_past` of each tenant, queried at most once a minute by this process. Shared by all threads."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Sequence[Past]]] = {}

@@ -1,4 +1,4 @@
-"""What a job will probably cost: steps, tokens, memory and, where past jobs tell, time. Ranges, not promises.
+"""Estimates what a job will cost: steps, tokens, memory and, from past jobs, duration. Ranges, not promises.
 
 Boundary: pure functions of plain numbers. Tokens follow from rows and limits; memory from the model's shape;
 time only from what ran here before, and without that there is none.
@@ -22,19 +22,19 @@ from service.jobs.model.methods import lora_of, sampling_of
 from service.jobs.model.schemas import Estimate, Range, TokenRange
 
 SHORTEST_SHARE = 1 / 8
-"""Of max_completion_tokens: how short completions may be on average where nothing is known of them."""
+"""Of max_completion_tokens: the shortest mean length assumed for completions of an unknown model."""
 LEAST_TRAINED_SHARE = 1 / 4
 """Of what is sampled: groups without signal train nothing, and a job with more of them hardly learns."""
 SAME_SPREAD, SIMILAR_SPREAD = 1.5, 3.0
 """Factors by which the speed of a past job of this model, or of one of its size, may be off."""
 SIMILAR_SIZE = 4.0
-"""A model at most so many times larger or smaller tells something about this one's speed."""
+"""Models at most this many times larger or smaller are comparable in speed."""
 MODEL_JOBS = 8
 """Past jobs of one model that are looked at, newest first."""
 SHORT_SHARE = 10
 """Past runs that lasted a tenth of the longest one are no measure beside it."""
 TRAIN_PER_SAMPLE = (0.3, 3.0)
-"""Seconds of training for one of sampling, where nothing was trained yet."""
+"""Seconds of training per second of sampling, if nothing was trained yet."""
 PROCESS_BYTES = 370 * 2**20
 """Of an engine without a model, on a CPU: Python, torch and transformers."""
 BYTES_PER_TRAINED = 16
@@ -84,11 +84,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Basis:
-    """Past runs that tell this job's speed."""
+    """Past runs that this job's speed is estimated from."""
 
     runs: Sequence[Past]
     is_same_model: bool
-    """False: of models about as large, which tell less."""
+    """False: models of about the same size, which are less reliable."""
 
     @property
     def spread(self) -> float:
@@ -120,7 +120,7 @@ def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
 
 
 def comparable(subject: Subject, past: Sequence[Past]) -> Basis:
-    """Runs of the same model where there are any, else of models about as large."""
+    """Runs of the same model if there are any, otherwise of models of about the same size."""
     if same := [each for each in past if each.model == subject.model]:
         return Basis(same[:MODEL_JOBS], is_same_model=True)
     size = subject.shape.num_parameters if subject.shape else 0
@@ -147,20 +147,22 @@ def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRan
         notes.append(f"This model's completions had about {seen} tokens so far.")
     else:
         shortest = limit * SHORTEST_SHARE
-        notes.append("How long completions will be is not known yet: a probe measures it.")
+        notes.append("Completion lengths are not known yet; a probe measures them.")
     return TokenRange(low=round(count * max(1.0, shortest)), high=count * limit)
 
 
 def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> TokenRange | None:
     """Tokens of completions (or of targets) that gradients come from, each time they do."""
     if isinstance(subject.method, TrainingFree):
-        notes.append("A training-free job trains no weights; its time is that of the models it asks.")
+        notes.append(
+            "A training-free job trains no weights; its duration depends on the models that it calls."
+        )
         return None
     if isinstance(subject.method, Reinforcement):
         times = subject.method.reinforcement.hyperparameters.num_iterations
         return TokenRange(low=round(sampled.low * times * LEAST_TRAINED_SHARE), high=sampled.high * times)
     if subject.rows is None:
-        notes.append("The model is not on this machine: neither tokens nor memory nor time are known.")
+        notes.append("The model is not on this machine: tokens, memory and duration are unknown.")
         return None
     tokens = round(
         subject.total_steps
@@ -174,7 +176,7 @@ def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
     """Weights, what is trained, and the larger of sampling's cache and training's activations."""
     shape = subject.shape
     if shape is None:
-        notes.append("The model's size is not known on this machine, so neither is the memory.")
+        notes.append("The model's size is unknown on this machine, so its memory is too.")
         return None
     width = bytes_per_value(subject)
     held = shape.num_parameters * width + (0 if subject.on_gpu else PROCESS_BYTES)
@@ -186,7 +188,7 @@ def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
     working = max(cache_bytes(subject, shape, width), activation_bytes(subject, shape, width))
     logits = LOGITS_TOKENS * shape.vocabulary * 4
     if subject.on_gpu:
-        notes.append("With vLLM its share of the GPU's memory (sampler_memory) comes on top.")
+        notes.append("vLLM's share of the GPU's memory (sampler_memory) is not included.")
     return TokenRange(low=round(held), high=round(MARGIN * (held + working + logits)))
 
 
@@ -223,21 +225,21 @@ def activation_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
 def job_seconds(
     subject: Subject, sampled: TokenRange, trained: TokenRange, basis: Basis, notes: list[str]
 ) -> Range | None:
-    """None where nothing comparable has run here."""
+    """None if nothing comparable has run here."""
     size, spread = subject.shape.num_parameters if subject.shape else 0, basis.spread
     sampling = steady([(each.sample_seconds, each.sampling_rate(size)) for each in basis.runs])
     training = steady([(each.train_seconds, each.training_rate(size)) for each in basis.runs])
     if not (sampling if sampled.high else training):
-        probing = ": a probe tells the speed" if sampled.high else ""
-        notes.append(f"There is no time, because nothing comparable has run here yet{probing}.")
+        probing = " A probe measures the speed." if sampled.high else ""
+        notes.append(f"The duration is unknown: nothing comparable has run here yet.{probing}")
         return None
     sample = phase_seconds(sampled, sampling, spread)
     if training:
         train = phase_seconds(trained, training, spread)
     else:
         train = Range(low=sample.low * TRAIN_PER_SAMPLE[0], high=sample.high * TRAIN_PER_SAMPLE[1])
-        notes.append("Nothing was trained with such a model yet, so the speed of training is a guess.")
-    notes.append(f"The time follows from {basis}.")
+        notes.append("No such model was trained here yet: the training speed is a guess.")
+    notes.append(f"The duration is estimated from {basis}.")
     others = [each.other_seconds for each in basis.runs]
     return Range(
         low=round(sample.low + train.low + min(others) / spread, 1),

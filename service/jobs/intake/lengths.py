@@ -27,7 +27,7 @@ class _Texts:
     row: Row
     prompt: str
     target: str | None
-    """What supervised training learns; None where the model writes."""
+    """What supervised training learns; None if the model answers."""
 
     @property
     def is_rendered(self) -> bool:
@@ -125,15 +125,15 @@ class LengthCheck:
         self._over.clear()
 
     def _blame(self) -> None:
-        """Where no prompt fits, but the shortest would with a smaller limit, the limit is the one problem."""
+        """If only max_completion_tokens keeps every prompt from fitting, report that field alone."""
         if not self._over or self.context_tokens is None or self._shortest_prompt >= self.context_tokens:
             self._tell_over()
             return
         where = f"method.{self.method.type}.hyperparameters.max_completion_tokens"
         most = self.context_tokens - self._shortest_prompt
         reason = (
-            f"leaves no prompt of {self.file} any room: the shortest has {self._shortest_prompt} tokens, the "
-            f"model has {self.context_tokens} positions; at most {most} fits"
+            f"leaves no room for any prompt of {self.file}: the shortest has {self._shortest_prompt} tokens, "
+            f"the model's context has {self.context_tokens}; use at most {most}"
         )
         if all(problem.param != where for problem in self.problems.found):
             self.problems.add(where, reason, code="invalid_value")
@@ -146,7 +146,7 @@ class LengthCheck:
         if num_tokens > limit:
             return f"has {num_tokens} tokens, more than max_tokens = {limit}"
         if self.context_tokens is not None and num_tokens > self.context_tokens:
-            return f"has {num_tokens} tokens, more than the model's {self.context_tokens} positions"
+            return f"has {num_tokens} tokens, more than the model's context of {self.context_tokens}"
         return None
 
     @property
@@ -160,7 +160,7 @@ class LengthCheck:
             return None
         return (
             f"has {num_tokens} tokens; with max_completion_tokens = {max_completion_tokens} "
-            f"that is more than the model's {self.context_tokens} positions"
+            f"that is more than the model's context of {self.context_tokens}"
         )
 
 

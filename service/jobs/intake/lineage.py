@@ -1,7 +1,7 @@
-"""What a job inherits from the job it goes on from: the shape of its adapter.
+"""What a job inherits from the job that it continues: the shape of its adapter.
 
-Boundary: pure. A job on a catalogue model, or on another job's whole weights, starts a fresh adapter. From a
-training-free job nothing can go on: it has lessons and no weights.
+Boundary: pure. A job on a catalogue model, or on another job's whole weights, starts a fresh adapter. A
+training-free job cannot be continued: it has lessons and no weights.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import lora_of, with_settings
 
 NO_WEIGHTS = (
-    "is what a training-free job has learnt: lessons for a prompt, and no weights to go on from; name the "
-    "model that it was made with"
+    "is the result of a training-free job, which has no weights to continue from: use the model that the "
+    "job started with"
 )
 
 
 def with_adapter_shape(method: Method, parent: Method | None, problems: Problems) -> Method:
     """The method with its adapter spelled out; a given field that is not the parent's is a problem.
 
-    The adapter that is gone on from keeps its shape, so another one would silently do nothing. `parent`:
-    the method of the job whose adapter that is, None where there is no such adapter.
+    The adapter that is continued keeps its shape, so another shape would silently do nothing. `parent`:
+    the method of the job that made that adapter, None if there is no such adapter.
     """
     if isinstance(parent, TrainingFree):
         problems.add("model", NO_WEIGHTS, code="model_without_weights")
@@ -34,7 +34,7 @@ def with_adapter_shape(method: Method, parent: Method | None, problems: Problems
     for name in () if given is None else sorted(given.model_fields_set):
         asked, there = getattr(given, name), getattr(inherited, name)
         if asked != there:
-            reason = f"is {asked}, but the adapter of the model has {name} {there}: leave lora out"
+            reason = f"is {asked}, but the model's adapter has {name} {there}: remove lora"
             problems.add(f"method.{method.type}.hyperparameters.lora.{name}", reason, code="invalid_value")
     return _with_lora(method, inherited)
 

@@ -53,7 +53,7 @@ class ModelShape:
 
 
 def model_shape(folder: Path) -> ModelShape:
-    """Raises UnknownShape where a file is missing or says something else."""
+    """Raises UnknownShape if a file is missing or has an unknown format."""
     weights = sorted(folder.glob("*.safetensors"))
     stamp = tuple(path.stat().st_mtime_ns for path in [folder / "config.json", *weights] if path.is_file())
     return _read(folder, tuple(weights), stamp)

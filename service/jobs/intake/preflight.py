@@ -42,7 +42,7 @@ SHOWN_PROBLEMS = 10
 
 @dataclass
 class Report:
-    """What preflight found; a job may be queued where `problems` is empty."""
+    """What preflight found; a job may be queued if `problems` is empty."""
 
     method: Method
     """Expanded: what a queued job will run with."""
@@ -119,7 +119,7 @@ class Preflight:
         entry = self.catalog.find(base) if base else None
         if entry is None:
             reason = f"{job.model!r} is neither in the model catalogue nor one of your fine-tuned models"
-            reason += " (GET /v1/models names them)"
+            reason += " (see GET /v1/models)"
             report.problems.add("model", reason, code="model_not_found")
         text = self._model_text(entry, report) if entry else None
         report.shape = _shape(entry) if entry else None
@@ -187,17 +187,17 @@ class Preflight:
     def _model_text(self, entry: CatalogEntry, report: Report) -> ModelText | None:
         if entry.folder is None:
             reason = f"{entry.path} is not on this machine"
-            report.warn("lengths_unchecked", f"The lengths of the rows were not checked: {reason}.")
+            report.warn("lengths_unchecked", f"Row lengths were not checked: {reason}.")
             return None
         try:
             return load_model_text(entry.folder)
         except ModelTextError as error:
-            report.warn("lengths_unchecked", f"The lengths of the rows were not checked: {error}.")
+            report.warn("lengths_unchecked", f"Row lengths were not checked: {error}.")
             return None
 
 
 def _shape(entry: CatalogEntry) -> ModelShape | None:
-    """None where it cannot be known; the estimate says so then."""
+    """None if it is unknown; the estimate then says so."""
     if entry.folder is None:
         return None
     try:
@@ -208,5 +208,5 @@ def _shape(entry: CatalogEntry) -> ModelShape | None:
 
 def _warn_of_unused(job: JobCreate, report: Report) -> None:
     if job.hyperparameters:
-        message = "The top-level hyperparameters are deprecated and unused: method is given."
+        message = "The top-level hyperparameters are deprecated, and ignored because method is set."
         report.warn("hyperparameters_unused", message)

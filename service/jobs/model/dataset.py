@@ -43,7 +43,7 @@ class Problems:
         return len(self.found) >= MAX_PROBLEMS
 
     def add(self, param: str, reason: str, *, code: str | None = None) -> None:
-        """Without a code it is the file's that `param` lies in."""
+        """Without `code`: the code of the file that `param` belongs to."""
         if code is None:
             code = f"invalid_{_file_of(param)}_file"
         if not self.full:
@@ -85,7 +85,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """Usable rows in order; faults go to `problems` under `file[line]`.
 
-    Blank lines are tolerated at the end only. Stops at the first row over `max_rows` and where
+    Blank lines are tolerated at the end only. Stops at the first row over `max_rows` and when
     `problems` is full; a file without a single row is a problem.
     """
     num_rows, blank_line = 0, None
@@ -95,11 +95,11 @@ def read_rows(
             blank_line = blank_line or number
             continue
         if blank_line is not None:
-            problems.add(f"{file}[{blank_line}]", "is blank: only the file's end may be")
+            problems.add(f"{file}[{blank_line}]", "is blank: only lines at the end of the file may be")
             blank_line = None
         num_rows += 1
         if num_rows > max_rows:
-            problems.add(file, f"has more than {max_rows} rows, the limit here")
+            problems.add(file, f"has more than {max_rows} rows, the limit")
         if problems.full or num_rows > max_rows:
             return
         try:
@@ -107,7 +107,7 @@ def read_rows(
         except RowError as fault:
             problems.add(f"{file}[{number}]{fault.where and '.' + fault.where}", fault.reason)
     if num_rows == 0:
-        problems.add(file, "holds no rows")
+        problems.add(file, "has no rows")
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def checked_row(row: dict[str, Any], kind: Kind, line: int) -> Row:
 def _text(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value:
-        raise RowError(name, "must be a string that is not empty")
+        raise RowError(name, "must be a non-empty string")
     return value
 
 
@@ -164,13 +164,13 @@ def _checked_messages(messages: Any, kind: Kind) -> tuple[dict[str, Any], ...]:
     last, wanted = messages[-1], "user" if kind == "reinforcement" else "assistant"
     if last["role"] != wanted:
         meant = f": such rows are for the method {ENDS[last['role']]}" if last["role"] in ENDS else ""
-        raise RowError(
-            "messages", f"the last message must be the {wanted}'s, not the {last['role']}'s{meant}"
-        )
+        raise RowError("messages", f"the last message must have the role {wanted}, not {last['role']}{meant}")
     if kind == "supervised" and len(messages) == 1:
-        raise RowError("messages", "a turn before the assistant's is missing: there is nothing to answer")
+        raise RowError("messages", "must have a message before the assistant's")
     if kind == "supervised" and not last.get("content"):
-        raise RowError(f"messages[{len(messages) - 1}].content", "is empty: there is nothing to learn")
+        raise RowError(
+            f"messages[{len(messages) - 1}].content", "must not be empty: it is what the model learns"
+        )
     return tuple(messages)
 
 
@@ -205,11 +205,11 @@ def _refuse_constant(name: str) -> None:
 
 
 def _unusable(value: Any, levels: int) -> str | None:
-    """Why a value cannot be stored or shown (databases and UTF-8 refuse it), None where it can."""
+    """Why a value cannot be stored or shown (databases and UTF-8 refuse it), None if it can."""
     if isinstance(value, str):
         return _unusable_text(value)
     if isinstance(value, float):
-        return None if math.isfinite(value) else "holds a number that is too large"
+        return None if math.isfinite(value) else "contains a number that is too large"
     if not isinstance(value, list | dict):
         return None
     if levels == 0:
@@ -220,9 +220,9 @@ def _unusable(value: Any, levels: int) -> str | None:
 
 def _unusable_text(text: str) -> str | None:
     if "\0" in text:
-        return "holds a NUL character"
+        return "contains a NUL character"
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return "holds half of a surrogate pair"
+        return "contains half of a surrogate pair"
     return None

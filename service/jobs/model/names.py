@@ -46,7 +46,7 @@ def checkpoint_of(model: str) -> tuple[str, int] | None:
 
 
 def job_of(fine_tuned: str) -> str:
-    """Id of the job that a fine-tuned name was derived from; the name may still be another's, or nobody's."""
+    """Id of the job that a fine-tuned name was made from; the name may belong to another job, or to none."""
     return f"ftjob-{fine_tuned.rpartition(':')[2]}"
 
 

@@ -76,7 +76,7 @@ class JobCreate(RequestBody):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was sent, before recipes and aliases were expanded: a clone asks for the same again."""
+        """The body as it was sent, before recipes and aliases were expanded; a clone repeats it."""
         return self._given
 
     @model_validator(mode="wrap")
@@ -84,7 +84,7 @@ class JobCreate(RequestBody):
     def _remembering(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         job = handler(data)
         if isinstance(data, dict):
-            # beside a method they mean nothing, and nobody has looked at what is in them
+            # beside a method they are unused and unchecked
             unused = "hyperparameters" if data.get("method") is not None else None
             job._given = {name: value for name, value in data.items() if name != unused}
         return job
@@ -130,7 +130,7 @@ class FailureRead(BaseModel):
 
 class QueueRead(BaseModel):
     position: int | None = None
-    """1: the next one; None where the job does not wait, or more than 1000 wait before it."""
+    """1: the next one; None if the job is not queued, or more than 1000 are ahead of it."""
     reason: str | None = None
 
 
@@ -138,7 +138,7 @@ class ProgressRead(BaseModel):
     step: int
     total_steps: int
     seconds_remaining: float | None = None
-    """At the mean rate so far; None where nothing is known."""
+    """At the mean rate so far; None if it is unknown."""
 
 
 class EvalRead(BaseModel):
@@ -147,7 +147,7 @@ class EvalRead(BaseModel):
     baseline: dict[str, Any] | None = None
     """Before step 1."""
     best: dict[str, Any] | None = None
-    """By held-out reward; `checkpoint` is its id where one is kept."""
+    """By held-out reward; `checkpoint` is its id if one is kept."""
     last: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
     """`last` against `baseline`, row by row: {text, difference, low, high, rows}."""

@@ -7,7 +7,7 @@
               │  └─ release (drain) ┘
               └──── lease expired, engine died (backoff); too often without a checkpoint → failed
 
-Terminal states never change. A write names the states it comes from; 0 rows means somebody else was first.
+Terminal states never change. A write names the states it comes from; 0 rows means another write was first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class JobState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     CANCELLING = "cancelling"
-    """Cancel was asked for; the engine is writing its last checkpoint. Shown as running."""
+    """Cancel was requested; the engine is writing its last checkpoint. Shown as running."""
     PAUSING = "pausing"
-    """Pause was asked for; the engine is writing a checkpoint. Shown as running."""
+    """Pause was requested; the engine is writing a checkpoint. Shown as running."""
     PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -53,6 +53,12 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
 HELD = frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.PAUSING})
 """States in which a worker holds a lease."""
+
+
+def already(ended: JobState) -> str:
+    """A terminal state as the end of a sentence: "has already failed"."""
+    return "is already cancelled" if ended is JobState.CANCELLED else f"has already {ended.value}"
+
 
 PUBLIC = {state: state for state in JobState} | {
     JobState.CANCELLING: JobState.RUNNING,

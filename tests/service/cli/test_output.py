@@ -264,9 +264,9 @@ def test_a_diagnosis_ends_with_the_command_that_makes_the_job_again(grpo: Grpo, 
     job_id = add_job(database, JobState.FAILED, failure=failure, step=4)
     assert grpo("diagnose", job_id).splitlines() == [
         f"{job_id} failed at step 4: "
-        "The loss or its gradient stopped being a number: the updates were too large.",
+        "The loss or its gradient became NaN or infinite: the updates were too large.",
         "",
-        "error: The loss or its gradient stopped being a number: the updates were too large. [non_finite]",
+        "error: The loss or its gradient became NaN or infinite: the updates were too large. [non_finite]",
         f"  at step 4 of 10: {SHOWN}",
         "  the hint",
         f"  grpo retry {job_id} --set method.reinforcement.hyperparameters.learning_rate=3.3e-06",

@@ -114,7 +114,7 @@ def test_a_finished_probe_is_not_cancelled(client: TestClient, database: Databas
     probe_id = add_probe(database, JobState.FAILED)
     refused = client.post(f"{PROBES}/{probe_id}/cancel")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_state")
-    assert "already failed" in refused.json()["error"]["message"]
+    assert "has already failed" in refused.json()["error"]["message"]
 
 
 def test_no_verb_of_jobs_reaches_a_probe(client: TestClient, training_file: str) -> None:
@@ -131,7 +131,7 @@ def test_counts_are_told_as_rates(client: TestClient, database: Database) -> Non
     assert (result["signal_share"], result["truncated_share"]) == (0.75, 0.25)
     assert (result["mean_completion_tokens"], result["tokens_per_second"]) == (10, 80)
     assert result["can_learn"] == "maybe"
-    assert result["sentence"].startswith("25 % of the completions were cut at 16 tokens")
+    assert result["sentence"].startswith("25% of the completions were cut at 16 tokens")
     assert result["advice"][0]["message"].startswith("Try 32;")
 
 

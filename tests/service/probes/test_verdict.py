@@ -59,7 +59,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "nothing scored, for lack of room": (
         NOTHING | {"truncated": 60},
         "maybe",
-        "0 of 64 completions scored, but 94 % of the completions were cut at 256 tokens: "
+        "0 of 64 completions scored, but 94% of the completions were cut at 256 tokens: "
         "raise max_completion_tokens and probe again.",
     ),
     "all right": (
@@ -81,7 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "many cut": (
         {"truncated": 20},
         "maybe",
-        "31 % of the completions were cut at 256 tokens: raise max_completion_tokens.",
+        "31% of the completions were cut at 256 tokens: raise max_completion_tokens.",
     ),
     "few groups with signal, most too hard": (
         {"passed": 3, "groups_with_signal": 3, "groups_solved": 0},

@@ -1,7 +1,7 @@
 """Files that were found faultless under a method, remembered for a while: many jobs ask the same of one file.
 
-Boundary: memory of one process. What a file id stands for never changes, so the answer cannot either; only
-faultless files are remembered, so every refusal comes from reading the rows.
+Boundary: memory of one process. The content of a file id never changes, so neither does the result; only
+valid files are remembered, so every refusal comes from reading the rows.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from service.jobs.intake.estimate import RowTokens
 
 MAX_REMEMBERED = 256
 REMEMBERED_SECONDS = 600.0
-"""After so long the rows are read again: a grader's trial may end otherwise on a machine that has changed."""
+"""Then the rows are read again: a grader's trial may end differently on a changed machine."""
 UNSEEN_BY_ROWS = {"learning_rate", "learning_rate_multiplier", "beta", "group_size", "n_steps", "n_epochs"}
 """Hyperparameters that no check of a row looks at; whatever else a method says makes another question."""
 
 
 @dataclass(frozen=True)
 class Faultless:
-    """What reading the rows has told."""
+    """The result of reading the rows."""
 
     num_rows: Mapping[str, int]
     """By the field that names the file."""
     row_tokens: Mapping[str, RowTokens]
-    """By the same; empty where they were not counted."""
+    """By the same field; empty if they were not counted."""
     warnings: Sequence[dict[str, str]]
     subject: Any
     """The model's texts that rows were counted with: another one is another question."""

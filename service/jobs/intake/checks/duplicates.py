@@ -1,6 +1,6 @@
 """Rows that come twice: within the training file, and held-out rows that training sees.
 
-Boundary: told as warnings, never refused. Rows stream by; 16 bytes a training row are kept.
+Boundary: warns, never refuses. Rows stream; 16 bytes per training row are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DuplicateCheck:
     """Digest of a training row's conversation → its line."""
 
     def watch(self, rows: Iterable[Row], param: str) -> Iterator[Row]:
-        """The same rows; what came twice is told when the last one has passed."""
+        """The same rows; duplicates are reported after the last one."""
         pairs: list[tuple[int, int]] = []
         num_rows = num_pairs = 0
         for row in rows:
@@ -55,7 +55,7 @@ class DuplicateCheck:
             return
         code = "validation_leak" if param == "validation_file" else "retention_leak"
         text = f"{num_pairs} of {num_rows} rows are training rows too: {shown}{more}."
-        self.warn(code, f"{param}: {text} On these, improvement may be memory.")
+        self.warn(code, f"{param}: {text} Improvement on them may be memorisation.")
 
 
 def _digest(row: Row) -> bytes:

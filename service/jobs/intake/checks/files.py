@@ -46,7 +46,7 @@ class FileCheck:
     warn: Warn
     duplicates: DuplicateCheck
     row_tokens: dict[str, RowTokens] = field(default_factory=dict)
-    """By the field that names the file: how long its rows are, where they were counted."""
+    """By the field that names the file: how long its rows are, if they were counted."""
 
     def num_rows(self, use: DatasetUse, file: File | None) -> int:
         """Number of usable rows; what is wrong with the file goes to the problems."""
@@ -60,7 +60,7 @@ class FileCheck:
         try:
             return self._count_checked(use, split_lines(self.storage.stream(file.storage_key)))
         except ObjectMissing:
-            reason = f"the content of {file.id} is no longer stored"
+            reason = f"the content of {file.id} is no longer stored: upload the file again"
             self.problems.add(use.param, reason, code="file_not_found")
         return 0
 
@@ -99,8 +99,8 @@ class FileCheck:
             yield row
         is_new = use.param == "training_file" or not use.grader_param.endswith(f"{self.method.type}.grader")
         for name, count in nulls.items():
-            rows_with = "1 row has" if count == 1 else f"{count} rows have"
-            text = f"{rows_with} null as {name}, and the grader's {{{{item.{name}}}}} is the text null there."
+            rows_with = "1 row" if count == 1 else f"{count} rows"
+            text = f'{{{{item.{name}}}}} is null in {rows_with}; the grader reads it as the text "null".'
             self.warn("null_reference", f"{use.param}: {text}")
         if is_new:
             try_grader(use.grader, trial, self.problems, self.warn, use.grader_param)
@@ -110,11 +110,11 @@ class FileCheck:
         paths = grader.unresolved(row.item)
         for path in paths:
             where = f"{place}.{path.removeprefix('item.')}"
-            reason = f"the grader's {{{{{path}}}}} does not resolve in this row, {_fields(row.item)}"
+            reason = f"the grader's {{{{{path}}}}} is not in this row, {_fields(row.item)}"
             self.problems.add(where, reason)
         sentences = [] if paths else grader.problems(row.item)
         for sentence in sentences:
-            self.problems.add(place, f"the grader can score nothing here: {sentence}")
+            self.problems.add(place, f"the grader cannot score this row: {sentence}")
         return not paths and not sentences
 
 
@@ -125,7 +125,7 @@ def _alone(grader: Grader) -> set[str]:
 
 
 def _fields(item: Mapping[str, Any]) -> str:
-    """What a grader may name there, for who named something else."""
+    """The fields that a grader can name, for the message about one that is missing."""
     shown = ", ".join(name[:SHOWN_LETTERS] for name in sorted(item)[:SHOWN_FIELDS])
     more = ", …" if len(item) > SHOWN_FIELDS else ""
-    return f"which has {shown}{more}" if item else "which has nothing beside its messages"
+    return f"which has {shown}{more}" if item else "which has no field beside its messages"

@@ -1,7 +1,7 @@
 """What a method needs beyond its own fields: endpoints and models that the operator offers.
 
-Boundary: asks nobody. Files of the operator and the model catalogue are read, no URL is opened; URLs
-themselves are checked where they are written (`grpo_engine.outbound.addresses`).
+Boundary: reads the operator's files and the model catalogue, opens no URL; `grpo_engine.outbound.addresses`
+checks URLs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_speakers(method: Method, problems: Problems) -> None:
 
 
 def check_endpoint(where: str, name: str, model: str | None, problems: Problems) -> None:
-    """Whether the operator has this endpoint and, where a model is named, offers it there."""
+    """Checks that the operator has this endpoint and offers the model there, if one is named."""
     try:
         find_endpoint(name) if model is None else ChatClient.named(name, model)
     except EndpointError as error:
@@ -59,10 +59,10 @@ def _check_judge(place: str, judge: ScoreModel, problems: Problems) -> None:
 
 
 def _check_prices(where: str, name: str, limit: float | None, problems: Problems) -> None:
-    """A limit of cost means nothing where nobody said what a token costs."""
+    """A limit of cost needs the endpoint's prices."""
     endpoint = load_endpoints().get(name) if limit is not None and not problems.found else None
     if endpoint is not None and endpoint.cost_usd(0, 0) is None:
-        reason = f"the operator states no prices for the endpoint {name!r}: use max_calls"
+        reason = f"the operator has set no prices for the endpoint {name!r}: use max_calls"
         problems.add(where, reason, code="invalid_value")
 
 
@@ -70,7 +70,7 @@ def _check_reward_model(place: str, rule: RewardModel, catalog: Catalog, problem
     for name in ("path", "revision"):
         if getattr(rule, name) is not None:
             problems.add(
-                f"{place}.{name}", "is the catalogue's to say: give model only", code="invalid_value"
+                f"{place}.{name}", "is set by the model catalogue: give only model", code="invalid_value"
             )
     if catalog.find(rule.model) is None:
         reason = f"{rule.model!r} is not in the model catalogue"

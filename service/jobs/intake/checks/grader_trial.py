@@ -38,7 +38,7 @@ MAX_VALUE_CHARACTERS = 2000
 
 
 def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
-    """A grader that breaks on trial completions is refused, a mute or constant one is told.
+    """Refuses a grader that fails on trial completions; warns if it scores none or all alike.
 
     Rules that ask a server, or load a model, are not tried; nor is anything said of what only workers have.
     """
@@ -60,14 +60,17 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
     elif raised := [error for score in scores for error in score.errors.values() if error.code == RAISED]:
         last_line = raised[0].message.strip().rpartition("\n")[2]
         message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
-        warn("grader_raises", f"{message}. Such completions have no score, and too many of them end the job.")
+        warn(
+            "grader_raises",
+            f"{message}. Such completions are not scored; the job fails if there are too many.",
+        )
     elif len(rewards) == 1 and not _wants_a_shape(grader):
         message = f"The grader gave every trial completion the reward {rewards.pop():g}"
-        warn("grader_constant", f"{message}: if it always does, no group can have signal.")
+        warn("grader_constant", f"{message}: if it does so in training, no group has signal.")
 
 
 class _Broken(Exception):
-    """The grader raises; says where."""
+    """The grader raised; the message says on which row."""
 
 
 def _is_broken(errors: Sequence[GradeError]) -> bool:
@@ -85,7 +88,7 @@ def _runs_here(rule: GraderBase) -> bool:
 
 
 def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
-    """None at all where they take too long. Raises _Broken."""
+    """Scores of the trial completions, none if they take too long. Raises _Broken."""
     end = time.monotonic() + TRIAL_SECONDS
     scores: list[Score] = []
     for row in rows:

@@ -45,7 +45,7 @@ def _warn_of_unmeasured_kl(settings: ReinforcementHyperparameters, warn: Warn) -
 
 
 def _unstated(settings: ReinforcementHyperparameters, name: str) -> Any:
-    """The value that the option has where the job does not state it."""
+    """The option's value if the job does not state it."""
     default = type(settings).model_fields[name].get_default(call_default_factory=True)
     by_recipe = RECIPES[settings.recipe].get(name, default)
     return CLIPS.get(settings.loss_type, {}).get(name, by_recipe)
@@ -55,13 +55,13 @@ def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[s
     """Reasons, and the options that have no effect for them."""
     settings = method.hyperparameters
     loss, estimator = settings.loss_type, settings.advantage
-    yield "models here have no such switch", ("reasoning_effort",)
+    yield "the models of this service do not support it", ("reasoning_effort",)
     if settings.beta == 0:
         yield "beta is 0, so there is no KL term", ("kl_estimator", "kl_placement", "kl_ratio_weight")
     elif settings.kl_placement == "reward":
         yield "kl_placement is reward, so there is no KL in the loss", ("kl_ratio_weight",)
     if settings.entropy_coef == 0 and (settings.beta == 0 or settings.kl_placement == "reward"):
-        yield "no term of the loss is left for such groups", ("train_groups_without_signal",)
+        yield "the loss has no term for such groups", ("train_groups_without_signal",)
     if settings.kl_target is None:
         yield "kl_target is not set", ("kl_horizon",)
     if loss in ("sapo", "reinforce"):

@@ -32,19 +32,19 @@ def required_by(method: Method) -> Capabilities:
 def check_gpus(
     gpus: int, method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
 ) -> None:
-    """A problem where no machine that can run the method has so many; a warning of what is not divided."""
+    """Adds a problem if no able machine has that many; warns of limits that apply to each GPU."""
     required = required_by(method)
     able = [machine for machine in machines if required <= machine.capabilities] or machines
     most = max((machine.gpus for machine in able), default=gpus)
     if most < gpus:
-        reason = f"the job asks for {gpus}, and no worker that could run it has more than {most}"
+        reason = f"{gpus} GPUs are requested; the largest worker that can run the job has {most}"
         problems.add("resources.gpus", reason, code="gpus_unavailable")
     if gpus > 1 and isinstance(method, TrainingFree):
-        reason = "a training-free job trains no weights and runs on one"
+        reason = "must be at most 1: a training-free job trains no weights"
         problems.add("resources.gpus", reason, code="invalid_value")
     for where, rule in rules_of(method) if gpus > 1 else ():
         if getattr(rule, "max_calls", None) or getattr(rule, "max_cost_usd", None):
-            message = f"{where}: its limit of calls or cost counts on each of the {gpus} GPUs by itself."
+            message = f"{where}: the limit of calls or cost applies to each of the {gpus} GPUs separately."
             warn("limit_on_each_gpu", message)
 
 
@@ -64,7 +64,9 @@ def check_capabilities(
     able = any(required <= host for host in hosts)
     for where, needed in needs:
         if not able and not any(needed in host for host in hosts):
-            reason = "it runs untrusted code, and no worker has a sandbox that holds: their logs say why"
+            reason = (
+                "needs a sandbox for untrusted code, and no worker has one that works: see the workers' logs"
+            )
             problems.add(where, reason, code="sandbox_unavailable")
     if able and monty.installed():
         _check_subset(method, problems)
@@ -81,5 +83,5 @@ def _check_subset(method: Method, problems: Problems) -> None:
             problems.add(where, str(error), code="sandbox_unavailable")
             continue
         for reason in found:
-            shown = f"there is no sandbox here but a subset of Python: {reason[-500:]}"
+            shown = f"without a sandbox only a subset of Python runs here: {reason[-500:]}"
             problems.add(f"{where}.source", shown, code="invalid_grader")

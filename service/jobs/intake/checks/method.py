@@ -25,8 +25,8 @@ from service.platform.token_counting import ModelText, RenderError
 Warn = Callable[[str, str], None]
 """Takes `code` and `message`."""
 NOT_ENFORCED = (
-    "response_format does not constrain what the model writes: a completion that is no such JSON is graded "
-    "as it is, and templates read it as sample.output_json."
+    "response_format is not enforced while sampling: a completion that does not match it is graded "
+    "unchanged, and templates read it as sample.output_json."
 )
 
 
@@ -63,7 +63,7 @@ def check_method(method: Method, has_validation: bool, problems: Problems, warn:
     """All of these checks, for a method of any type."""
     where, lora = f"method.{method.type}", lora_of(method)
     if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
-        reason = 'name at least one module, or write "all-linear"'
+        reason = 'must name at least one module, or be "all-linear"'
         problems.add(f"{where}.hyperparameters.lora.target_modules", reason, code="invalid_value")
     _check_held_out(method, has_validation, problems)
     if isinstance(method, Reinforcement):
@@ -81,7 +81,7 @@ def _check_held_out(method: Method, has_validation: bool, problems: Problems) ->
         return
     where = f"method.{method.type}"
     if isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.early_stopping is not None:
-        reason = "needs a validation_file: the held-out reward decides"
+        reason = "needs a validation_file: its reward decides when to stop"
         problems.add(f"{where}.hyperparameters.early_stopping", reason, code="missing_validation_file")
     if eval_grader_of(method) is not None:
         reason = "needs a validation_file: it scores the held-out rows"
@@ -100,7 +100,7 @@ def _check_tool_parameters(method: Method, problems: Problems) -> None:
             problems.add(place, str(error), code="invalid_value")
             continue
         if tool.parameters.get("type") != "object":
-            problems.add(place, 'arguments are an object: write "type": "object"', code="invalid_value")
+            problems.add(place, 'must describe an object: set "type": "object"', code="invalid_value")
 
 
 def check_tools(method: Method, text: ModelText | None, warn: Warn) -> None:
@@ -113,7 +113,7 @@ def check_tools(method: Method, text: ModelText | None, warn: Warn) -> None:
         plain = text.render(messages, None, for_completion=True)
         shown = text.render(messages, function_schemas(tools), for_completion=True)
     except RenderError:
-        return  # told for the rows
+        return  # reported for the rows
     if shown == plain:
         message = "The model's chat template does not show tools: the prompts must say how to call them."
         warn("tools_not_shown", message)
@@ -134,7 +134,7 @@ def _check_response_format(where: str, given: dict[str, Any] | None, problems: P
 
 
 def check_formula(place: str, grader: Grader, problems: Problems) -> None:
-    """A problem where a multi grader can never give a reward."""
+    """Adds a problem if a multi grader can never give a reward."""
     reason = never_a_number(grader.calculate_output) if isinstance(grader, Multi) else None
     if reason is not None:
         where = f"{place}.calculate_output"
@@ -142,7 +142,7 @@ def check_formula(place: str, grader: Grader, problems: Problems) -> None:
 
 
 def never_a_number(text: str) -> str | None:
-    """Why a formula has no value whatever its variables are, as in `a + 1/0`; None where it may have one.
+    """Why a formula has no value whatever its variables are, as in `a + 1/0`; None if it may have one.
 
     Every part of a formula is always computed, so one constant part without a value is enough.
     """

@@ -131,7 +131,7 @@ def test_a_job_is_paused_resumed_and_cancelled(openai_client: OpenAI, training_f
     assert jobs.pause(job.id).status == "paused"
     assert jobs.resume(job.id).status == "queued"
     assert jobs.cancel(job.id).status == "cancelled"
-    with pytest.raises(openai.BadRequestError, match="already is cancelled") as caught:
+    with pytest.raises(openai.BadRequestError, match="is already cancelled") as caught:
         jobs.resume(job.id)
     assert caught.value.code == "invalid_state"
 

@@ -71,7 +71,7 @@ def test_what_has_no_effect_is_accepted_with_a_warning(openai_client: OpenAI, tr
     method["reinforcement"]["response_format"] = SCHEMA
     found = warnings_of(openai_client, training_file, method)
     assert found["option_without_effect"] == (
-        "reasoning_effort has no effect: models here have no such switch."
+        "reasoning_effort has no effect: the models of this service do not support it."
     )
     assert "response_format_not_enforced" in found
 

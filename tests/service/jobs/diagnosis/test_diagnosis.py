@@ -78,12 +78,12 @@ def test_every_patch_makes_a_request_with_the_suggested_value(case: str) -> None
 def test_a_good_run_has_no_finding() -> None:
     found = diagnose(run(evaluation=evaluated(0.1, 0.3)))
     assert found.findings == []
-    assert found.summary == "Nothing stands out in 60 of 60 steps."
+    assert found.summary == "No problems found in 60 of 60 steps."
 
 
 def test_a_job_without_steps_has_nothing_to_diagnose() -> None:
     found = diagnose(run([], state=JobState.QUEUED, total_steps=10))
-    assert (found.findings, found.summary) == ([], "Nothing to see yet: no step was made.")
+    assert (found.findings, found.summary) == ([], "No step is done yet.")
 
 
 def test_the_worst_finding_comes_first_and_is_the_summary() -> None:

@@ -41,7 +41,10 @@ def test_a_failed_job_is_understood_and_mended_in_two_calls(
     assert (found["status"], found["step"]) == ("failed", 60)
     first = found["findings"][0]
     assert first["code"] == "no_signal"
-    assert first["cause"] == "Almost every group is all wrong: the model cannot do this task yet."
+    assert (
+        first["cause"]
+        == "In almost every group all completions are wrong: the model cannot do this task yet."
+    )
     assert first["evidence"][1] == (
         "steps 59–60: of 2 stored groups 1 had no signal (1 all wrong, 0 all right, 0 between)"
     )

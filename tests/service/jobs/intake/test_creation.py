@@ -135,7 +135,7 @@ def test_another_rank_than_the_inherited_one_is_refused(
     answer = child_of_rank_4(client, settings, database, lora={"rank": 8})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "method.reinforcement.hyperparameters.lora.rank"
-    assert "is 8, but the adapter of the model has rank 4" in answer.json()["error"]["message"]
+    assert "is 8, but the model's adapter has rank 4" in answer.json()["error"]["message"]
 
 
 def test_the_same_key_and_body_give_the_same_job(client: TestClient, database: Database) -> None:
@@ -217,8 +217,8 @@ def test_positions_follow_the_order_of_claims(client: TestClient, database: Data
     urgent = add_job(database, JobState.QUEUED, tenant="tenant-b", priority=5)
     assert urgent
     jobs = {job["id"]: job["queue"] for job in client.get(JOBS).json()["data"]}
-    assert jobs[first["id"]] == {"position": 2, "reason": "1 before it in the queue"}
-    assert jobs[second["id"]] == {"position": 3, "reason": "2 before it in the queue"}
+    assert jobs[first["id"]] == {"position": 2, "reason": "1 ahead of it in the queue"}
+    assert jobs[second["id"]] == {"position": 3, "reason": "2 ahead of it in the queue"}
 
 
 def test_a_job_that_waits_for_others_of_its_tenant_says_so(
@@ -228,10 +228,10 @@ def test_a_job_that_waits_for_others_of_its_tenant_says_so(
     held = [add_job(database, state, fence=1) for state in (JobState.RUNNING, JobState.PAUSING)]
     file_id = upload(client)
     waiting = create(client, file_id)
-    told = "2 of the tenant's jobs run, as many as may at once"
+    told = "Tenant limit reached: 2 running jobs"
     assert waiting["queue"] == {"position": 1, "reason": told}
     assert client.get(JOBS).json()["data"][0]["queue"]["reason"] == told
-    assert create(other_client, upload(other_client))["queue"]["reason"] == "1 before it in the queue"
+    assert create(other_client, upload(other_client))["queue"]["reason"] == "1 ahead of it in the queue"
     with database.transaction() as session:
         assert queue.finish(session, held[0], 1, JobState.SUCCEEDED)
     assert client.get(f"{JOBS}/{waiting['id']}").json()["queue"]["reason"] == "waiting for a worker"

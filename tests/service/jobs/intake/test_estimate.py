@@ -69,8 +69,8 @@ def test_without_a_past_there_is_no_time_and_the_tokens_are_wide() -> None:
     assert (found.steps, found.completions) == (100, 3200)
     tokens = {"sampled_tokens": (3200 * 32, 3200 * 256), "trained_tokens": (3200 * 8, 3200 * 256)}
     assert ranges(found) == {**tokens, "seconds": None}
-    assert any("There is no time" in note for note in found.notes)
-    assert any("a probe measures it" in note for note in found.notes)
+    assert any("The duration is unknown" in note for note in found.notes)
+    assert any("a probe measures them" in note for note in found.notes)
 
 
 def test_a_past_job_of_the_model_gives_time_and_lengths() -> None:
@@ -80,7 +80,7 @@ def test_a_past_job_of_the_model_gives_time_and_lengths() -> None:
     seconds_high = high / (1000 / 1.5) + high / (2000 / 1.5) + 30 * 1.5
     assert ranges(found)["sampled_tokens"] == (low, high)
     assert ranges(found)["seconds"] == pytest.approx((seconds_low, seconds_high), abs=0.1)
-    assert found.notes[-1] == "The time follows from 1 run with this model on a machine."
+    assert found.notes[-1] == "The duration is estimated from 1 run with this model on a machine."
 
 
 def test_a_model_of_a_similar_size_tells_the_speed_less_exactly_and_nothing_of_lengths() -> None:
@@ -144,7 +144,7 @@ def test_all_weights_take_optimizer_states_and_the_reference_a_copy() -> None:
 def test_a_model_that_is_elsewhere_has_no_memory_and_the_note_says_so() -> None:
     found = estimate(subject(shape=None), [])
     assert found.peak_memory_bytes is None
-    assert any("size is not known" in note for note in found.notes)
+    assert any("size is unknown" in note for note in found.notes)
 
 
 def test_the_shape_of_a_real_folder(tmp_path: Path) -> None:

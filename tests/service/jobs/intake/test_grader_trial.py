@@ -81,7 +81,7 @@ def test_a_reference_that_is_null_in_some_rows_is_told(client: TestClient) -> No
     ((code, message),) = warned(client, {**grader, "reference": "{{item.note}}"}, note=None)
     assert code == "null_reference"
     assert message == (
-        "training_file: 2 rows have null as note, and the grader's {{item.note}} is the text null there."
+        'training_file: {{item.note}} is null in 2 rows; the grader reads it as the text "null".'
     )
 
 
@@ -110,11 +110,11 @@ def test_a_python_grader_that_is_constant_is_told(client: TestClient) -> None:
 
 def test_a_grader_that_hangs_is_not_waited_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grader_trial, "DEADLINE_SECONDS", 0.5)
-    monkeypatch.setattr(grader_trial, "TRIAL_SECONDS", 2.0)
+    monkeypatch.setattr(grader_trial, "TRIAL_SECONDS", 10.0)
     started = time.monotonic()
     ((code, message),) = warned(client, python("while True: pass"))
     assert (code, "no answer within 0.5 seconds" in message) == ("grader_unscorable", True)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
 
 
 def test_nobody_is_asked_at_submit(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

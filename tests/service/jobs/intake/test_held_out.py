@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_retention_file_names_the_set(client: TestClient) -
         f"{place}[1].file[1].messages",
         f"{place}[2].file",
     ]
-    assert "more than the model's 64 positions" in report["problems"][0]["message"]
+    assert "more than the model's context of 64" in report["problems"][0]["message"]
 
 
 @on_sqlite
@@ -134,7 +134,8 @@ def test_repeated_and_leaked_rows_are_told_with_numbers(client: TestClient) -> N
         "training_file: 2 of 4 rows repeat the prompt of an earlier one: row 3 is training row 1 again, "
         "row 4 is training row 1 again. Repeated prompts weigh more."
     )
-    leak = "rows are training rows too: row {} is training row {} again. On these, improvement may be memory."
+    repeated = "rows are training rows too: row {} is training row {} again."
+    leak = f"{repeated} Improvement on them may be memorisation."
     assert told["validation_leak"] == f"validation_file: 1 of 2 {leak.format(2, 2)}"
     place = "method.reinforcement.retention[0].file"
     assert told["retention_leak"] == f"{place}: 1 of 1 {leak.format(1, 1)}"

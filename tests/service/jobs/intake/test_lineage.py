@@ -28,10 +28,10 @@ def shape_of(lora: Any, problems: Problems) -> Any:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("rank", 8, "is 8, but the adapter of the model has rank 4"),
-        ("alpha", 16, "is 16.0, but the adapter of the model has alpha 8.0"),
-        ("dropout", 0.0, "is 0.0, but the adapter of the model has dropout 0.1"),
-        ("target_modules", "all-linear", "is all-linear, but the adapter of the model has target_modules"),
+        ("rank", 8, "is 8, but the model's adapter has rank 4"),
+        ("alpha", 16, "is 16.0, but the model's adapter has alpha 8.0"),
+        ("dropout", 0.0, "is 0.0, but the model's adapter has dropout 0.1"),
+        ("target_modules", "all-linear", "is all-linear, but the model's adapter has target_modules"),
     ],
 )
 def test_another_shape_than_the_inherited_one_is_a_problem_at_its_field(

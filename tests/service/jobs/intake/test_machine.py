@@ -208,7 +208,7 @@ def test_endpoints_that_the_operator_does_not_have_are_refused(
         ]
         ((place, message),) = problems(client, reinforcement({**JUDGE, "max_cost_usd": 1}))
         assert place == f"{WHERE}.max_cost_usd"
-        assert "states no prices" in message
+        assert "has set no prices" in message
     assert server.requests == []
 
 

@@ -154,7 +154,7 @@ def test_a_grader_that_never_differs_is_told(
 def test_a_constant_grader_says_what_it_means(client: TestClient) -> None:
     (warning,) = validated(client, reinforcement(BLIND))["warnings"]
     assert warning["message"] == (
-        "The grader gave every trial completion the reward 1: if it always does, no group can have signal."
+        "The grader gave every trial completion the reward 1: if it does so in training, no group has signal."
     )
 
 
@@ -163,7 +163,7 @@ def test_a_limit_that_leaves_no_prompt_any_room_is_one_problem(client: TestClien
     report = validated(client, reinforcement(max_completion_tokens=CONTEXT_TOKENS), content)
     (problem,) = report["problems"]
     assert problem["param"] == "method.reinforcement.hyperparameters.max_completion_tokens"
-    assert problem["message"].endswith(f"the model has {CONTEXT_TOKENS} positions; at most 59 fits")
+    assert problem["message"].endswith(f"the model's context has {CONTEXT_TOKENS}; use at most 59")
 
 
 def test_prompts_longer_than_the_model_are_problems_of_their_rows(client: TestClient) -> None:

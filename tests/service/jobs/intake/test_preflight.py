@@ -129,7 +129,7 @@ def test_a_row_without_a_user_turn_names_its_line(client: TestClient, database: 
         "training_file[2].messages",
         "training_file[4].messages",
     ]
-    assert error["message"].startswith("2 problems: training_file[2].messages: the last message must be")
+    assert error["message"].startswith("2 problems: training_file[2].messages: the last message must have")
 
 
 def test_what_is_wrong_with_many_rows_alike_is_said_once_and_ten_kinds_at_most(
@@ -139,7 +139,7 @@ def test_what_is_wrong_with_many_rows_alike_is_said_once_and_ten_kinds_at_most(
     others = [without | {f"field{n}": 1} for n in range(11)]
     error = refused(client, database, request(upload(client, jsonl(without, without, *others, without))))
     told = error["message"].split("; ")
-    assert told[0].startswith("14 problems: training_file[1].answer: the grader's {{item.answer}} does not")
+    assert told[0].startswith("14 problems: training_file[1].answer: the grader's {{item.answer}} is not in")
     assert told[0].endswith("(and 2 more like it)")
     assert [text.partition(":")[0] for text in told[1:]] == [
         *(f"training_file[{line}].answer" for line in range(3, 12)),
@@ -156,7 +156,7 @@ def test_problems_of_the_validation_file_are_its_own(client: TestClient, databas
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "nothing beside its messages"),
+        ({}, "no field beside its messages"),
         ({"verdict": "yes", "level": 2}, "level, verdict"),
         ({"x" * 50: 1} | {f"f{n}": 1 for n in range(8)}, f"{', '.join(f'f{n}' for n in range(8))}, …"),
     ],
@@ -167,7 +167,7 @@ def test_a_template_that_does_not_resolve_names_row_and_fields(
     other = {"messages": row()["messages"], **given}
     error = refused(client, database, request(upload(client, jsonl(row(), other))))
     assert error["param"] == "training_file[2].answer"
-    sentence = f"the grader's {{{{item.answer}}}} does not resolve in this row, which has {told}"
+    sentence = f"the grader's {{{{item.answer}}}} is not in this row, which has {told}"
     assert error["message"] == f"training_file[2].answer: {sentence}"
 
 
@@ -176,7 +176,7 @@ def test_an_empty_file_is_refused(
     client: TestClient, settings: Settings, database: Database, content: bytes
 ) -> None:
     error = refused(client, database, request(store_file(settings, database, content)))
-    assert (error["param"], error["message"]) == ("training_file", "training_file: holds no rows")
+    assert (error["param"], error["message"]) == ("training_file", "training_file: has no rows")
 
 
 def test_a_file_that_is_not_utf8_names_the_line(
@@ -193,7 +193,7 @@ def test_a_file_over_the_row_limit_is_refused(
     app.state.settings = settings.model_copy(update={"max_rows": 100})
     file_id = store_file(settings, database, jsonl(row()) * 100_100)
     error = refused(client, database, request(file_id))
-    assert error["message"] == "training_file: has more than 100 rows, the limit here"
+    assert error["message"] == "training_file: has more than 100 rows, the limit"
 
 
 def test_a_prompt_that_does_not_fit_names_its_row(client: TestClient, database: Database) -> None:

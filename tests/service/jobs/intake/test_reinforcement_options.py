@@ -149,7 +149,11 @@ METHODS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": {"type": "python"}}, "tools", "should be a list"),
     ({"tools": [{"type": "python"}, {**HTTP_TOOL, "name": "python"}]}, "tools[1].name", "different names"),
     ({"tools": [{**HTTP_TOOL, "parameters": {"type": "x"}}]}, "tools[0].parameters", "schema.type"),
-    ({"tools": [{**HTTP_TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters", "are an object"),
+    (
+        {"tools": [{**HTTP_TOOL, "parameters": {"type": "array"}}]},
+        "tools[0].parameters",
+        "must describe an object",
+    ),
     ({"tools": [{**HTTP_TOOL, "url": "https://10.0.0.1/"}]}, "tools[0].url", "not a public address"),
     ({"retention": [{"name": "a", "file": "file-x"}]}, "retention[0].file", "there is no file file-x"),
     ({"retention": [{"name": "a/b", "file": FILE}]}, "retention[0].name", "should match pattern"),

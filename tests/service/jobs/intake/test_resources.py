@@ -75,7 +75,7 @@ def test_more_gpus_than_the_machine_has_are_refused(two_gpus: TestClient, databa
     answer = two_gpus.post("/v1/fine_tuning/jobs", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "resources.gpus", "gpus_unavailable")
-    assert "asks for 3, and no worker that could run it has more than 2" in error["message"]
+    assert "3 GPUs are requested; the largest worker that can run the job has 2" in error["message"]
     assert num_jobs(database) == 0
 
 
@@ -128,7 +128,7 @@ def test_one_machine_must_have_all_that_a_job_needs(production: TestClient, data
     say(database, "large", Machine(frozenset(), 8))
     say(database, "safe", Machine(frozenset({SANDBOX}), 1))
     ((place, message),) = refused(production, 4, method=method)
-    assert (place, "has more than 1" in message) == ("resources.gpus", True)
+    assert (place, "the largest worker that can run the job has 1" in message) == ("resources.gpus", True)
     assert refused(production, 1, method=method) == []
 
 

@@ -120,7 +120,7 @@ def test_what_such_a_job_has_learnt_is_no_model_to_train(done: Done) -> None:
         for model in (learnt, points[0]["fine_tuned_model_checkpoint"]):
             body = {"model": model, "training_file": rows, "method": method}
             report = done.client.create(f"{JOBS}/validate", body)
-            assert [each for each in report["problems"] if "no weights to go on from" in each["message"]]
+            assert [each for each in report["problems"] if "no weights to continue from" in each["message"]]
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
     assert problems.found == []
     assert rows[0].completion == "4"
     assert faults(line(prompt="2+2="), kind="supervised") == [
-        ("training_file[1].completion", "must be a string that is not empty")
+        ("training_file[1].completion", "must be a non-empty string")
     ]
 
 
@@ -78,10 +78,10 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
             "is not JSON: the key 'prompt' appears twice",
         ),
         (b'{"prompt": "a", "x": NaN}', "training_file[1]", "is not JSON: NaN is not a JSON number"),
-        (b'{"prompt": "a", "x": 1e999}', "training_file[1]", "holds a number that is too large"),
+        (b'{"prompt": "a", "x": 1e999}', "training_file[1]", "contains a number that is too large"),
         (b'{"prompt": "\xff"}', "training_file[1]", "is not UTF-8 (byte 13 of the line)"),
-        (b'{"prompt": "a\\u0000"}', "training_file[1]", "holds a NUL character"),
-        (b'{"prompt": "a\\ud800"}', "training_file[1]", "holds half of a surrogate pair"),
+        (b'{"prompt": "a\\u0000"}', "training_file[1]", "contains a NUL character"),
+        (b'{"prompt": "a\\ud800"}', "training_file[1]", "contains half of a surrogate pair"),
         (
             line(answer=4),
             "training_file[1].messages",
@@ -92,7 +92,7 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
             "training_file[1].messages",
             "the row has both messages and prompt: give one of them",
         ),
-        (line(prompt=""), "training_file[1].prompt", "must be a string that is not empty"),
+        (line(prompt=""), "training_file[1].prompt", "must be a non-empty string"),
         (line(messages=[]), "training_file[1].messages", "must be a list of at least one message"),
         (line(messages=["a"]), "training_file[1].messages[0]", "must be an object with role and content"),
         (
@@ -108,7 +108,7 @@ def test_a_supervised_prompt_row_has_a_completion() -> None:
         (
             line(messages=[USER, ASSISTANT]),
             "training_file[1].messages",
-            "the last message must be the user's, not the assistant's: "
+            "the last message must have the role user, not assistant: "
             "such rows are for the method supervised",
         ),
         (line(messages=[USER], tools={}), "training_file[1].tools", "must be a list of objects"),
@@ -124,15 +124,15 @@ def test_a_supervised_row_ends_with_the_assistant() -> None:
     assert faults(line(messages=[USER]), kind="supervised") == [
         (
             "training_file[1].messages",
-            "the last message must be the assistant's, not the user's: "
+            "the last message must have the role assistant, not user: "
             "such rows are for the method reinforcement",
         )
     ]
     assert faults(line(messages=[ASSISTANT]), kind="supervised") == [
-        ("training_file[1].messages", "a turn before the assistant's is missing: there is nothing to answer")
+        ("training_file[1].messages", "must have a message before the assistant's")
     ]
     assert faults(line(messages=[USER, {"role": "assistant", "content": ""}]), kind="supervised") == [
-        ("training_file[1].messages[1].content", "is empty: there is nothing to learn")
+        ("training_file[1].messages[1].content", "must not be empty: it is what the model learns")
     ]
 
 
@@ -146,19 +146,19 @@ def test_the_line_of_each_bad_row_is_told() -> None:
 
 def test_a_blank_line_between_rows_is_a_problem() -> None:
     assert faults(line(prompt="a"), b"", b"", line(prompt="b")) == [
-        ("training_file[2]", "is blank: only the file's end may be")
+        ("training_file[2]", "is blank: only lines at the end of the file may be")
     ]
 
 
 def test_a_file_without_rows_is_a_problem() -> None:
-    assert faults() == [("training_file", "holds no rows")]
-    assert faults(b"", b"  ") == [("training_file", "holds no rows")]
+    assert faults() == [("training_file", "has no rows")]
+    assert faults(b"", b"  ") == [("training_file", "has no rows")]
 
 
 def test_reading_stops_at_the_first_row_over_the_limit() -> None:
     rows, problems = read(*[line(prompt="a")] * 5, max_rows=3)
     assert len(rows) == 3
-    assert [one.message for one in problems.found] == ["training_file: has more than 3 rows, the limit here"]
+    assert [one.message for one in problems.found] == ["training_file: has more than 3 rows, the limit"]
 
 
 def test_no_more_than_a_hundred_problems_are_collected() -> None:

@@ -128,9 +128,9 @@ def test_a_job_can_be_asked_to(
 @pytest.mark.parametrize(
     ("verb", "state", "message"),
     [
-        ("cancel", JobState.SUCCEEDED, "The job already succeeded."),
-        ("cancel", JobState.FAILED, "The job already failed."),
-        ("pause", JobState.CANCELLED, "The job already is cancelled."),
+        ("cancel", JobState.SUCCEEDED, "The job has already succeeded."),
+        ("cancel", JobState.FAILED, "The job has already failed."),
+        ("pause", JobState.CANCELLED, "The job is already cancelled."),
         ("resume", JobState.RUNNING, "A job that is running cannot be resumed."),
         ("pause", JobState.CANCELLING, "A job that is cancelling cannot be paused."),
     ],
