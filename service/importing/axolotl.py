@@ -33,13 +33,13 @@ DEFAULTS: dict[str, Any] = {
     "lora_dropout": 0.0,
 }
 """Where Axolotl's are others than TRL's."""
-WARMUP = ("warmup_ratio", "warmup_steps")
+REROLL = "`curriculum: rest` retries prompts without signal later"
 
 
 def _adapter_kind(translation: Translation) -> None:
     kind = translation["adapter"]
     if kind == "qlora":
-        translation.differs("adapter", "the base is loaded whole: more memory, no quantisation error")
+        translation.differs("adapter", trl.WHOLE)
     elif kind in (None, "lora"):
         translation.leaves("adapter", "an adapter is trained if it says so, otherwise all weights")
     else:
@@ -63,8 +63,7 @@ OWN: tuple[Rule, ...] = (
         """,
     ),
     unneeded(
-        "held-out rows are a file of their own: --validation-data",
-        "val_set_size test_datasets evals_per_epoch",
+        "held-out rows are a separate file: --validation-data", "val_set_size test_datasets evals_per_epoch"
     ),
     unneeded(trl.CHECKPOINTS, "saves_per_epoch save_safetensors auto_resume_from_checkpoints"),
     unneeded(
@@ -93,22 +92,11 @@ OWN: tuple[Rule, ...] = (
     unneeded("groups without signal are left out of a step in any case", "skip_zero_advantage_batches"),
     only("async_prefetch", False, why="max_staleness: 1 samples the next step while this one trains"),
     only("prefetch_depth", 1, why="at most one step ahead: max_staleness"),
-    only(
-        "rollout_func",
-        None,
-        why="no rollout function of the user's runs here; `tools` are what a model may call",
-    ),
-    only(
-        "replay_buffer_size",
-        0,
-        None,
-        why="no rollout is used twice; dynamic_sampling replaces groups without signal",
-    ),
+    only("rollout_func", None, why="custom rollout functions are not run; give the model `tools`"),
+    only("replay_buffer_size", 0, None, why="no rollout is used twice; see dynamic_sampling"),
     only("replay_recompute_logps", True, why="no rollout is used twice"),
-    only(
-        "reroll_start_fraction", 1.0, None, why="`curriculum: rest` brings prompts without signal back later"
-    ),
-    only("reroll_max_groups", 1, None, why="`curriculum: rest` brings prompts without signal back later"),
+    only("reroll_start_fraction", 1.0, None, why=REROLL),
+    only("reroll_max_groups", 1, None, why=REROLL),
     only("lora_fan_in_fan_out", None, False, True, why="the engine sees it by the layer's kind"),
     only("lora_model_dir", None, why='name the earlier job as the model: "ft:…"'),
     only("cosine_min_lr_ratio", None, 0, 0.0, why="the schedules here end at 0"),
@@ -116,11 +104,7 @@ OWN: tuple[Rule, ...] = (
     only("loraplus_lr_ratio", None, why="all of an adapter has one learning rate"),
     only("embedding_lr", None, why="all weights have one learning rate"),
     only("lr_groups", None, why="all weights have one learning rate"),
-    only(
-        "early_stopping_patience",
-        None,
-        why="early_stopping: {patience} in the job, which needs held-out rows",
-    ),
+    only("early_stopping_patience", None, why="set early_stopping in the job; it needs held-out rows"),
 )
 RULES = (*trl.RULES, *OWN)
 

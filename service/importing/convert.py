@@ -18,7 +18,6 @@ from service.jobs.model.schemas import JobCreate
 
 Source = Literal["trl", "axolotl", "verl"]
 SOURCES: tuple[Source, ...] = get_args(Source)
-HYPERPARAMETERS = "method.reinforcement.hyperparameters"
 
 
 @dataclass(frozen=True)

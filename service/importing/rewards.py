@@ -21,8 +21,6 @@ NOT_HERE = {
     "trainer_state": "a grader does not see the trainer's state",
     "environments": "tools are named in the job",
 }
-OPTIONAL = ("log_extra", "log_metric")
-"""TRL supplies them; functions must do without, as their defaults say."""
 WRAPPED = "called with one completion at a time, in the sandbox, with the standard library alone"
 
 

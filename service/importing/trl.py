@@ -10,28 +10,22 @@ from service.importing import trl_groups as groups
 from service.importing.rules import Refusal, Rule, maps, only, together, unlike, unneeded, whole
 from service.importing.trl_rewards import rewards
 
-OPERATOR = "how the machine is used is the operator's choice (GRPO_RUNTIME) and changes no result"
+OPERATOR = "the operator configures the machine (GRPO_RUNTIME); results do not change"
 RECORDED = "the service keeps and shows all metrics; a job's `integrations` send them to W&B and others"
 LOADING = "the service reads and batches the rows itself"
 CHECKPOINTS = "checkpoints are stored by the worker, the newest three and the best are kept"
 SAMPLER = "the operator chooses the sampler; the canary there proves that it serves the trained policy"
 LATER = "afterwards, by `grpo push JOB --repo ORG/NAME`"
-BIASED = (
-    "samples of a cut distribution bias every ratio of the loss, which compares whole ones; lower temperature"
-)
+BIASED = "truncated sampling biases every ratio of the loss; lower the temperature instead"
 
-SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-}
+SCHEDULES = {name: name for name in ("linear", "cosine", "constant")} | {"constant_with_warmup": "constant"}
+WHOLE = "the base is loaded unquantised: more memory, no quantisation error"
 ADAMW = ("adamw_torch_fused", "adamw_torch", "adamw", "adamw_hf", "adamw_apex_fused")
 
 
 def _schedule(value: str) -> str:
     if value not in SCHEDULES:
-        raise Refusal(f"there are linear, cosine and constant (each with warmup_steps), not {value}")
+        raise Refusal(f"must be linear, cosine or constant (each with warmup_steps), not {value}")
     return SCHEDULES[value]
 
 
@@ -62,29 +56,16 @@ TRAINING: tuple[Rule, ...] = (
     maps("seed", 42, "seed", whole, differs="the same seed draws other random numbers here"),
     unlike("data_seed", None, "the job's one seed decides the order of the rows too"),
     only("optim", *ADAMW, why="the optimiser here is AdamW; leave optim out to have it"),
-    only(
-        "optim_args",
-        None,
-        "",
-        why="AdamW's own settings are adam_beta1, adam_beta2, adam_epsilon, weight_decay",
-    ),
-    only(
-        "optim_target_modules", None, why="no such optimiser here; lora_target_modules says what is trained"
-    ),
+    only("optim_args", None, "", why="set adam_beta1, adam_beta2, adam_epsilon and weight_decay instead"),
+    only("optim_target_modules", None, why="no such optimiser here; use lora_target_modules"),
     only("lr_scheduler_kwargs", None, {}, "", why="the schedules here have no further settings"),
     only("shuffle_dataset", True, why="each epoch here is a new permutation of the rows"),
     only("train_sampling_strategy", "random", why="each epoch here is a new permutation of the rows"),
     only("neftune_noise_alpha", None, why="no noise is added to embeddings here"),
     only("label_smoothing_factor", 0.0, 0, why="a policy gradient has no labels to smooth"),
-    only(
-        "router_aux_loss_coef", None, 0, 0.0, why="no balancing loss of experts is added here; set it to 0.0"
-    ),
+    only("router_aux_loss_coef", None, 0, 0.0, why="there is no expert-balancing loss here; set it to 0.0"),
     unlike("disable_dropout", False, "the base model's dropout is off here in any case"),
-    unlike(
-        "cast_lm_head_to_fp32",
-        False,
-        "log-probabilities are computed in float32, the layer in the model's type",
-    ),
+    unlike("cast_lm_head_to_fp32", False, "only log-probabilities are computed in float32"),
     unneeded(
         "the base model's dtype and kernels are the operator's choice (GRPO_RUNTIME)",
         "bf16 fp16 bf16_full_eval fp16_full_eval tf32 use_cpu use_liger_kernel liger_kernel_config",
@@ -122,11 +103,7 @@ RECORDING: tuple[Rule, ...] = (
     ),
     together(groups.run_name, run_name=None),
     together(groups.evaluation, eval_strategy="no", eval_steps=None, do_eval=False),
-    unlike(
-        "num_generations_eval",
-        None,
-        "a held-out row is answered once, greedily; `eval_temperature` changes it",
-    ),
+    unlike("num_generations_eval", None, "a held-out row is answered once, greedily (`eval_temperature`)"),
     unneeded(
         "held-out rows are evaluated before the first step, then every eval_interval steps, and at the end",
         """
@@ -161,25 +138,9 @@ SAMPLING: tuple[Rule, ...] = (
     only("top_k", 0, -1, None, why=BIASED),
     only("min_p", None, 0, 0.0, why=BIASED),
     only("repetition_penalty", 1.0, 1, None, why="a penalty samples another policy than the trained one"),
-    only(
-        "generation_kwargs",
-        None,
-        {},
-        "",
-        why="sampling is set by temperature, max_completion_tokens and stop",
-    ),
-    only(
-        "chat_template_kwargs",
-        None,
-        {},
-        "",
-        why="the model's own chat template is used with its own defaults",
-    ),
-    only(
-        "vllm_structured_outputs_regex",
-        None,
-        why="outputs are not constrained; pay for the shape with a format grader",
-    ),
+    only("generation_kwargs", None, {}, "", why="set temperature, max_completion_tokens and stop instead"),
+    only("chat_template_kwargs", None, {}, "", why="the model's own chat template is used with its defaults"),
+    only("vllm_structured_outputs_regex", None, why="outputs are not constrained; use a format grader"),
     unlike("max_tool_calling_iterations", None, "tools are named in the job: `tools`, with max_turns"),
     together(
         groups.correction,
@@ -190,11 +151,7 @@ SAMPLING: tuple[Rule, ...] = (
         vllm_importance_sampling_clip_min=None,
         vllm_importance_sampling_cap=None,
     ),
-    only(
-        "off_policy_mask_threshold",
-        None,
-        why="there is no mask by divergence; `importance_correction` bounds the ratio",
-    ),
+    only("off_policy_mask_threshold", None, why="not supported; `importance_correction` bounds the ratio"),
     unneeded(
         SAMPLER,
         """
@@ -227,11 +184,7 @@ OBJECTIVE: tuple[Rule, ...] = (
         "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
     ),
     unneeded("they belong to the loss vespo", "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"),
-    only(
-        "sync_ref_model",
-        False,
-        why="the reference is the model that the job starts from, and stays it; `kl_target` steers β",
-    ),
+    only("sync_ref_model", False, why="the reference stays the starting model; `kl_target` adapts β"),
     unneeded("they belong to sync_ref_model", "ref_model_mixup_alpha ref_model_sync_steps"),
     together(
         rewards,
@@ -246,7 +199,7 @@ OBJECTIVE: tuple[Rule, ...] = (
 MODEL: tuple[Rule, ...] = (
     together(groups.model, model_name_or_path=None, model_revision="main"),
     only(
-        "model_init_kwargs", None, {}, "", why="how a model is loaded is the catalogue's and the operator's"
+        "model_init_kwargs", None, {}, "", why="the catalogue and the operator decide how a model is loaded"
     ),
     only("trust_remote_code", False, why="models' own code is never run here"),
     unneeded(
@@ -262,16 +215,12 @@ MODEL: tuple[Rule, ...] = (
         lora_target_modules=None,
     ),
     only("lora_target_parameters", None, why="LoRA is put on modules here: lora_target_modules"),
-    only(
-        "lora_modules_to_save",
-        None,
-        why="embeddings and output layers are not trained beside an adapter; or use_peft: false",
-    ),
+    only("lora_modules_to_save", None, why="only the adapter is trained; use_peft: false trains all weights"),
     only("lora_task_type", "CAUSAL_LM", why="only language models are trained"),
     only("use_rslora", False, why="scale by lora_alpha: rsLoRA is alpha / sqrt(r) in its place"),
     only("use_dora", False, why="plain LoRA only"),
-    unlike("load_in_8bit", False, "the base is loaded whole: more memory, no quantisation error"),
-    unlike("load_in_4bit", False, "the base is loaded whole: more memory, no quantisation error"),
+    unlike("load_in_8bit", False, WHOLE),
+    unlike("load_in_4bit", False, WHOLE),
     unneeded("the base is not quantised", "bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage"),
 )
 

@@ -11,16 +11,7 @@ from typing import Any
 
 from service.importing import trl, verl_rewards
 from service.importing import verl_groups as groups
-from service.importing.rules import (
-    Options,
-    Rule,
-    Translation,
-    maps,
-    only,
-    translated,
-    unneeded,
-    whole,
-)
+from service.importing.rules import Options, Rule, Translation, maps, only, translated, unneeded, whole
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 OPTIM = f"{ACTOR}.optim"
@@ -63,22 +54,12 @@ RULES: tuple[Rule, ...] = (
     only(f"{MODEL}.custom_chat_template", None, why="the model's own chat template is used"),
     only(f"{MODEL}.exclude_modules", None, why="name what is trained: lora.target_modules"),
     only(
-        "data.apply_chat_template_kwargs",
-        None,
-        {},
-        why="the model's own chat template is used with its defaults",
+        "data.apply_chat_template_kwargs", None, {}, why="the model's chat template is used with its defaults"
     ),
-    only(
-        "data.truncation",
-        "error",
-        "left",
-        "right",
-        "middle",
-        why="rows are never cut: one that does not fit is refused",
-    ),
+    only("data.truncation", "error", "left", "right", "middle", why=groups.NEVER_CUT),
     only("algorithm.use_pf_ppo", False, why="no feedback reweighting of samples here"),
     unneeded(
-        "rows are never cut: one that does not fit is refused",
+        groups.NEVER_CUT,
         "data.max_prompt_length data.filter_overlong_prompts data.filter_overlong_prompts_workers",
     ),
     unneeded("discounting belongs to a critic, which GRPO has not", "algorithm.gamma algorithm.lam"),

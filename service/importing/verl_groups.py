@@ -10,6 +10,7 @@ import math
 from service.importing.rules import Rule, Translation, whole
 from service.importing.trl_groups import SHARE, total_steps
 
+NEVER_CUT = "rows are never cut: one that does not fit is refused"
 ACTOR, ALGORITHM = "actor_rollout_ref.actor", "algorithm"
 WEIGHTS, OPTIM = "actor_rollout_ref.model", "actor_rollout_ref.actor.optim"
 ADVANTAGES = {
