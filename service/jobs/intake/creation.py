@@ -19,7 +19,8 @@ from grpo_engine.process.fault_points import fault_point
 from service.integrations import as_documents
 from service.jobs.intake.checks.machine import required_by
 from service.jobs.intake.estimate import Estimate
-from service.jobs.intake.preflight import InvalidJob, Preflight, Report
+from service.jobs.intake.preflight import Preflight
+from service.jobs.intake.report import InvalidJob, Report
 from service.jobs.model import names
 from service.jobs.model.methods import datasets_of
 from service.jobs.model.schemas import JobCreate, ProbeCreate

@@ -103,10 +103,10 @@ def _check_tool_parameters(method: Method, problems: Problems) -> None:
             problems.add(place, 'must describe an object: set "type": "object"', code="invalid_value")
 
 
-def check_tools(method: Method, text: ModelText | None, warn: Warn) -> None:
-    """Whether the model gets to know of the job's tools."""
+def check_tools(method: Method, text: ModelText, warn: Warn) -> None:
+    """Warns if the chat template does not show the job's tools to the model."""
     tools = tools_of(method)
-    if not tools or text is None:
+    if not tools:
         return
     messages = [{"role": "user", "content": "question"}]
     try:
