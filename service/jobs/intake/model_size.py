@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,11 +45,23 @@ class ModelShape:
     """Of one token's keys (or values) in a layer: heads × their size."""
     vocabulary: int
     matrices: tuple[Matrix, ...]
+    """Of linear layers."""
+    modules: tuple[str, ...] = ()
+    """All modules that have a weight."""
 
     def adapter_parameters(self, rank: int, targets: str | tuple[str, ...]) -> int:
-        """Of a LoRA adapter on all linear layers, or on those whose name ends as one of `targets`."""
+        """Of a LoRA adapter on all linear layers, or on those that `targets` name."""
         chosen = [each for each in self.matrices if targets == "all-linear" or _is_named(each.name, targets)]
         return sum(rank * (each.rows + each.columns) for each in chosen)
+
+    def unmatched(self, targets: Sequence[str]) -> list[str]:
+        """The targets that name no module."""
+        return [each for each in targets if not any(_is_named(name, (each,)) for name in self.modules)]
+
+    @property
+    def layer_names(self) -> list[str]:
+        """What the linear layers are called, as in q_proj."""
+        return sorted({each.name.removesuffix(".weight").rpartition(".")[2] for each in self.matrices})
 
 
 def model_shape(folder: Path) -> ModelShape:
@@ -91,8 +103,10 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) ->
         kv_width=(config.get("num_key_value_heads") or heads) * head_size,
         vocabulary=config["vocab_size"],
         matrices=tuple(Matrix(name, *shape) for name, shape in linear if not _NOT_ADAPTED.search(name)),
+        modules=tuple(name.removesuffix(".weight") for name in tensors if name.endswith(".weight")),
     )
 
 
-def _is_named(name: str, targets: str | tuple[str, ...]) -> bool:
-    return any(name.removesuffix(".weight").endswith(target) for target in targets)
+def _is_named(name: str, targets: Sequence[str]) -> bool:
+    """As PEFT compares them: the whole name, or its last parts."""
+    return any(f".{name.removesuffix('.weight')}".endswith(f".{target}") for target in targets)

@@ -18,7 +18,7 @@ from service.jobs.intake.checks.files import FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
 from service.jobs.intake.checks.machine import check_capabilities, check_gpus
-from service.jobs.intake.checks.method import check_method, check_tools
+from service.jobs.intake.checks.method import check_lora_targets, check_method, check_tools
 from service.jobs.intake.costs import PastJobs
 from service.jobs.intake.estimate import Estimate, Subject, estimate
 from service.jobs.intake.lineage import with_adapter_shape
@@ -169,6 +169,7 @@ def _check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> 
         return None
     with suppress(UnknownShape):
         report.shape = model_shape(entry.folder)
+        check_lora_targets(job.method, report.shape, report.problems)
     try:
         text = load_model_text(entry.folder)
     except ModelTextError as error:

@@ -18,6 +18,7 @@ from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.rules.json_schema import check_schema
 from grpo_engine.graders.rules.multi import Multi
+from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import eval_grader_of, graders_of, lora_of, tools_of
 from service.platform.token_counting import ModelText, RenderError
@@ -73,6 +74,17 @@ def check_method(method: Method, has_validation: bool, problems: Problems, warn:
     _check_tool_parameters(method, problems)
     for place, grader in graders_of(method):
         check_formula(place, grader, problems)
+
+
+def check_lora_targets(method: Method, shape: ModelShape, problems: Problems) -> None:
+    """Adds a problem if a target names no module of the model."""
+    lora = lora_of(method)
+    if not isinstance(lora, Lora) or isinstance(lora.target_modules, str) or not all(lora.target_modules):
+        return
+    if shape.modules and (missing := shape.unmatched(lora.target_modules)):
+        where = f"method.{method.type}.hyperparameters.lora.target_modules"
+        there = f"its linear layers are {', '.join(shape.layer_names)}"
+        problems.add(where, f"the model has no module {', '.join(missing)}: {there}", code="invalid_value")
 
 
 def _check_held_out(method: Method, has_validation: bool, problems: Problems) -> None:

@@ -11,9 +11,11 @@ import pytest
 from examples.tiny_model import make_model
 from grpo_engine.config.job import Runtime
 from grpo_engine.contract.events import Started
+from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.costs import Past, past_of, with_start, with_step
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
 from service.jobs.intake.model_size import Matrix, ModelShape, UnknownShape, model_shape
+from service.jobs.model.dataset import Problems
 from service.jobs.model.schemas import Estimate
 from tests.service.job_samples import METHOD, reinforcement
 
@@ -155,6 +157,21 @@ def test_the_shape_of_a_real_folder(tmp_path: Path) -> None:
     assert total * 0.95 < shape.num_parameters < total
     assert len(shape.matrices) == 14
     assert shape.adapter_parameters(4, ("q_proj",)) < shape.adapter_parameters(4, "all-linear")
+
+
+def test_targets_that_name_no_module_are_refused_with_the_names_that_exist(tmp_path: Path) -> None:
+    make_model(tmp_path, hidden=64, layers=2, seed=1)
+    shape = model_shape(tmp_path)
+    for targets, missing in (
+        (("q_proj", "self_attn.v_proj", "embed_tokens"), None),
+        (("q_proj", "query", "proj"), "query, proj"),
+    ):
+        problems = Problems()
+        check_lora_targets(grpo(lora={"target_modules": targets}), shape, problems)
+        names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+        where = "method.reinforcement.hyperparameters.lora.target_modules"
+        told = f"{where}: the model has no module {missing}: its linear layers are {names}"
+        assert [each.message for each in problems.found] == ([told] if missing else [])
 
 
 @pytest.mark.parametrize("header", [b"", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0{}"])
