@@ -6,8 +6,6 @@ repeats is recorded once and counts once; the job's own clock has the rest.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from grpo_engine.contract.events import Started
+from service.jobs.intake.recent_results import RecentResults
 from service.jobs.model.names import base_of
 from service.jobs.model.states import TERMINAL
 from service.platform.db import Database
@@ -24,8 +23,6 @@ from service.platform.tables.core import Job
 Cost = dict[str, Any]
 LOOKED_AT = 200
 """Newest jobs of a tenant; what is older says little about today's machines."""
-REMEMBERED_SECONDS = 60.0
-MAX_TENANTS = 1024
 
 
 def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
@@ -124,24 +121,17 @@ def read_past(session: Session, tenant: str) -> list[Past]:
     return [each for each in found if each is not None]
 
 
-class PastJobs:
+class PastJobs(RecentResults[Sequence[Past]]):
     """`read_past` of each tenant, queried at most once a minute by this process. Shared by all threads."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, Sequence[Past]]] = {}
-        self._lock = threading.Lock()
+        super().__init__(seconds=60.0, max_entries=1024)
 
     def of(self, database: Database, tenant: str, *, fresh: bool = False) -> Sequence[Past]:
         """`fresh`: as they are now."""
-        now = time.monotonic()
-        with self._lock:
-            at, found = self._known.get(tenant, (0.0, ()))
-        if at and not fresh and now - at < REMEMBERED_SECONDS:
-            return found
-        with database.reading() as session:
-            found = read_past(session, tenant)
-        with self._lock:
-            if len(self._known) >= MAX_TENANTS:
-                self._known.clear()
-            self._known[tenant] = (now, found)
+        found = None if fresh else self.get(tenant)
+        if found is None:
+            with database.reading() as session:
+                found = read_past(session, tenant)
+            self.put(tenant, found)
         return found

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from grpo_engine.config.job import Method
-from service.jobs.intake.checks.checked_files import CheckedFiles, Faultless, asked_of_rows
+from service.jobs.intake.checks.checked_files import CheckedFiles, CheckedRows, asked_of_rows
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.files import FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
@@ -116,18 +116,18 @@ class Preflight:
 
     def _read(
         self, check: FileCheck, uses: list[DatasetUse], files: Mapping[str, File], report: Report
-    ) -> Faultless:
+    ) -> CheckedRows:
         named = tuple((use.param, use.file_id) for use in uses)
-        question = (named, asked_of_rows(report.method), check.context_tokens)
+        question = (named, asked_of_rows(report.method), check.context_tokens, id(check.text))
         had_no_problem, num_warnings = not report.problems.found, len(report.warnings)
-        known = self.checked_files.recall(question, check.text) if had_no_problem else None
+        known = self.checked_files.get(question) if had_no_problem else None
         if known is not None and self._are_stored([files.get(use.file_id) for use in uses]):
             report.warnings += known.warnings
             return known
         counts = {use.param: check.num_rows(use, files.get(use.file_id)) for use in uses}
-        found = Faultless(counts, check.row_tokens, report.warnings[num_warnings:], check.text)
+        found = CheckedRows(counts, check.row_tokens, report.warnings[num_warnings:], check.text)
         if not report.problems.found:
-            self.checked_files.remember(question, found)
+            self.checked_files.put(question, found)
         return found
 
     def _are_stored(self, files: list[File | None]) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from grpo_engine.config.job import Hyperparameters
 from service.jobs.intake.checks import checked_files, files
+from service.jobs.intake.recent_results import RecentResults
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
@@ -108,21 +110,16 @@ def test_a_faulty_file_is_read_and_refused_each_time(client: TestClient, reading
     assert len(readings) == 2
 
 
-def test_after_a_while_the_rows_are_read_again(
-    client: TestClient, readings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_while_the_rows_are_read_again(app: FastAPI, client: TestClient, readings: list[str]) -> None:
+    app.state.checked_files = checked_files.CheckedFiles(seconds=0.0)
     file_id = upload(client)
     create(client, file_id, seed=1)
-    monkeypatch.setattr(checked_files, "REMEMBERED_SECONDS", 0.0)
     create(client, file_id, seed=2)
     assert len(readings) == 2
 
 
-def test_only_so_many_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_files, "MAX_REMEMBERED", 2)
-    kept = checked_files.CheckedFiles()
-    for question in ("a", "b", "c"):
-        kept.remember(question, checked_files.Faultless({"training_file": 1}, {}, [], None))
-    assert kept.recall("a", None) is None
-    assert kept.recall("b", None) is not None
-    assert kept.recall("c", object()) is None, "counted with another tokenizer"
+def test_only_the_newest_results_are_kept() -> None:
+    kept = RecentResults[str](seconds=60.0, max_entries=2)
+    for key in ("a", "b", "a", "c"):
+        kept.put(key, f"of {key}")
+    assert [kept.get(key) for key in ("a", "b", "c")] == ["of a", None, "of c"]
