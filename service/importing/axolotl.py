@@ -43,13 +43,13 @@ def _adapter_kind(translation: Translation) -> None:
     elif kind in (None, "lora"):
         translation.leaves("adapter", "an adapter is trained if it says so, otherwise all weights")
     else:
-        translation.refuses("adapter", f"there are lora and qlora, not {kind}")
+        translation.refuses("adapter", f"must be lora or qlora, not {kind}")
     translation.leaves("lora_target_linear", "it says lora_target_modules: all-linear")
 
 
 OWN: tuple[Rule, ...] = (
     together(_adapter_kind, adapter=None, lora_target_linear=None),
-    unneeded("so it is here", "rl"),
+    unneeded("the same here", "rl"),
     unneeded(
         "the model's own tokenizer and chat template are used",
         "model_type tokenizer_type tokenizer_config chat_template special_tokens is_llama_derived_model",

@@ -35,14 +35,14 @@ class Imported:
 
 
 def source_of(config: Mapping[str, Any]) -> Source:
-    """Whose configuration it looks like."""
+    """The system whose configuration it looks like."""
     if any(str(name).partition(".")[0] in ("actor_rollout_ref", "algorithm") for name in config):
         return "verl"
     return "axolotl" if "rl" in config or "trl" in config or "base_model" in config else "trl"
 
 
 def imported(config: Mapping[str, Any], options: Options, source: Source | None = None) -> Imported:
-    """What the configuration says, as a job."""
+    """The configuration as a job."""
     source = source or source_of(config)
     translation = _translation(config, options, source)
     job = _job(translation)

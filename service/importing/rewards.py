@@ -1,4 +1,4 @@
-"""A reward function of TRL → graders: its built-in ones by name, a Python function by its source.
+"""Translates a reward function of TRL into graders: built-in ones by name, Python functions by their source.
 
 Boundary: pure. The source is parsed and never run here; it runs in the sandbox, as every `python` grader.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from service.importing.rules import Refusal
 
 SUPPLIED = ("prompts", "completions")
-"""What the wrapper passes beside the row's columns."""
+"""What the wrapper passes besides the row's columns."""
 NOT_HERE = {
     "completion_ids": "a grader sees the text and its number of tokens, not the tokens",
     "trainer_state": "a grader does not see the trainer's state",
@@ -79,7 +79,7 @@ def key_of(name: str, taken: Iterable[str]) -> str:
 
 
 def wrapped(source: str, name: str) -> tuple[str, str]:
-    """The module with a `grade(sample, item)` that calls the function, and what is to be known of it.
+    """The module with a `grade(sample, item)` that calls the function, and a note on its limits.
 
     Raises Refusal if the function cannot be called that way.
     """
@@ -146,7 +146,7 @@ def _foreign_modules(module: ast.Module) -> list[str]:
 
 
 def _columns(function: ast.FunctionDef) -> list[str]:
-    """Columns that it cannot be called without. Raises Refusal for what only TRL's trainer has."""
+    """Columns that it requires. Raises Refusal for arguments that only TRL's trainer has."""
     arguments = function.args
     places = [*arguments.posonlyargs, *arguments.args]
     needed = [each.arg for each in places[: len(places) - len(arguments.defaults)]]

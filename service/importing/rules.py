@@ -1,4 +1,4 @@
-"""How another system's configuration becomes a job: rules over its fields, and a line of report for each.
+"""Rules that turn another system's configuration into a job, with a line of report for each field.
 
 Boundary: pure. The meaning of a source's fields is in its own table (`trl.py`, `axolotl.py`, `verl.py`).
 """
@@ -16,7 +16,7 @@ JOB_FIELDS = ("model", "training_file", "validation_file", "seed", "suffix", "me
 """Targets in the job itself; all others are hyperparameters, except for the grader."""
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 ALIKE = 0.85
-"""From here on a name is taken for a slip of the pen."""
+"""From this similarity on, the known name is suggested."""
 _SECRET = re.compile(r"token|secret|password|api_key", re.IGNORECASE)
 
 
@@ -26,7 +26,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one field, or of several that say one thing together."""
+    """What one field became, or several fields that belong together."""
 
     fields: tuple[str, ...]
     values: tuple[Any, ...]
@@ -44,12 +44,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Options:
-    """What the configuration itself does not say."""
+    """What the configuration itself does not contain."""
 
     num_processes: int = 1
     """Of `accelerate launch`: they share a step's completions."""
     model: str | None = None
-    """A name of the catalogue, in the place of the configuration's."""
+    """A name of the catalogue that replaces the configuration's."""
     data: str | None = None
     validation_data: str | None = None
     num_rows: int | None = None
@@ -62,7 +62,7 @@ class Options:
 
 @dataclass
 class Translation:
-    """One configuration on its way: what is given, what the job has by now, and the report."""
+    """A configuration in translation: the given fields, the job so far, and the report."""
 
     given: Mapping[str, Any]
     options: Options
@@ -106,7 +106,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of some fields: `apply` writes targets and lines."""
+    """How some fields are translated: `apply` writes targets and lines."""
 
     defaults: Mapping[str, Any]
     """Each field with the source's default; `UNSET` if it is never read."""
@@ -124,7 +124,7 @@ def maps(
     *,
     differs: str = "",
 ) -> Rule:
-    """The field has its counterpart. `convert` may raise Refusal."""
+    """The field has a counterpart here. `convert` may raise Refusal."""
 
     def apply(translation: Translation) -> None:
         translation.maps(name, to, convert(translation[name]), differs=differs)
@@ -133,11 +133,11 @@ def maps(
 
 
 def only(name: str, *allowed: Any, why: str) -> Rule:
-    """The first value, its default, and the others are what happens here; any other one is refused."""
+    """Only these values, the default first, are what happens here; any other is refused."""
 
     def apply(translation: Translation) -> None:
         if translation[name] in allowed:
-            translation.leaves(name, "so it is here")
+            translation.leaves(name, "the same here")
         else:
             translation.refuses(name, why)
 
@@ -159,7 +159,7 @@ def unlike(name: str, default: Any, why: str) -> Rule:
 
     def apply(translation: Translation) -> None:
         if translation[name] == default:
-            translation.leaves(name, "so it is here")
+            translation.leaves(name, "the same here")
         else:
             translation.differs(name, why)
 
@@ -167,12 +167,12 @@ def unlike(name: str, default: Any, why: str) -> Rule:
 
 
 def together(apply: Callable[[Translation], None], **defaults: Any) -> Rule:
-    """Fields that only together say something."""
+    """Fields that have a meaning only together."""
     return Rule(defaults, apply)
 
 
 def number(value: Any) -> Any:
-    """YAML reads `1e-6` as a text; the systems that wrote it read a number."""
+    """YAML reads `1e-6` as a text; TRL, Axolotl and verl read a number."""
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
 
@@ -199,19 +199,19 @@ def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Optio
         try:
             rule.apply(translation)
         except (Refusal, TypeError, ValueError, ZeroDivisionError) as error:
-            # a value of another kind than the field's, which the source's own classes would refuse too
+            # a value of the wrong type, which the source's own classes would refuse too
             stated = tuple(name for name in rule.defaults if name in numbers) or tuple(rule.defaults)
             translation.refuses(stated, str(error))
     told = {name for line in translation.lines for name in line.fields}
     for name in numbers.keys() & defaults.keys() - told:
-        # every rule names what it used, so this is a value with which the source does nothing either
-        translation.leaves(name, "so it is here")
+        # every rule names what it used, so the source ignores this value too
+        translation.leaves(name, "the same here")
     unknown = {name: value for name, value in numbers.items() if name not in defaults}
     translation.lines += [_unknown(name, value, defaults) for name, value in unknown.items()]
     return translation
 
 
 def _unknown(name: str, value: Any, known: Iterable[str]) -> Line:
-    alike = "".join(f"; there is {other}" for other in get_close_matches(name, known, 1, ALIKE))
+    alike = "".join(f"; did you mean {other}?" for other in get_close_matches(name, known, 1, ALIKE))
     why = f"unknown field{alike}"
     return Line((name,), (shown_value(name, value),), "unknown", why=why)

@@ -1,6 +1,6 @@
 """TRL's `GRPOConfig`, `ModelConfig` and the arguments of its GRPO script (1.16): field by field.
 
-Boundary: a table; what several fields say together is in `trl_groups.py`. The defaults are TRL's own, and the
+Boundary: a table; fields that belong together are in `trl_groups.py`. The defaults are TRL's own, and the
 job states each of them.
 """
 
@@ -55,7 +55,7 @@ TRAINING: tuple[Rule, ...] = (
     maps("max_grad_norm", 1.0, "max_grad_norm", float),
     maps("seed", 42, "seed", whole, differs="the same seed draws other random numbers here"),
     unlike("data_seed", None, "the job's one seed decides the order of the rows too"),
-    only("optim", *ADAMW, why="the optimiser here is AdamW; leave optim out to have it"),
+    only("optim", *ADAMW, why="the optimiser here is AdamW; remove optim"),
     only("optim_args", None, "", why="set adam_beta1, adam_beta2, adam_epsilon and weight_decay instead"),
     only("optim_target_modules", None, why="no such optimiser here; use lora_target_modules"),
     only("lr_scheduler_kwargs", None, {}, "", why="the schedules here have no further settings"),
@@ -180,12 +180,12 @@ OBJECTIVE: tuple[Rule, ...] = (
     maps("entropy_coef", 0.0, "entropy_coef", float),
     only("use_adaptive_entropy", False, why="entropy_coef is constant here; a guard can watch the entropy"),
     unneeded(
-        "they belong to use_adaptive_entropy",
+        "only used by use_adaptive_entropy",
         "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
     ),
-    unneeded("they belong to the loss vespo", "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"),
+    unneeded("only used by the loss vespo", "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"),
     only("sync_ref_model", False, why="the reference stays the starting model; `kl_target` adapts β"),
-    unneeded("they belong to sync_ref_model", "ref_model_mixup_alpha ref_model_sync_steps"),
+    unneeded("only used by sync_ref_model", "ref_model_mixup_alpha ref_model_sync_steps"),
     together(
         rewards,
         reward_funcs=None,

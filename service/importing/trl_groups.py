@@ -1,4 +1,4 @@
-"""Fields of TRL that say something only together: batches, steps, loss, adapter, evaluation.
+"""Fields of TRL that have a meaning only together: batches, steps, loss, adapter, evaluation.
 
 Boundary: each function takes a translation and writes to it; rewards are in `trl_rewards.py`.
 """
@@ -108,7 +108,7 @@ def loss(translation: Translation) -> None:
     elif kind in LOSSES:
         translation.maps(names, "loss_type", kind, differs=OPENED if kind == "bnpo" else "")
     else:
-        translation.refuses("loss_type", f"there are {', '.join(LOSSES)}, and gspo by its level")
+        translation.refuses("loss_type", f"must be one of {', '.join(LOSSES)}, and gspo by its level")
     low = translation["epsilon"]
     high = translation["epsilon_high"]
     translation.maps("epsilon", "epsilon_low", float(low))
@@ -135,7 +135,7 @@ def gate(translation: Translation) -> None:
         if translation["loss_type"] == "sapo":
             translation.maps(name, f"sapo_temperature_{ours}", float(translation[name]))
         else:
-            translation.leaves(name, "it belongs to the loss sapo")
+            translation.leaves(name, "only used by the loss sapo")
 
 
 def correction(translation: Translation) -> None:
@@ -152,7 +152,7 @@ def correction(translation: Translation) -> None:
         translation.maps(f"{prefix}correction", "importance_correction", "none")
         translation.leaves((f"{prefix}mode", *bounds), "nothing is corrected")
     elif mode not in IS_MODES or low is not None:
-        message = f"{', '.join(IS_MODES)} with an upper bound only; leave {prefix}clip_min out"
+        message = f"{', '.join(IS_MODES)} with an upper bound only; remove {prefix}clip_min"
         translation.refuses((f"{prefix}mode", f"{prefix}clip_min"), message)
     else:
         translation.maps((f"{prefix}correction", f"{prefix}mode"), "importance_correction", mode)
@@ -258,7 +258,7 @@ def saving(translation: Translation) -> None:
     if limit:
         translation.maps("save_total_limit", "max_checkpoints", min(100, whole(limit)))
     if translation["save_strategy"] == "steps":
-        translation.leaves("save_strategy", "so it is here")
+        translation.leaves("save_strategy", "the same here")
     else:
         translation.differs(
             "save_strategy", "checkpoints are counted in steps: a killed job continues from the last"

@@ -86,10 +86,10 @@ def _combined(translation: Translation, found: _Rewards, weights: list[float]) -
         by_key = dict(zip(found.graders, weights, strict=False))
         return {"type": "multi", "graders": found.graders, "aggregation": "gdpo", "weights": by_key}
     if translation[names[0]] != "sum_then_normalize":
-        translation.refuses(names[0], "there are sum_then_normalize and normalize_then_sum")
+        translation.refuses(names[0], "must be sum_then_normalize or normalize_then_sum")
     scale = translation["scale_rewards"]
     if scale not in ADVANTAGES:
-        translation.refuses("scale_rewards", "there are group, batch and none")
+        translation.refuses("scale_rewards", "must be group, batch or none")
     translation.maps("scale_rewards", "advantage", ADVANTAGES.get(scale, "group_std"))
     translation.leaves("multi_objective_aggregation", "rewards are summed first, as here")
     if found.terms == list(found.graders) and weights == [1.0]:

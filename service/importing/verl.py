@@ -1,6 +1,6 @@
 """verl's trainer configuration (`algorithm`, `actor_rollout_ref`, `data`, `trainer`): its main fields.
 
-Boundary: a table over dotted names, nested or not; what several fields say together is in `verl_groups.py`.
+Boundary: a table over dotted names, nested or not; fields that belong together are in `verl_groups.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fields of verl that say something only together.
+"""Fields of verl that have a meaning only together.
 
 Boundary: rules for `verl.py`; each writes to a translation.
 """
@@ -26,7 +26,7 @@ def _advantage(translation: Translation) -> None:
     names = (f"{ALGORITHM}.adv_estimator", f"{ALGORITHM}.norm_adv_by_std_in_grpo")
     kind, scaled = (translation[name] for name in names)
     if kind not in ADVANTAGES:
-        translation.refuses(names[0], f"there are {', '.join(ADVANTAGES)}, not {kind}")
+        translation.refuses(names[0], f"must be one of {', '.join(ADVANTAGES)}, not {kind}")
     else:
         value = ADVANTAGES[kind] if kind != "grpo" or scaled else "mean_only"
         translation.maps(names, "advantage", value)
@@ -73,7 +73,7 @@ def _schedule(translation: Translation) -> None:
     if translation[given] in ("constant", "cosine"):
         translation.maps(given, "lr_schedule", translation[given])
     else:
-        translation.refuses(given, f"there are constant and cosine, not {translation[given]}")
+        translation.refuses(given, f"must be constant or cosine, not {translation[given]}")
     least, cycles = f"{OPTIM}.min_lr_ratio", f"{OPTIM}.num_cycles"
     if translation[least] or translation[cycles] not in (0.5, None):
         translation.differs((least, cycles), "the cosine here is half a wave down to 0")
@@ -84,11 +84,11 @@ def _loss(translation: Translation) -> None:
     if translation[mode] == "gspo":
         translation.maps((mode, aggregation), "loss_type", "gspo")
     elif translation[mode] != "vanilla":
-        translation.refuses(mode, f"there are vanilla and gspo, not {translation[mode]}")
+        translation.refuses(mode, f"must be vanilla or gspo, not {translation[mode]}")
     elif translation[aggregation] in AGGREGATIONS:
         translation.maps((aggregation, mode), "loss_type", AGGREGATIONS[translation[aggregation]])
     else:
-        translation.refuses(aggregation, f"there are {', '.join(AGGREGATIONS)}")
+        translation.refuses(aggregation, f"must be one of {', '.join(AGGREGATIONS)}")
     both, low, high = (f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high"))
     for name, to in ((low, "epsilon_low"), (high, "epsilon_high")):
         value = translation[name] if translation.states(name) else translation[both]
@@ -118,7 +118,7 @@ def _divergence(translation: Translation) -> None:
             rest, "kl_target counts nats a token, verl's target nats a completion: set it yourself"
         )
     else:
-        translation.leaves(rest, "β stays what it is")
+        translation.leaves(rest, "β is constant")
 
 
 def _estimated(translation: Translation, switch: str, weight: str, kind: str, place: str) -> None:
@@ -129,7 +129,7 @@ def _estimated(translation: Translation, switch: str, weight: str, kind: str, pl
     if name in ESTIMATORS:
         translation.maps(kind, "kl_estimator", ESTIMATORS[name])
     else:
-        translation.refuses(kind, f"there are {', '.join(ESTIMATORS)}, not {name}")
+        translation.refuses(kind, f"must be one of {', '.join(ESTIMATORS)}, not {name}")
 
 
 def _model(translation: Translation) -> None:

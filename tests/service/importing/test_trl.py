@@ -187,7 +187,7 @@ def test_an_unknown_field_is_reported_and_no_part_of_the_job() -> None:
     found = of(num_generatoins=4)
     assert verdicts(found, "num_generatoins") == {"unknown"}
     (line,) = (line for line in found.lines if line.verdict == "unknown")
-    assert line.why == "unknown field; there is num_generations"
+    assert line.why == "unknown field; did you mean num_generations?"
     assert not found.is_whole
     assert found.job == of().job
 
