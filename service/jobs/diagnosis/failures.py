@@ -17,6 +17,8 @@ SHOWN_LINES = 8
 """Of the stored evidence; `failure.evidence` has all of it."""
 TIMEOUT = "unresponsive_reward_error"
 LIMITS = ("max_calls", "max_cost_usd")
+Judge = Callable[[Run, DiagnosisFinding], DiagnosisFinding]
+"""Adds the field to change, if there is one."""
 
 
 def failure(run: Run) -> DiagnosisFinding | None:
@@ -41,16 +43,9 @@ def _as_is(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
     return found.model_copy(update={"patch": {}})
 
 
-def _dataset(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    return run.at(found, "training_file")
-
-
-def _config(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    return run.at(found, f"method.{run.kind}.hyperparameters")
-
-
-def _model(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
-    return run.at(found, "model")
+def _at(field: str) -> Judge:
+    """Names a field whose value a person must choose; `{kind}` in it is the method's type."""
+    return lambda run, found: run.at(found, field.format(kind=run.kind))
 
 
 def _grader(run: Run, found: DiagnosisFinding) -> DiagnosisFinding:
@@ -104,11 +99,13 @@ def _limits(node: Any, path: str) -> Any:
         yield from _limits(value, place)
 
 
-Judge = Callable[[Run, DiagnosisFinding], DiagnosisFinding]
 _CAUSES: dict[str, tuple[str, Judge]] = {
-    "dataset_invalid": ("A row of the dataset cannot be used by this model.", _dataset),
-    "config_invalid": ("The settings passed the checks, but the model cannot run with them.", _config),
-    "model_not_found": ("The base model did not load on the worker.", _model),
+    "dataset_invalid": ("A row of the dataset cannot be used by this model.", _at("training_file")),
+    "config_invalid": (
+        "The settings passed the checks, but the model cannot run with them.",
+        _at("method.{kind}.hyperparameters"),
+    ),
+    "model_not_found": ("The base model did not load on the worker.", _at("model")),
     "base_model_changed": ("The base model's files were replaced while the job was not running.", _as_is),
     "grader_contract": ("Too many completions could not be scored by the grader.", _grader),
     "no_signal": ("No group had different rewards, so there was nothing to learn from.", _no_signal),
