@@ -44,10 +44,11 @@ class Seen:
     end: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def ours(case: Case, model: Path, folder: Path) -> Seen:
-    trainer = injected_trainer(_config(case, model), folder, given_steps(case))
+def ours(case: Case, model: Path) -> Seen:
+    trainer = injected_trainer(_config(case, model), given_steps(case))
     seen = Seen(start=_copied(trainer.policy.trainable))
-    step_optimizer, terms = trainer.optimizer.step, trainer._terms
+    optimizer, terms = trainer.updater.optimizer, trainer._terms
+    step_optimizer = optimizer.step
 
     def recorded_step(learning_rate: float, loss: float, **where: Any) -> float:
         seen.losses.append(loss)
@@ -58,7 +59,7 @@ def ours(case: Case, model: Path, folder: Path) -> Seen:
         seen.advantages.append([value for group in scored for value in group.advantages])
         return terms(scored)
 
-    trainer.optimizer.step = recorded_step  # type: ignore[method-assign]
+    optimizer.step = recorded_step  # type: ignore[method-assign]
     trainer._terms = recorded_terms  # type: ignore[assignment,method-assign]
     for step in range(1, STEPS + 1):
         list(trainer.step(step))
@@ -184,7 +185,7 @@ def _copied(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Ten
 
 def compared(case: Case, model: Path, folder: Path) -> dict[str, float]:
     """Largest error of each kind over all steps, and how far the farthest parameter moved."""
-    left = ours(case, model, folder)
+    left = ours(case, model)
     right = theirs(case, model, folder, left.start)
     assert len(left.losses) == len(right.losses) == len(right.gradient_norms) == STEPS * case.iterations
     return {

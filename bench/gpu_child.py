@@ -27,7 +27,7 @@ from bench.gpu_parts import Cell
 from bench.models import Shape, words_tokenizer
 from bench.side import Spec
 from grpo_engine.contract.errors import EngineError
-from grpo_engine.training.loop import library_versions
+from grpo_engine.training.run_description import library_versions
 
 Measure = Callable[[Cell, float], dict[str, Any]]
 """A cell and the moment (`time.monotonic`) by which it must end → its figures."""

@@ -24,7 +24,7 @@ from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.run.build import choose_device, choose_dtype
 from grpo_engine.training.gradients import PolicyGradient
-from grpo_engine.training.micro_batch_budget import Pieces
+from grpo_engine.training.micro_batch_budget import MicroBatchBudget
 from grpo_engine.training.optimizer import Optimizer
 
 
@@ -60,14 +60,14 @@ def train(
     _keep_activations(policy, not cell.recompute)
     groups = random_groups(cell, policy.model.config.vocab_size, spec.seed)
     optimizer = Optimizer(policy.trainable, settings)
-    pieces = Pieces(policy, cell.tokens_at_a_time)
+    budget = MicroBatchBudget(policy, cell.tokens_at_a_time)
     gradients = PolicyGradient(policy, settings, groups, beta=0.0, correction="none")
     norms: list[float] = []
 
     def one_pass(step: int) -> float:
         settle()
         began = time.perf_counter()
-        found = pieces(gradients, optimizer.clear, step)
+        found = budget.run(gradients, optimizer.clear, step)
         norms.append(optimizer.step(spec.learning_rate, found["loss"], step=step))
         settle()
         return time.perf_counter() - began
@@ -77,11 +77,11 @@ def train(
     timed = [one_pass(1)]
     while len(timed) < passes and time.monotonic() + longest < until:
         timed.append(one_pass(len(timed) + 1))
-    return _figures(policy, spec, cell, timed, pieces, norms)
+    return _figures(policy, spec, cell, timed, budget, norms)
 
 
 def _figures(
-    policy: Policy, spec: Spec, cell: Cell, timed: list[float], pieces: Pieces, norms: list[float]
+    policy: Policy, spec: Spec, cell: Cell, timed: list[float], budget: MicroBatchBudget, norms: list[float]
 ) -> dict[str, Any]:
     seconds = statistics.median(timed)
     sizes = replace(
@@ -94,11 +94,11 @@ def _figures(
         "tokens_per_second": cell.tokens / seconds,
         "trained_tokens_per_second": cell.completion_tokens / seconds,
         "flops": work.train_flops(policy.model.config, sizes, cell.completion_tokens, cell.length),
-        "tokens_at_a_time": pieces.tokens,
+        "tokens_at_a_time": budget.tokens,
         "activations_recomputed": policy.fast is not None and policy.fast.checkpointed,
         "own_kernels": policy.fast is not None,
         "grad_norm": norms[-1],
-        "warnings": [message for _, message in pieces.told],
+        "warnings": [warning.message for warning in budget.take_warnings()],
     }
 
 

@@ -11,7 +11,7 @@ import torch
 from bench.side import GRADER, Answer, Spec, Step, answer
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training.trainer import Trainer
 
 
@@ -52,7 +52,7 @@ def config_of(spec: Spec) -> RunConfig:
 
 def run(spec: Spec) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
-        trainer = build_trainer(config_of(spec), Path(folder))
+        trainer = build_loop(config_of(spec), Path(folder)).method
         assert isinstance(trainer, Trainer)
         if spec.lengths == "fixed":
             trainer.policy.stop_set = frozenset()

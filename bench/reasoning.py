@@ -17,7 +17,7 @@ from bench.models import PROMPTS_FILE
 from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 
 KEPT = Path(__file__).parent.parent / "build" / "bench" / "reasoning"
 LAYERS, HIDDEN = 8, 320
@@ -57,7 +57,7 @@ def _train(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = make_model(folder / "base", hidden=HIDDEN, layers=LAYERS)
     with tempfile.TemporaryDirectory() as run:
-        for event in build_trainer(_config(base, folder / "rows.jsonl"), Path(run)).run(lambda: False):
+        for event in build_loop(_config(base, folder / "rows.jsonl"), Path(run)).run(lambda: False):
             if isinstance(event, StepFinished) and event.step % 25 == 0:
                 print(f"supervised step {event.step}: loss {event.metrics['loss']:.3f}", file=sys.stderr)
         newest = sorted((Path(run) / "checkpoints").glob("step-*"))[-1]

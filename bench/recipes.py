@@ -27,8 +27,8 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
 from grpo_engine.config.recipes import RECIPES
 from grpo_engine.contract.events import Evaluated
-from grpo_engine.run.build import build_trainer
-from grpo_engine.training.loop import library_versions
+from grpo_engine.run.build import build_loop
+from grpo_engine.training.run_description import library_versions
 
 HELD_OUT, TRAIN = 100, 2000
 FORGOTTEN_CARRIES = 0.65
@@ -81,7 +81,7 @@ def run(folder: Path, model: Path, files: dict[str, Path], seed: int, method: di
         }
     )
     folder.mkdir()
-    events = build_trainer(config, folder).run(lambda: False)
+    events = build_loop(config, folder).run(lambda: False)
     return [event.metrics["reward"] for event in events if isinstance(event, Evaluated)]
 
 

@@ -6,6 +6,7 @@ Boundary: plain data of the engine's door. Validating an expanded configuration 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -72,9 +73,9 @@ class Hyperparameters(Input):
     """Validation rows per evaluation; auto: all, at most 256."""
 
     @property
+    @abstractmethod
     def rows_per_step(self) -> int:
         """Dataset rows that one optimiser step consumes."""
-        raise TypeError(f"{type(self).__name__} does not say how many rows a step takes")
 
     def total_steps(self, num_rows: int) -> int:
         """Optimiser steps for a dataset of `num_rows` rows; at least 1."""

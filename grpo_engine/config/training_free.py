@@ -117,11 +117,9 @@ class TrainingFreeHyperparameters(Input):
         epochs = 3 if self.n_epochs == "auto" else self.n_epochs
         return max(1, math.ceil(epochs * num_rows / max(1, self.rows_per_step(num_rows))))
 
-    def evaluates_after(self, step: int, total_steps: int) -> bool:
-        """Whether the held-out rows are due: before the first step (0), after the last, and in between."""
-        if step in (0, total_steps):
-            return True
-        return self.eval_interval != "auto" and step % self.eval_interval == 0
+    def eval_every(self, total_steps: int) -> int:
+        """Steps between evaluations, beside those before the first and after the last one."""
+        return total_steps if self.eval_interval == "auto" else self.eval_interval
 
     def eval_rows(self, num_rows: int) -> int:
         """Validation rows used in an evaluation."""

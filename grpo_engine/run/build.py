@@ -1,10 +1,11 @@
-"""From a configuration to a trainer: device, weights, data, sampler."""
+"""From a configuration to a training loop: device, weights, data, sampler, graders, method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from grpo_engine.config.job import (
     RunConfig,
     Runtime,
     SupervisedHyperparameters,
+    SupervisedMethod,
     TrainingFree,
     hyperparameters_of,
 )
@@ -31,68 +33,80 @@ from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.rank_setup import gathering, shard
-from grpo_engine.training.loop import TrainingLoop
-from grpo_engine.training.probe import ProbeRun
+from grpo_engine.training.loop import Schedule, TrainingLoop
+from grpo_engine.training.probe import Probe
 from grpo_engine.training.supervised import SupervisedTrainer
 from grpo_engine.training.trainer import Trainer
 from grpo_engine.training_free.build import build_training_free
-from grpo_engine.training_free.loop import TrainingFreeLoop
 
 
-def build_trainer(config: RunConfig, run_dir: Path) -> TrainingLoop | TrainingFreeLoop | ProbeRun:
-    """Load everything the run needs. Raises an EngineError that names what is wrong."""
+def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:
+    """Load everything that the run needs. Raises an EngineError that names the problem."""
     if config.runtime.num_threads is not None:
         torch.set_num_threads(config.runtime.num_threads)
     device = choose_device(config.runtime)
     keep_freed(device.type)
     dtype = choose_dtype(config.runtime, device)
     if isinstance(config.method, TrainingFree):
-        untouched = SupervisedHyperparameters.model_validate({})
-        load = partial(load_policy, config.model, untouched, device, dtype, config.seed)
+        unchanged = SupervisedHyperparameters.model_validate({})
+        load = partial(load_policy, config.model, unchanged, device, dtype, config.seed)
         return build_training_free(config, config.method.training_free, run_dir, load)
     policy = load_policy(config.model, hyperparameters_of(config.method), device, dtype, config.seed)
     if isinstance(config.method, Reinforcement):
-        return _reinforcement(config, config.method, run_dir, policy)
-    method = config.method.supervised
-    limit = min(method.hyperparameters.max_tokens, policy.max_length or method.hyperparameters.max_tokens)
+        return _reinforcement(config, config.method.reinforcement, run_dir, policy)
+    return _supervised(config, config.method.supervised, run_dir, policy)
 
-    def demonstrations(path: str) -> list[Prompt]:
-        return RowReader(policy.tokenizer, config.created_at).demonstrations(read_rows(path), limit)
 
-    validation = demonstrations(config.validation_file) if config.validation_file else []
-    shard(policy, config)
-    return SupervisedTrainer(
-        config, method, run_dir, policy, demonstrations(config.training_file), validation
+def _supervised(
+    config: RunConfig, method: SupervisedMethod, run_dir: Path, policy: Policy
+) -> TrainingLoop[SupervisedTrainer]:
+    settings = method.hyperparameters
+    limit = min(settings.max_tokens, policy.max_length or settings.max_tokens)
+    reader = RowReader(policy.tokenizer, config.created_at)
+    validation = (
+        reader.demonstrations(read_rows(config.validation_file), limit) if config.validation_file else []
     )
+    demonstrations = reader.demonstrations(read_rows(config.training_file), limit)
+    shard(policy, config)
+    trainer = SupervisedTrainer(config, method, policy, demonstrations, validation)
+    schedule = Schedule.of(settings, trainer.total_steps)
+    return TrainingLoop(config, run_dir, trainer, schedule, artifact=trainer.updater)
 
 
 def _reinforcement(
-    config: RunConfig, method: Reinforcement, run_dir: Path, policy: Policy
-) -> Trainer | ProbeRun:
-    hyperparameters = method.reinforcement.hyperparameters
-    if policy.peft_model is None and hyperparameters.beta > 0:
+    config: RunConfig, method: ReinforcementMethod, run_dir: Path, policy: Policy
+) -> TrainingLoop[Trainer] | TrainingLoop[Probe]:
+    settings = method.hyperparameters
+    if policy.peft_model is None and settings.beta > 0:
         policy.keep_reference()
 
-    reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.reinforcement.tools))
+    reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
 
     @cache
     def prompts(path: str) -> list[Prompt]:
         made = reader.prompts(read_rows(path))
-        _refuse_long(made, hyperparameters.max_completion_tokens, policy.max_length)
+        _refuse_long(made, settings.max_completion_tokens, policy.max_length)
         return made
 
     training = prompts(config.training_file)
     files = [config.training_file, config.validation_file, *config.retention_files.values()]
     longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
-    context = longest + hyperparameters.max_completion_tokens
-    sampler = _sampler(config, method.reinforcement, policy, context, run_dir)
+    context = longest + settings.max_completion_tokens
+    sampler = _sampler(config, method, policy, context, run_dir)
     shard(policy, config)
     sampler = gathering(sampler, policy)
-    grading = _grading(config, method.reinforcement, method.reinforcement.grader)
+    grading = _grading(config, method, method.grader)
     if config.probe is not None:
-        return ProbeRun(config, config.probe, method.reinforcement, policy, sampler, grading, training)
-    held_out = _held_out(config, method.reinforcement, grading, prompts)
-    return Trainer(config, method.reinforcement, run_dir, policy, sampler, grading, training, held_out)
+        probe = Probe(config, config.probe, method, policy, sampler, grading, training)
+        return TrainingLoop(config, run_dir, probe, Schedule.of(settings, probe.total_steps))
+    held_out = _held_out(config, method, grading, prompts)
+    trainer = Trainer(config, method, policy, sampler, grading, training, held_out)
+    schedule = Schedule.of(
+        settings, trainer.total_steps, guards=settings.guards, early_stopping=settings.early_stopping
+    )
+    return TrainingLoop(
+        config, run_dir, trainer, schedule, artifact=trainer.updater, raise_beta=trainer.raise_beta
+    )
 
 
 def _sampler(

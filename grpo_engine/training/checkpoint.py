@@ -1,7 +1,7 @@
-"""Checkpoints that are complete or invisible; `sealing.py` writes them so.
+"""Checkpoints of a run, each complete or invisible (`files/atomic_folder.py`).
 
-A checkpoint is valid when its manifest names files of the right size and sha256; loading takes the newest
-valid one and says what it skipped. Nothing is pickled: weights and moments are safetensors, the rest JSON.
+A checkpoint is valid if its manifest names files of the right size and SHA-256. Loading takes the newest
+valid one and reports those it skipped. Nothing is pickled: tensors are safetensors, all else is JSON.
 """
 
 from __future__ import annotations
@@ -13,84 +13,68 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
-
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract import manifest
 from grpo_engine.files.atomic_folder import new_checkpoint, seal, step_name
-from grpo_engine.files.fingerprint import refuse_other_base
-from grpo_engine.models.policy import Policy
-from grpo_engine.models.weights import load_weights, trained_weights, write_weights
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.process.fault_points import fault_point
-from grpo_engine.training.optimizer import Optimizer
+from grpo_engine.training.method import Artifact
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """All that a run needs beside weights and moments to go on as if never interrupted.
-
-    Every seed is a function of (seed, step), and so is the data cursor where no curriculum moves it.
-    """
+class LoopState:
+    """The loop's part of a run's state; the method adds its own (`Method.state_dict`)."""
 
     step: int = 0
-    policy_version: int = 0
-    num_tokens: int = 0
-    skipped_in_a_row: int = 0
     evaluated_step: int = -1
     """Newest evaluated step."""
-    beta: float | None = None
-    """Where it was adapted or raised; None: as configured."""
-    prompts: dict[str, Any] = field(default_factory=dict)
-    """Of the prompt source, where the order depends on what happened."""
-    baseline: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Evaluated set → row → reward before step 1; rows that could not be scored are left out."""
     best_step: int | None = None
     best_quality: float | None = None
     """Of the best evaluation so far (`events.quality`)."""
     without_improvement: int = 0
-    """Evaluations in a row that early stopping counts."""
+    """Evaluations in a row without the improvement that early stopping requires."""
     last_step: int | None = None
-    """Where a guard or early stopping ends the training; None: after all steps."""
+    """Step at which a guard or early stopping ends the training; None: after all steps."""
     guards: dict[str, Any] = field(default_factory=dict)
-    """What the guards have seen (`guards.watch`)."""
+    """Counters and measurements of the guards (`guards.watch`)."""
 
 
 def config_digest(config: RunConfig) -> str:
-    """sha256 of what a checkpoint depends on: a checkpoint of another job never loads."""
+    """SHA-256 of the settings that a checkpoint depends on; a checkpoint of another job never loads."""
     relevant = config.model_dump(mode="json", include={"job_id", "seed", "method"})
     relevant["model"] = config.model.name
     return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
 
 
 def save(
-    folder: Path,
-    config: RunConfig,
-    state: State,
-    policy: Policy,
-    optimizer: Optimizer,
-    versions: dict[str, str],
+    folder: Path, config: RunConfig, artifact: Artifact, state: LoopState, method_state: dict[str, Any]
 ) -> Path:
-    """Write `folder/step-…`. Raises DiskFullError; the checkpoints before it stay intact.
+    """Write `folder/step-…` and return it. Every rank must call; only the first one writes.
 
-    Every rank calls it, the first one writes: whatever the number of ranks, what is written is whole.
+    Raises DiskFullError; earlier checkpoints stay intact.
     """
-    weights, moments = trained_weights(policy), optimizer.state_tensors()
+    write = artifact.writer()
     path = folder / step_name(state.step)
     if not Ranks.current().is_first:
         return path
     with new_checkpoint(folder, state.step) as temporary:
-        write_weights(policy, weights, temporary)
-        fault_point("checkpoint.weights_written")
-        save_file(moments, temporary / "optimizer.safetensors")
-        (temporary / "state.json").write_text(json.dumps(state_dict(state), sort_keys=True))
+        write(temporary)
+        own = {name: getattr(state, name) for name in LoopState.__slots__}
+        (temporary / "state.json").write_text(
+            json.dumps({"loop": own, "method": method_state}, sort_keys=True)
+        )
         facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}
-        seal(temporary, {**facts, "base_fingerprint": policy.base_fingerprint, "versions": versions})
+        seal(temporary, {**facts, **artifact.facts()})
     return path
 
 
-def state_dict(state: State) -> dict[str, Any]:
-    return {name: getattr(state, name) for name in State.__slots__}
+def load(folder: Path, artifact: Artifact) -> tuple[LoopState, dict[str, Any]]:
+    """Restore the artifact; returns the states of the loop and of the method.
+
+    Raises BaseChangedError if the weights were trained on another base model.
+    """
+    artifact.load(folder)
+    found = json.loads((folder / "state.json").read_text())
+    return LoopState(**found["loop"]), found["method"]
 
 
 def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str]]:
@@ -106,20 +90,8 @@ def newest_valid(folder: Path, config: RunConfig) -> tuple[Path | None, list[str
     return None, skipped
 
 
-def load(folder: Path, policy: Policy, optimizer: Optimizer) -> State:
-    """Weights, moments and state of a checkpoint that `newest_valid` chose.
-
-    Raises BaseChangedError where the base model is not the one that it was trained on.
-    """
-    sealed = json.loads((folder / manifest.MANIFEST).read_bytes())
-    refuse_other_base(policy.base_fingerprint, sealed.get("base_fingerprint", ""))
-    load_weights(policy, folder)
-    optimizer.load_state_tensors(load_file(folder / "optimizer.safetensors"))
-    return State(**json.loads((folder / "state.json").read_text()))
-
-
 def retain(folder: Path, keep: int, best_step: int | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints and the best one; and what a killed run left behind."""
+    """Remove all but the newest `keep` checkpoints and the best one, and leftovers of a killed run."""
     if not Ranks.current().is_first:
         return
     best = None if best_step is None else step_name(best_step)

@@ -1,7 +1,7 @@
-"""How many tokens a training pass takes at a time: as many as fit, found before the first step.
+"""How many tokens a training pass takes at a time: as many as fit the device.
 
-Smaller pieces are the same mathematics (`test_invariance.py`), so an out-of-memory costs a
-repetition, never a result. Boundary: sizes only; what is computed is the caller's.
+Smaller micro-batches give the same result (`test_invariance.py`), so an out-of-memory error only costs a
+repetition. Boundary: sizes; the caller computes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from grpo_engine.contract.errors import DeviceMemoryError
+from grpo_engine.contract.events import Warned
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.objective.types import Prompt
@@ -20,76 +21,82 @@ from grpo_engine.objective.types import Prompt
 T = TypeVar("T")
 
 DEVICE_TOKENS = 16_384
-"""Where the deployment states no budget."""
+"""Of a GPU, if the deployment sets no budget."""
 CPU_BYTES = 160 * 2**20
-"""Activations of a micro-batch on a CPU: beyond this it gains nothing, and its caches lose."""
+"""Activations of a micro-batch on a CPU. More gains nothing and exceeds the caches."""
 CPU_TOKENS = range(512, 8192)
 CHECKPOINT_BELOW = 4096
-"""Pieces this small waste a GPU: rather compute activations twice than cut further."""
+"""Tokens. Smaller micro-batches waste a GPU, so activations are recomputed first."""
 SMALLEST_TOKENS = 64
-"""Below it a micro-batch is a single completion anyway."""
+"""Below it a micro-batch is a single completion."""
 
 
-class Pieces:
-    """`in_pieces(gradients)` and the warnings that it has to tell."""
+class MicroBatchBudget:
+    """Tokens per micro-batch of one policy; halved when the device runs out of memory."""
 
     def __init__(self, policy: Policy, tokens: int | None) -> None:
+        """`tokens`: set by the deployment; None: derived from the device."""
         self.policy = policy
         self._is_by_caches = tokens is None and policy.device.type == "cpu"
         self.tokens = _cpu_tokens(policy) if self._is_by_caches else tokens or DEVICE_TOKENS
-        self.told: list[tuple[str, str]] = []
-        """Code and sentence of each warning since they were last taken."""
+        self._warnings: list[Warned] = []
 
-    def __call__(self, gradients: Callable[[int], T], clear: Callable[[], None], step: int) -> T:
-        """`gradients(token_budget)`, again with less memory where the device is too small for it.
+    def run(self, compute: Callable[[int], T], clear: Callable[[], None], step: int) -> T:
+        """`compute(tokens)`, repeated with less memory after an out-of-memory error.
 
-        Raises DeviceMemoryError where the smallest pieces do not fit.
+        `clear` drops partial gradients. Raises DeviceMemoryError if the smallest micro-batches do not fit.
         """
         while True:
             try:
-                return gradients(self.tokens)
+                return compute(self.tokens)
             except torch.OutOfMemoryError as error:
                 clear()
                 torch.cuda.empty_cache()
-                self._give_way(step, error)
+                self._reduce(step, error)
 
-    def make_room(self, longest_prompt: int) -> None:
-        """For a prompt of so many tokens beside what is trained: each part of a split group repeats it.
+    def add_prompt(self, longest_prompt: int) -> None:
+        """Add room for a prompt of this many tokens, because each part of a split group repeats its prompt.
 
-        Nothing where the deployment stated the budget or a GPU's memory does.
+        Does nothing if the deployment or a GPU's memory sets the budget.
         """
         if self._is_by_caches:
             self.tokens += longest_prompt
 
-    def _give_way(self, step: int, error: torch.OutOfMemoryError) -> None:
-        """Keep fewer activations, or take fewer tokens."""
+    def take_warnings(self) -> list[Warned]:
+        """Warnings since the last call."""
+        taken, self._warnings = self._warnings, []
+        return taken
+
+    def _reduce(self, step: int, error: torch.OutOfMemoryError) -> None:
+        """Keep fewer activations, or halve the tokens."""
         if isinstance(self.policy.model, FSDPModule):
             message = f"step {step} does not fit a device, and with sharded weights no rank can repeat it"
             raise DeviceMemoryError(message, evidence=(str(error)[:500],)) from error
         if self.tokens <= CHECKPOINT_BELOW and self.policy.keep_fewer_activations():
-            message = "out of memory: activations are computed again in the backward pass instead of kept"
-            self.told.append(("gradient_checkpointing", message))
+            self._warn("gradient_checkpointing", "activations are recomputed in the backward pass")
             return
         if self.tokens <= SMALLEST_TOKENS:
             message = f"step {step} does not fit the device's memory"
             raise DeviceMemoryError(message, evidence=(str(error)[:500],)) from error
         self.tokens //= 2
-        message = f"out of memory: the step is repeated with {self.tokens} tokens at a time"
-        self.told.append(("token_budget_halved", message))
+        self._warn("token_budget_halved", f"the step is repeated with {self.tokens} tokens per micro-batch")
+
+    def _warn(self, code: str, action: str) -> None:
+        self._warnings.append(Warned(code=code, message=f"out of memory: {action}"))
 
 
 def _cpu_tokens(policy: Policy) -> int:
-    """As many tokens as keep about `CPU_BYTES` of activations."""
+    """The number of tokens whose activations take about `CPU_BYTES`."""
     config = policy.model.config
     hidden, layers = config.hidden_size, config.num_hidden_layers
     between = getattr(config, "intermediate_size", None) or 4 * hidden
-    # the rows around a layer's products, in and out, and its attention's weights
+    # inputs and outputs of a layer's products, and its attention weights
     per_token = layers * (8 * hidden + 3 * between) * policy.compute_dtype.itemsize
     return max(CPU_TOKENS.start, min(CPU_TOKENS.stop, CPU_BYTES // per_token))
 
 
 def longest_group(prompts: Sequence[Prompt], group_size: int, max_completion_tokens: int) -> TrainingGroup:
-    """A group as large as this run can meet, of no weight: what a memory probe trains."""
+    """The largest group possible in this run, with weight 0: input of the memory probe."""
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids)).token_ids
     ids = tuple(longest[place % len(longest)] for place in range(max_completion_tokens))
     zeros = (0.0,) * max_completion_tokens

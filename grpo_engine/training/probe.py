@@ -1,16 +1,16 @@
-"""A probe: the job's own prompts sampled and scored as its first steps would, and nothing trained.
+"""A probe: samples and scores the job's prompts as its first steps would, and trains nothing.
 
-Boundary: counts what happened; what that means for the job is the service's to say. It has no checkpoint:
-a probe that was interrupted begins again, and draws the same completions.
+Boundary: counts only; the service interprets them. A probe has no checkpoint: if interrupted, it starts again
+and draws the same completions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from grpo_engine.config.job import ProbeSize, ReinforcementMethod, RunConfig
-from grpo_engine.contract.events import BaseEvent, PhaseChanged, Probed, StepFinished, Stopped
+from grpo_engine.contract.events import BaseEvent, Finished, Probed, Started, StepFinished
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
@@ -20,11 +20,14 @@ from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.scoring import compare, grader_complaints, rollouts
-from grpo_engine.training.loop import started
+from grpo_engine.training.method import Method
+from grpo_engine.training.run_description import started
 
 
-class ProbeRun:
-    """Steps as large as the job's, so that one is a sign of life and a place to stop."""
+class Probe(Method):
+    """Steps as large as the job's, each reported so that a probe shows progress and can stop."""
+
+    phase = "probing"
 
     def __init__(
         self,
@@ -46,28 +49,27 @@ class ProbeRun:
         source = PromptSource(prompts, settings.prompts_per_step, config.seed)
         self.collector = Collector(sampler, grading, source, settings, policy.decode)
         self.batches = batches(source, min(size.prompts, len(prompts)))
+        self.total_steps = len(self.batches)
         self.scored: list[ScoredGroup] = []
         self.seconds: dict[str, float] = {}
 
-    def run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
-        """Sample and score batch after batch, then tell the counts; `should_stop()` ends it between two."""
-        try:
-            name = type(self.sampler).__name__
-            yield started(self.policy, len(self.batches), 0, name, self.num_rows)
-            yield PhaseChanged(phase="probing")
-            self.sampler.load_policy(0)
-            for step, prompts in enumerate(self.batches, 1):
-                if should_stop():
-                    yield Stopped(step=step - 1)
-                    return
-                yield from self._step(step, prompts)
-            yield self._probed()
-        finally:
-            self.grading.close()
+    def started(self, step: int) -> Started:
+        return started(
+            self.policy,
+            total_steps=self.total_steps,
+            step=step,
+            sampler_name=type(self.sampler).__name__,
+            num_rows=self.num_rows,
+        )
 
-    def _step(self, step: int, prompts: Sequence[Prompt]) -> Iterator[BaseEvent]:
+    def prepare(self) -> None:
+        self.sampler.load_policy(0)
+
+    def step(self, step: int) -> Iterator[BaseEvent]:
+        """Sample and score one batch of prompts."""
         settings, timer = self.method.hyperparameters, PhaseTimer()
-        graded = self.collector.graded(prompts, sampling_of(settings, self.seed, step), timer)
+        sampling = sampling_of(settings, self.seed, step)
+        graded = self.collector.graded(self.batches[step - 1], sampling, timer)
         weights = getattr(self.method.grader, "weights", None)
         scored = compare(graded, settings, self.policy.decode, weights=weights)
         self.scored += scored
@@ -76,19 +78,23 @@ class ProbeRun:
         yield from rollouts(step, scored)
         yield StepFinished(step=step, metrics=finite(step_metrics(scored, timer, self.policy.device)))
 
-    def _probed(self) -> Probed:
-        return counted(self.scored, self.seconds, int(peak_memory_bytes(self.policy.device)))
+    def finish(self, finished: Finished) -> Iterator[BaseEvent]:
+        """The counts, in place of an artifact."""
+        yield counted(self.scored, self.seconds, int(peak_memory_bytes(self.policy.device)))
+
+    def close(self) -> None:
+        self.grading.close()
 
 
 def batches(source: PromptSource, num_prompts: int) -> list[list[Prompt]]:
-    """The first `num_prompts` rows that training would take, in its steps."""
+    """The first `num_prompts` rows that training would use, by step; the last step may be shorter."""
     num_steps = -(-num_prompts // source.rows_per_step)
     rows = list(chain.from_iterable(source.batch(step) for step in range(1, num_steps + 1)))[:num_prompts]
     return [rows[start : start + source.rows_per_step] for start in range(0, len(rows), source.rows_per_step)]
 
 
 def counted(scored: Sequence[ScoredGroup], seconds: dict[str, float], peak_memory: int) -> Probed:
-    """What the groups show, as plain counts."""
+    """Counts over all groups of the probe."""
     completions = [each for group in scored for each in group.group.completions]
     scores = [score for group in scored for score in group.scores]
     rewards = [score.reward for score in scores if score.reward is not None]

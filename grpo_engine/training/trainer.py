@@ -1,75 +1,92 @@
-"""GRPO: the only file that knows the order of a step.
+"""GRPO: the order of a training step.
 
-DeepSeekMath (arXiv 2402.03300) §4: sample a group per prompt, score it, take its own mean and spread as the
-baseline, update with the clipped surrogate and the KL to a frozen reference.
+DeepSeekMath (arXiv 2402.03300) §4: sample a group per prompt, score it, use the group's mean and standard
+deviation as the baseline, update with the clipped surrogate and the KL to a frozen reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from grpo_engine.config.job import ReinforcementMethod, RunConfig
 from grpo_engine.config.tools import function_schemas
-from grpo_engine.contract.errors import NoSignalError
-from grpo_engine.contract.events import BaseEvent, PhaseChanged, SkipReason, StepFinished, StepSkipped
+from grpo_engine.contract.events import BaseEvent, Started, StepFinished, StepSkipped
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import adapted_beta
-from grpo_engine.objective.metrics import PhaseTimer, finite, mean_metrics, reward_metrics, step_metrics
+from grpo_engine.objective.metrics import PhaseTimer, finite, mean_metrics, step_metrics
 from grpo_engine.objective.packing import training_groups
 from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.rollout.collector import Collected, sampling_of
+from grpo_engine.rollout.collector import sampling_of
 from grpo_engine.rollout.dataset import RowReader
-from grpo_engine.rollout.evaluation import HeldOut, evaluate_sets
+from grpo_engine.rollout.evaluation import HeldOut, Rewards, evaluate_sets
 from grpo_engine.rollout.overlap.one_step_ahead import open_collector
 from grpo_engine.rollout.prompt_source import PromptSource, RestingSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.rollout.scoring import compare, outcomes, rollouts, without_signal
 from grpo_engine.rollout.tools.metrics import tool_metrics
 from grpo_engine.training.gradients import PolicyGradient, Term, kl_penalties
-from grpo_engine.training.loop import TrainingLoop, seed_step
+from grpo_engine.training.method import Method
 from grpo_engine.training.micro_batch_budget import longest_group
-from grpo_engine.training.optimizer import learning_rate_at
+from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
+from grpo_engine.training.run_description import started
 from grpo_engine.training.self_distillation import distillation_terms
-
-SKIP_CAUSES: dict[SkipReason, str] = {
-    "no_signal": "without signal",
-    "all_masked": "whose completions were all masked",
-    "nothing_to_distil": "without an attempt to distil",
-}
-SKIP_HINTS: dict[SkipReason, str] = {
-    "all_masked": "Every completion was cut, and mask_truncated_completions leaves cut ones out: raise "
-    "max_completion_tokens or set it to false.",
-    "nothing_to_distil": "No attempt failed with something to tell about it: self_distillation.alone needs a "
-    "grader with feedback or successful siblings; raise success_reward or set alone to false.",
-}
-"""What to do where a step had signal and still nothing could be trained."""
+from grpo_engine.training.skipped_steps import refuse_silence, skip_reason
 
 
-class Trainer(TrainingLoop):
+@dataclass(frozen=True, slots=True)
+class ReinforcementState:
+    """The trainer's part of a run's state, beside weights and moments.
+
+    Every seed is a function of (seed, step), and so is the order of the prompts without a curriculum.
+    """
+
+    policy_version: int = 0
+    num_tokens: int = 0
+    """Completion tokens of all steps, discarded groups included."""
+    skipped_in_a_row: int = 0
+    beta: float | None = None
+    """After it was adapted or raised; None: as configured."""
+    prompts: dict[str, Any] = field(default_factory=dict)
+    """State of the prompt source."""
+    baseline: dict[str, Rewards] = field(default_factory=dict)
+    """Evaluated set → row → reward before step 1; unscorable rows are left out."""
+
+
+class Trainer(Method):
+    """Reinforcement learning from groups of completions."""
+
     def __init__(
         self,
         config: RunConfig,
         method: ReinforcementMethod,
-        run_dir: Path,
         policy: Policy,
         sampler: Sampler,
         grading: Grading,
         prompts: Sequence[Prompt],
         held_out: Sequence[HeldOut] = (),
     ) -> None:
-        super().__init__(config, run_dir, policy, method.hyperparameters)
+        self.seed = config.seed
         self.hyperparameters = method.hyperparameters
         self.grader = method.grader
         self.tools = method.tools
+        self.policy = policy
         self.sampler = sampler
-        self.sampler_name = type(sampler).__name__
         self.grading = grading
+        self.prompts = prompts
+        self.held_out = held_out
+        self.has_held_out_rows = bool(held_out)
         self.total_steps = self.hyperparameters.total_steps(len(prompts))
+        self.updater = PolicyUpdater(
+            policy, self.hyperparameters, config.runtime.token_budget, self.total_steps
+        )
+        self.updater.budget.add_prompt(max(len(prompt.token_ids) for prompt in prompts))
+        self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
+        self.state = ReinforcementState()
         order = RestingSource if self.hyperparameters.curriculum == "rest" else PromptSource
         self.source, self.collector = open_collector(
             method,
@@ -80,193 +97,186 @@ class Trainer(TrainingLoop):
             total_steps=self.total_steps,
             version=lambda: self.state.policy_version,
         )
-        self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
-        self.held_out = held_out
-        self.guards = self.hyperparameters.guards
-        self.early_stopping = self.hyperparameters.early_stopping
-        self.prompts = prompts
-        self.pieces.make_room(max(len(prompt.token_ids) for prompt in prompts))
-        self.num_rows = len(prompts)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.state.num_tokens
 
     @property
     def beta(self) -> float:
-        """Weight of the KL term now: as configured, adapted or raised."""
+        """Current weight of the KL term: as configured, adapted or raised."""
         return self.hyperparameters.beta if self.state.beta is None else self.state.beta
 
+    def raise_beta(self) -> float:
+        """Double the weight of the KL term and return it."""
+        self.state = replace(self.state, beta=2 * self.beta)
+        return self.beta
+
+    def started(self, step: int) -> Started:
+        return started(
+            self.policy,
+            total_steps=self.total_steps,
+            step=step,
+            sampler_name=type(self.sampler).__name__,
+            num_rows=len(self.prompts),
+        )
+
+    def prepare(self) -> None:
+        """On a GPU, find a token budget that fits before the first step."""
+        if self.policy.device.type == "cuda":
+            self.probe_memory()
+
     def probe_memory(self) -> None:
-        """The forward and backward of the largest groups that this run can meet, as many as a pass takes."""
+        """Run forward and backward of the largest possible groups, as many as fit in one pass."""
         settings = self.hyperparameters
         group = longest_group(self.prompts, settings.group_size, settings.max_completion_tokens)
-        together = min(settings.prompts_per_step, max(1, self.pieces.tokens // group.num_tokens))
+        together = min(settings.prompts_per_step, max(1, self.updater.budget.tokens // group.num_tokens))
         groups = [group] * (together * Ranks.current().world)
-        self.in_pieces(PolicyGradient(self.policy, settings, groups, beta=self.beta, correction="none"))
-        self.optimizer.clear()
+        term = PolicyGradient(self.policy, settings, groups, beta=self.beta, correction="none")
+        self.updater.in_micro_batches(1, term)
+        self.updater.optimizer.clear()
 
     def step(self, step: int) -> Iterator[BaseEvent]:
-        """Sample and score, compare, train, hand the new policy to the sampler."""
+        """Sample and score groups, compute advantages, train; the next step's sampling loads the result."""
         timer = PhaseTimer()
         self.sampler.load_policy(self.state.policy_version)
-        self.source.load(self.state.prompts)
-        collected = self.collector.collect(step, self._sampling(step), timer)
+        collected = self.collector.collect(step, self.sampling(step), timer)
         self.sampler.rest()
-        scored_P, metrics = self._compare(collected.groups, timer)
-        everything = [*scored_P, *map(without_signal, collected.discarded)]
-        yield from rollouts(step, everything)
+        scored_P, metrics = self._compare(step, collected.groups, timer)
+        all_scored = [*scored_P, *map(without_signal, collected.discarded)]
+        yield from rollouts(step, all_scored)
         terms = self._terms(scored_P)
         if terms:
             with timer.measure("train"):
                 metrics |= self._update(step, terms, scored_P)
-        self._advance(step, everything, metrics, trained=bool(terms))
-        yield self._finish(step, everything, collected, metrics, timer)
-        self._refuse_silence(scored_P)
+        self._advance(all_scored, metrics, trained=bool(terms))
+        metrics |= {"sampling/discarded_groups": float(len(collected.discarded))}
+        yield self._step_event(step, all_scored, metrics, timer)
+        yield from self.updater.budget.take_warnings()
+        refuse_silence(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)
+
+    def sampling(self, step: int) -> Sampling:
+        """How the step's completions are drawn."""
+        return sampling_of(self.hyperparameters, self.seed, step)
 
     def _compare(
-        self, groups_P: Sequence[GradedGroup], timer: PhaseTimer
+        self, step: int, groups_P: Sequence[GradedGroup], timer: PhaseTimer
     ) -> tuple[list[ScoredGroup], dict[str, float]]:
-        """Advantages of the step's groups, the KL taken from the rewards where the job says so."""
+        """The groups with their advantages; `kl_placement: reward` subtracts the KL from the rewards."""
         settings = self.hyperparameters
         weights, metrics, penalties = getattr(self.grader, "weights", None), {}, None
         if self.beta > 0 and settings.kl_placement == "reward":
             with timer.measure("reference"):
-                penalties, metrics["kl"] = self.in_pieces(
-                    lambda budget: kl_penalties(self.policy, groups_P, settings, self.beta, budget)
+                penalties, metrics["kl"] = self.updater.in_micro_batches(
+                    step, lambda budget: kl_penalties(self.policy, groups_P, settings, self.beta, budget)
                 )
         decode = self.policy.decode
         return compare(groups_P, settings, decode, weights=weights, penalties_P=penalties), metrics
 
     def _terms(self, scored_P: Sequence[ScoredGroup]) -> list[Term]:
-        """What moves the weights in this step; nothing where no group has signal."""
+        """Loss terms of the step; none if no group has signal."""
         settings = self.hyperparameters
         groups = training_groups(scored_P, settings)
         terms: list[Term] = []
         if groups and not (settings.self_distillation and settings.self_distillation.alone):
-            correction, behind = self._correction(), self._lags_behind(scored_P)
             terms.append(
                 PolicyGradient(
-                    self.policy, settings, groups, beta=self.beta, correction=correction, off_policy=behind
+                    self.policy,
+                    settings,
+                    groups,
+                    beta=self.beta,
+                    correction=self._correction(),
+                    off_policy=self._is_off_policy(scored_P),
                 )
             )
         return [*terms, *distillation_terms(self.policy, settings, scored_P, self.reader.retold)]
 
-    def _lags_behind(self, scored_P: Sequence[ScoredGroup]) -> bool:
-        """Whether an older policy sampled the step's rollouts; only where the job allows it."""
+    def _is_off_policy(self, scored_P: Sequence[ScoredGroup]) -> bool:
+        """Whether an older policy sampled the step's completions, which only `max_staleness` allows."""
         versions = {each.policy_version for scored in scored_P for each in scored.group.completions}
         return bool(self.hyperparameters.max_staleness) and versions != {self.state.policy_version}
 
     def _correction(self) -> str:
-        """The torch sampler computes as the trainer does, so `auto` corrects nothing there."""
+        """`auto` corrects nothing for the torch sampler, which computes exactly as the trainer."""
         configured = self.hyperparameters.importance_correction
         if configured != "auto":
             return configured
         return "none" if self.sampler.shares_weights else "sequence_mask"
 
     def _update(self, step: int, terms: Sequence[Term], scored_P: Sequence[ScoredGroup]) -> dict[str, float]:
-        """`num_iterations` optimiser steps on the same completions; means of their metrics."""
-        learning_rate = learning_rate_at(step, self.total_steps, self.hyperparameters)
+        """`num_iterations` optimiser steps on the same completions; the means of their metrics."""
         rows = [scored.group.prompt.row for scored in scored_P]
-        done = []
-        for iteration in range(self.hyperparameters.num_iterations):
-            found = self.in_pieces(partial(self._gradients, step, iteration, terms))
-            Ranks.current().reduce(self.policy.trainable.values())
-            grad_norm = self.optimizer.step(learning_rate, found["loss"], step=step, rows=rows)
-            done.append({**found, "grad_norm": grad_norm})
-        trained = float(len(done) * sum(term.num_tokens for term in terms))
-        told = {"learning_rate": learning_rate, "beta": self.beta, "num_trained_tokens": trained}
-        return {**mean_metrics(done), **told}
+        done = [
+            self.updater.update(step, partial(self._gradients, step, iteration, terms), rows)
+            for iteration in range(self.hyperparameters.num_iterations)
+        ]
+        return {
+            **mean_metrics(done),
+            "learning_rate": done[0]["learning_rate"],
+            "beta": self.beta,
+            "num_trained_tokens": float(len(done) * sum(term.num_tokens for term in terms)),
+        }
 
     def _gradients(
         self, step: int, iteration: int, terms: Sequence[Term], token_budget: int
     ) -> dict[str, float]:
-        """Gradients of every term; their losses add up."""
-        seed_step(self.config.seed, step, iteration)
-        metrics: dict[str, float] = {}
-        loss = 0.0
-        for term in terms:
-            found = term(token_budget)
-            loss += found["loss"]
-            metrics |= found
-        return {**metrics, "loss": loss}
+        """Metrics of all terms, whose gradients and losses are summed."""
+        seed_step(self.seed, step, iteration)
+        found = [term(token_budget) for term in terms]
+        metrics = {name: value for each in found for name, value in each.items()}
+        return {**metrics, "loss": sum(each["loss"] for each in found)}
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
-        """Completions of the held-out rows and of the retention sets, scored and compared."""
-        if not self.held_out:
-            return
-        yield PhaseChanged(phase="evaluating", step=step)
+        """Sample and score the held-out rows and the retention sets; compare with the baseline."""
         self.sampler.load_policy(self.state.policy_version)
-        sampling = replace(self._sampling(step), temperature=self.hyperparameters.eval_temperature)
-        known = self.state.baseline
-        baseline = yield from evaluate_sets(step, self.held_out, self.sampler, sampling, known)
+        sampling = replace(self.sampling(step), temperature=self.hyperparameters.eval_temperature)
+        baseline = yield from evaluate_sets(step, self.held_out, self.sampler, sampling, self.state.baseline)
         self.state = replace(self.state, baseline=baseline)
 
-    def raise_beta(self) -> float:
-        self.state = replace(self.state, beta=2 * self.beta)
-        return self.beta
-
-    def _sampling(self, step: int) -> Sampling:
-        return sampling_of(self.hyperparameters, self.config.seed, step)
-
-    def _advance(
-        self, step: int, scored: Sequence[ScoredGroup], metrics: dict[str, float], *, trained: bool
-    ) -> None:
-        """The state after the step; the prompt source and an adaptive beta learn from it."""
+    def _advance(self, scored: Sequence[ScoredGroup], metrics: Mapping[str, float], *, trained: bool) -> None:
+        """Set the state after the step; updates the prompt source and an adaptive beta."""
         settings, beta = self.hyperparameters, self.state.beta
-        count = sum(len(each.group.completions) for each in scored)
+        completions = [each for group in scored for each in group.group.completions]
         if settings.kl_target is not None and "kl" in metrics:
-            beta = adapted_beta(self.beta, metrics["kl"], settings.kl_target, settings.kl_horizon, count)
+            beta = adapted_beta(
+                self.beta, metrics["kl"], settings.kl_target, settings.kl_horizon, len(completions)
+            )
         self.source.observe(outcomes(scored))
-        tokens = sum(len(c.token_ids) for each in scored for c in each.group.completions)
         self.state = replace(
             self.state,
-            step=step,
             policy_version=self.state.policy_version + int(trained),
-            num_tokens=self.state.num_tokens + tokens,
+            num_tokens=self.state.num_tokens + sum(len(each.token_ids) for each in completions),
             skipped_in_a_row=0 if trained else self.state.skipped_in_a_row + 1,
             beta=beta,
             prompts=self.source.state,
         )
 
-    def _refuse_silence(self, scored_P: Sequence[ScoredGroup]) -> None:
-        """Raises NoSignalError where nothing was learnt for too many steps in a row."""
-        count, step = self.state.skipped_in_a_row, self.state.step
-        if count >= self.hyperparameters.max_skipped_steps:
-            reason = self._why_skipped(scored_P)
-            raise NoSignalError(
-                f"{count} steps in a row {SKIP_CAUSES[reason]}, up to step {step}",
-                hint=SKIP_HINTS.get(reason),
-                evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}",),
-            )
-
-    def _why_skipped(self, scored: Sequence[ScoredGroup]) -> SkipReason:
-        if not any(each.has_signal for each in scored):
-            return "no_signal"
-        distillation = self.hyperparameters.self_distillation
-        return "nothing_to_distil" if distillation and distillation.alone else "all_masked"
-
-    def _finish(
-        self,
-        step: int,
-        scored: Sequence[ScoredGroup],
-        collected: Collected,
-        training: dict[str, float],
-        timer: PhaseTimer,
+    def _step_event(
+        self, step: int, scored: Sequence[ScoredGroup], metrics: Mapping[str, float], timer: PhaseTimer
     ) -> StepFinished | StepSkipped:
-        """The step's event; one that trained nothing is skipped and says so."""
+        """The step's metrics; StepSkipped with the reason if nothing was trained."""
         own = {
             "num_tokens": float(self.state.num_tokens),
             "policy_version": float(self.state.policy_version),
-            "sampling/discarded_groups": float(len(collected.discarded)),
             **self.source.metrics(),
         }
         if self.tools:
             own |= tool_metrics([each for group in scored for each in group.group.completions])
-        if "train" in timer.seconds:
-            speed = training["num_trained_tokens"] / max(1e-9, timer.seconds["train"])
+        trained = "train" in timer.seconds
+        if trained:
+            speed = metrics["num_trained_tokens"] / max(1e-9, timer.seconds["train"])
             own["perf/trained_tokens_per_second"] = speed
-        metrics = {**step_metrics(scored, timer, self.policy.device), **training, **own}
-        self.last_metrics = finite(metrics)
-        if "train" in timer.seconds:
-            return StepFinished(step=step, metrics=self.last_metrics)
-        return StepSkipped(step=step, reason=self._why_skipped(scored), metrics=self.last_metrics)
+        everything = finite({**step_metrics(scored, timer, self.policy.device), **metrics, **own})
+        if trained:
+            return StepFinished(step=step, metrics=everything)
+        return StepSkipped(step=step, reason=skip_reason(scored, self.hyperparameters), metrics=everything)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self.state, name) for name in ReinforcementState.__slots__}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.state = ReinforcementState(**state)
+        self.source.load(self.state.prompts)
 
     def close(self) -> None:
         for grading in {self.grading, *(held_out.grading for held_out in self.held_out)}:

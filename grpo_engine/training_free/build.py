@@ -14,17 +14,17 @@ from grpo_engine.graders.pool.pool import Grading, open_grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader, read_rows
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.training.loop import Schedule, TrainingLoop
 from grpo_engine.training_free.local import LocalSpeaker
-from grpo_engine.training_free.loop import TrainingFreeLoop
-from grpo_engine.training_free.parts import Machine, Parts
 from grpo_engine.training_free.prompts import Row
 from grpo_engine.training_free.remote import Budget, RemoteSpeaker
 from grpo_engine.training_free.speakers import Speaker
+from grpo_engine.training_free.trainer import ExperienceTrainer, Resources
 
 
 def build_training_free(
     config: RunConfig, method: TrainingFreeMethod, run_dir: Path, load: Callable[[], Policy]
-) -> TrainingFreeLoop:
+) -> TrainingLoop[ExperienceTrainer]:
     """`load` gives the job's own model. Raises an EngineError that names what is wrong."""
     settings = method.hyperparameters
     rows = read_rows(config.training_file)
@@ -41,15 +41,17 @@ def build_training_free(
 
     attempting, reflecting = speaker(settings.rollouts), speaker(settings.reflection)
     _refuse_long([*rows, *validation], attempting, settings)
-    parts = Parts(
+    resources = Resources(
         attempting,
         reflecting,
         _grading(config, method.grader, settings),
         _grading(config, method.eval_grader or method.grader, settings),
         budget,
-        _machine(policy),
+        policy,
     )
-    return TrainingFreeLoop(config, settings, run_dir, parts, rows, validation)
+    trainer = ExperienceTrainer(config, settings, resources, rows, validation)
+    schedule = Schedule.of(settings, trainer.total_steps, keeps_best=False)
+    return TrainingLoop(config, run_dir, trainer, schedule, artifact=trainer)
 
 
 def _local(config: RunConfig, policy: Policy) -> LocalSpeaker:
@@ -78,10 +80,3 @@ def _refuse_long(rows: Sequence[Row], attempting: Speaker, settings: TrainingFre
                 "exceed the model's context",
                 hint="Shorten the prompt or lower max_completion_tokens.",
             )
-
-
-def _machine(policy: Policy | None) -> Machine:
-    if policy is None:
-        return Machine()
-    num_parameters = sum(parameter.numel() for parameter in policy.model.parameters())
-    return Machine(str(policy.device), str(policy.model.dtype).removeprefix("torch."), num_parameters)

@@ -14,8 +14,7 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.models.fast import native
 from grpo_engine.models.policy import Policy, load_policy
-from grpo_engine.run.build import build_trainer
-from grpo_engine.training.loop import TrainingLoop
+from grpo_engine.run.build import build_loop
 from tests.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows
 from tests.chat_server import ChatServer
 
@@ -113,14 +112,15 @@ def make_config(tmp_path: Path, model_folder: Callable[[str], Path]) -> Callable
     return make
 
 
-def trained(config: RunConfig, run_dir: Path) -> TrainingLoop:
-    """The trainer after its last step."""
-    trainer = build_trainer(config, run_dir)
-    list(trainer.run(lambda: False))
-    return trainer
+def trained(config: RunConfig, run_dir: Path) -> Any:
+    """The method after its last step."""
+    loop = build_loop(config, run_dir)
+    list(loop.run(lambda: False))
+    return loop.method
 
 
-def parameters_of(trainer: TrainingLoop) -> dict[str, torch.Tensor]:
+def parameters_of(trainer: Any) -> dict[str, torch.Tensor]:
+    """Copies of the trained parameters of a `Trainer` or a `SupervisedTrainer`."""
     return {name: parameter.detach().clone() for name, parameter in trainer.policy.trainable.items()}
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from grpo_engine.config.job import Reinforcement, RunConfig
+from grpo_engine.contract.events import StepFinished, StepSkipped
 from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.models.policy import load_policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
@@ -130,7 +130,7 @@ def steps_of(config: RunConfig, steps: int = 3) -> list[Groups]:
 
 
 def injected_trainer(
-    config: RunConfig, run_dir: Path, steps: Sequence[Groups], sampler: InjectedSampler | None = None
+    config: RunConfig, steps: Sequence[Groups], sampler: InjectedSampler | None = None
 ) -> Trainer:
     """A trainer on the configuration's model that is handed its completions."""
     assert isinstance(config.method, Reinforcement)
@@ -143,18 +143,25 @@ def injected_trainer(
         if "lora_B" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
     prompts = [Prompt(0, "", (1,), {})]
-    return Trainer(
-        config, method, run_dir, policy, sampler or InjectedSampler(steps), InjectedGrading(), prompts
-    )
+    return Trainer(config, method, policy, sampler or InjectedSampler(steps), InjectedGrading(), prompts)
+
+
+def metrics_of_step(trainer: Trainer, step: int) -> dict[str, float]:
+    """Make the step; its metrics."""
+    (metrics,) = [
+        event.metrics for event in trainer.step(step) if isinstance(event, StepFinished | StepSkipped)
+    ]
+    return metrics
 
 
 def after_steps(
-    config: RunConfig, run_dir: Path, steps: Sequence[Groups], *, shares_prompts: bool = True
+    config: RunConfig, steps: Sequence[Groups], *, shares_prompts: bool = True
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Parameters after all the steps, and the last step's metrics."""
-    trainer = injected_trainer(config, run_dir, steps)
+    trainer = injected_trainer(config, steps)
     trainer.policy.shares_prompts &= shares_prompts
+    metrics: dict[str, float] = {}
     for step in range(1, len(steps) + 1):
-        list(trainer.step(step))
+        metrics = metrics_of_step(trainer, step)
     parameters = {name: each.detach().clone() for name, each in trainer.policy.trainable.items()}
-    return parameters, trainer.last_metrics
+    return parameters, metrics

@@ -101,7 +101,6 @@ class Ahead:
         self._next: Future[tuple[Collected, dict[str, float]]] | None = None
         self._drawn: dict[str, Any] = {}
         """The drawing source's state when it drew the step that is trained now."""
-        self._told: Mapping[str, Any] | None = None
         self._staleness = 0
 
     def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected:
@@ -136,13 +135,10 @@ class Ahead:
         content = {"known": self.known.state, "drawn": self.drawing.state, "next": None}
         if self._next is not None and self._next.exception() is None:
             content["next"] = packed(self._next.result()[0])
-        self._told = content
         return content
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from another run's `state`; with this run's own there is nothing to do."""
-        if state is self._told:
-            return
+        """Continue from another run's `state`."""
         self.known.load(state.get("known", {}))
         self.drawing.load(state.get("drawn", {}))
         self._next = None

@@ -33,7 +33,7 @@ from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.objective.metrics import length_correlation
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
 from grpo_engine.rollout.scoring import without_signal
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from tests.engine.conftest import parameters_of, sum_rows, write_rows
 
 
@@ -161,7 +161,7 @@ ALWAYS = {"watch": "truncation", "threshold": 0.0, "patience": 2}
 
 
 def run(config: RunConfig, folder: Path) -> list[BaseEvent]:
-    return list(build_trainer(config, folder).run(lambda: False))
+    return list(build_loop(config, folder).run(lambda: False))
 
 
 def of(events: Sequence[BaseEvent], kind: type[Any]) -> list[Any]:
@@ -206,11 +206,11 @@ def test_a_guards_pause_changes_nothing_of_the_result(
 ) -> None:
     paused = make_config(n_steps=3, guards=[{**ALWAYS, "action": "pause"}])
     run(paused, tmp_path / "paused")
-    resumed = build_trainer(paused, tmp_path / "paused")
+    resumed = build_loop(paused, tmp_path / "paused")
     list(resumed.run(lambda: False))
-    whole = build_trainer(make_config(n_steps=3, guards=[ALWAYS]), tmp_path / "whole")
+    whole = build_loop(make_config(n_steps=3, guards=[ALWAYS]), tmp_path / "whole")
     list(whole.run(lambda: False))
-    left, right = parameters_of(resumed), parameters_of(whole)
+    left, right = parameters_of(resumed.method), parameters_of(whole.method)
     assert all(bool((left[name] == right[name]).all()) for name in left)
 
 

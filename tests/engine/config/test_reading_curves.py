@@ -11,7 +11,7 @@ import pytest
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from service.jobs.model.schemas import JobCreate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "read-a-run" / "curves.md").read_text()
@@ -30,8 +30,8 @@ def names_in(text: str) -> set[str]:
 def written(make_config: Callable[..., RunConfig], tmp_path: Path) -> set[str]:
     """The metrics of a step with a reference, a grader of parts, and completions of several lengths."""
     sizes = {"prompts_per_step": 8, "group_size": 8, "max_completion_tokens": 30}
-    trainer = build_trainer(make_config(grader=MULTI, beta=0.1, **sizes), tmp_path)
-    (finished,) = [event for event in trainer.step(1) if isinstance(event, StepFinished)]
+    trainer = build_loop(make_config(grader=MULTI, beta=0.1, **sizes), tmp_path)
+    (finished,) = [event for event in trainer.method.step(1) if isinstance(event, StepFinished)]
     return {name.replace("/part/", "/<part>/") for name in finished.metrics}
 
 

@@ -15,7 +15,7 @@ from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.errors import BaseChangedError
 from grpo_engine.contract.events import Started
 from grpo_engine.files.fingerprint import PIECE_BYTES, fingerprint
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from tests.engine.conftest import trained
 
 NUM_VALUES = PIECE_BYTES
@@ -64,7 +64,7 @@ def test_neither_shards_nor_other_files_change_it(model: Path) -> None:
 
 def test_a_job_tells_its_bases_at_its_start(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     config = make_config(n_steps=1)
-    started, *_ = build_trainer(config, tmp_path).run(lambda: True)
+    started, *_ = build_loop(config, tmp_path).run(lambda: True)
     assert isinstance(started, Started)
     assert started.base_fingerprint == fingerprint(Path(config.model.path))
 
@@ -88,7 +88,7 @@ def test_a_job_does_not_go_on_with_a_base_of_other_weights(
     trained(config, run_dir)
     trained_further(base)
     with pytest.raises(BaseChangedError, match="other weights now than when this was trained on it") as found:
-        list(build_trainer(config, run_dir).run(lambda: False))
+        list(build_loop(config, run_dir).run(lambda: False))
     assert "Put the model's files back" in found.value.hint
 
 
@@ -101,9 +101,9 @@ def test_an_adapter_does_not_go_onto_other_weights_than_its_manifest_tells(
     (adapter / "manifest.json").write_text(json.dumps({"model": {"fingerprint": fingerprint(base)}}))
     source = config.model.model_copy(update={"adapter": str(adapter)})
     config = config.model_copy(update={"model": source})
-    build_trainer(config, tmp_path / "further")
+    build_loop(config, tmp_path / "further")
     trained_further(base)
     with pytest.raises(BaseChangedError, match="other weights"):
-        build_trainer(config, tmp_path / "further")
+        build_loop(config, tmp_path / "further")
     (adapter / "manifest.json").unlink()
-    build_trainer(config, tmp_path / "further")  # of an adapter without a manifest nothing is known
+    build_loop(config, tmp_path / "further")  # of an adapter without a manifest nothing is known

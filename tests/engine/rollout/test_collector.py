@@ -139,7 +139,7 @@ def test_a_step_with_resampling_records_and_counts_what_it_threw_away(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     steps = random_steps(1, 4, 4)
-    trainer = injected_trainer(make_config(), tmp_path, steps)
+    trainer = injected_trainer(make_config(), steps)
     prompts = [Prompt(row, "", (7, 8), {}) for row in range(9)]
     trainer.source = PromptSource(prompts, 4, seed=0)
     hyperparameters = settings(prompts_per_step=4, dynamic_sampling=5)
@@ -205,7 +205,7 @@ def test_the_ends_of_steps_are_counted_in_tokens() -> None:
 def test_a_curriculum_rests_what_taught_nothing_and_says_how_many(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    trainer = injected_trainer(make_config(curriculum="rest"), tmp_path, random_steps(1, 4, 4))
+    trainer = injected_trainer(make_config(curriculum="rest"), random_steps(1, 4, 4))
     assert isinstance(trainer.source, RestingSource)
     prompts = [Prompt(row, "", (7, 8), {}) for row in range(4)]
     trainer.source = RestingSource(prompts, 4, seed=0)

@@ -26,7 +26,7 @@ from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
 from grpo_engine.rollout.evaluation import rewards_by_row, verdict_on
 from grpo_engine.rollout.scoring import without_signal
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training import checkpoint
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.training.test_resume import events as events_of
@@ -57,7 +57,7 @@ def make_job(make_config: Callable[..., RunConfig], tmp_path: Path) -> Callable[
 
 def run(config: RunConfig, folder: Path, until: int | None = None) -> list[BaseEvent]:
     """All events, of a run that is asked to stop after step `until`."""
-    trainer = build_trainer(config, folder)
+    trainer = build_loop(config, folder)
     return list(trainer.run(lambda: until is not None and trainer.state.step >= until))
 
 
@@ -107,14 +107,14 @@ def test_a_retention_set_without_its_file_is_refused(
 ) -> None:
     config = make_job(retention=True).model_copy(update={"retention_files": {}})
     with pytest.raises(ConfigError, match="no file for the retention set 'general'"):
-        build_trainer(config, tmp_path)
+        build_loop(config, tmp_path)
 
 
 def test_early_stopping_without_held_out_rows_is_refused(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="early_stopping needs validation_file"):
-        build_trainer(make_config(early_stopping={}), tmp_path)
+        build_loop(make_config(early_stopping={}), tmp_path)
 
 
 def test_an_unscorable_row_is_in_neither_side_of_the_comparison() -> None:
@@ -195,9 +195,9 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(
 
 def test_a_rise_below_min_improvement_is_none(make_job: Callable[..., RunConfig], tmp_path: Path) -> None:
     stopping = {"patience": 2, "min_improvement": 1000.0}
-    trainer = build_trainer(make_job(n_steps=20, early_stopping=stopping), tmp_path)
+    trainer = build_loop(make_job(n_steps=20, early_stopping=stopping), tmp_path)
     for found, counted in ((0.1, 0), (0.5, 1), (-math.inf, 1), (0.4, 2)):
-        trainer._judge(found)
+        trainer._compare_with_best(found)
         assert trainer.state.without_improvement == counted
     assert trainer.state.best_quality == 0.5
 

@@ -22,7 +22,7 @@ def main(rank: int, world: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
     for name, case in json.loads((folder / "cases.json").read_text()).items():
         config = RunConfig.model_validate(case)
-        found = after_steps(config, folder, steps_of(config))
+        found = after_steps(config, steps_of(config))
         torch.save(found, folder / f"{name}.{rank}.pt")
     dist.destroy_process_group()
 

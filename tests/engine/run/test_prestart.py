@@ -23,10 +23,10 @@ import torch
 print(torch.cuda.is_initialized(), len(os.listdir("/proc/self/task")), random.getstate() == before)
 loaded = set(sys.modules)
 from pathlib import Path
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.config.job import RunConfig
 config = RunConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-list(build_trainer(config, Path(sys.argv[2])).run(lambda: False))
+list(build_loop(config, Path(sys.argv[2])).run(lambda: False))
 print([name for name in sys.modules if name.startswith(("grpo_engine", "peft")) and name not in loaded])
 """
 

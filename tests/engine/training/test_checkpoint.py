@@ -15,8 +15,8 @@ from grpo_engine.contract import manifest
 from grpo_engine.contract.errors import DiskFullError
 from grpo_engine.contract.events import Started, Warned
 from grpo_engine.models.policy import Policy
-from grpo_engine.run.build import build_trainer
-from grpo_engine.training import checkpoint
+from grpo_engine.run.build import build_loop
+from grpo_engine.training import checkpoint, policy_updater
 from tests.engine.conftest import trained
 
 
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one_and_said_so(
 ) -> None:
     config, folder = finished
     damage(folder / "step-00000003")
-    events = list(build_trainer(config, folder.parent).run(lambda: False))
+    events = list(build_loop(config, folder.parent).run(lambda: False))
     warned = [event.message for event in events if isinstance(event, Warned)]
     assert len(warned) == 1
     assert "step-00000003 was skipped" in warned[0]
@@ -119,15 +119,15 @@ def test_a_full_disk_keeps_the_previous_checkpoint_and_leaves_nothing_half_writt
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(checkpoint_interval=1)
-    trainer = build_trainer(config, tmp_path)
+    trainer = build_loop(config, tmp_path)
     list(trainer.run(lambda: trainer.state.step == 1))
 
     def full(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "write_weights", full)
+    monkeypatch.setattr(policy_updater, "write_weights", full)
     with pytest.raises(DiskFullError, match="checkpoint of step 2"):
-        list(build_trainer(config, tmp_path).run(lambda: False))
+        list(build_loop(config, tmp_path).run(lambda: False))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert checkpoint.newest_valid(tmp_path / "checkpoints", config)[0] is not None
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from grpo_engine.config.job import RunConfig
-from grpo_engine.contract.events import RolloutsRecorded
+from grpo_engine.contract.events import RolloutsRecorded, StepFinished
 from grpo_engine.contract.records import Score
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import kl_estimate, sequence_sums
 from grpo_engine.objective.types import Completion, GradedGroup, Group, PackedBatch, Prompt
 from grpo_engine.training.gradients import kl_penalties
-from tests.engine.injection import InjectedSampler, injected_trainer, random_steps
+from tests.engine.injection import InjectedSampler, injected_trainer, metrics_of_step, random_steps
 from tests.engine.one_group import (
     FIRST,
     PROMPT,
@@ -69,15 +69,15 @@ def test_a_penalised_step_trains_on_the_rewards_less_their_kl(
 ) -> None:
     steps = random_steps(1, 1, 4)
     config = make_config(beta=0.3, kl_placement="reward", kl_estimator="k1", advantage="mean_only")
-    trainer = injected_trainer(config, tmp_path, steps)
-    (event,) = [each for each in trainer.step(1) if isinstance(each, RolloutsRecorded)]
+    trainer = injected_trainer(config, steps)
+    event, finished = (each for each in trainer.step(1) if isinstance(each, RolloutsRecorded | StepFinished))
     group = event.groups[0]
     with_kl = [c.advantage for c in group.completions]
     rewards = [c.reward for c in group.completions]
     plain = [reward - sum(rewards) / 4 for reward in rewards]
     assert max(abs(a - b) for a, b in zip(with_kl, plain, strict=True)) > 1e-4
     assert sum(with_kl) == pytest.approx(0.0, abs=1e-9)
-    assert trainer.last_metrics["kl"] != 0.0
+    assert finished.metrics["kl"] != 0.0
 
 
 def test_the_entropy_bonus_is_the_mean_entropy_of_the_trained_tokens(
@@ -153,9 +153,9 @@ def test_auto_corrects_only_where_the_sampler_is_another_program(
     steps = random_steps(1, 3, 4)
     for shares, expected in ((True, "none"), (False, "sequence_mask")):
         sampler = InjectedSampler(steps, shares_weights=shares)
-        trainer = injected_trainer(make_config(), tmp_path, steps, sampler)
+        trainer = injected_trainer(make_config(), steps, sampler)
         assert trainer._correction() == expected
-    told = injected_trainer(make_config(importance_correction="token_mask"), tmp_path, steps)
+    told = injected_trainer(make_config(importance_correction="token_mask"), steps)
     assert told._correction() == "token_mask"
 
 
@@ -165,9 +165,8 @@ def test_an_adaptive_beta_moves_towards_its_target(
     steps = random_steps(2, 4, 4)
     for target, factor in ((1e-9, 1.2), (1e3, 0.8)):
         config = make_config(beta=0.1, kl_target=target, kl_horizon=16)
-        trainer = injected_trainer(config, tmp_path, steps)
-        list(trainer.step(1))
+        trainer = injected_trainer(config, steps)
+        metrics_of_step(trainer, 1)
         assert trainer.beta == pytest.approx(0.1 * factor)
-        list(trainer.step(2))
-        assert trainer.last_metrics["beta"] == pytest.approx(0.1 * factor)
+        assert metrics_of_step(trainer, 2)["beta"] == pytest.approx(0.1 * factor)
         assert trainer.beta == pytest.approx(0.1 * factor**2)

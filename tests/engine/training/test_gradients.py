@@ -166,7 +166,7 @@ def test_a_step_without_signal_moves_no_bit_also_where_it_is_trained(
     ]
     for trained, event in ((False, StepSkipped), (True, StepFinished)):
         config = make_config(beta=0.0, train_groups_without_signal=trained)
-        trainer = injected_trainer(config, tmp_path, steps)
+        trainer = injected_trainer(config, steps)
         before = parameters_of(trainer)
         assert isinstance(list(trainer.step(1))[-1], event)
         after = parameters_of(trainer)
@@ -179,7 +179,7 @@ def test_with_beta_a_trained_group_without_signal_is_pulled_to_the_reference(
     steps = [
         [(prompt, [Given(g.token_ids, 0.7) for g in given]) for prompt, given in random_steps(1, 3, 4)[0]]
     ]
-    trainer = injected_trainer(make_config(beta=0.1, train_groups_without_signal=True), tmp_path, steps)
+    trainer = injected_trainer(make_config(beta=0.1, train_groups_without_signal=True), steps)
     before = parameters_of(trainer)
     list(trainer.step(1))
     assert largest_difference(before, parameters_of(trainer)) > 1e-5

@@ -14,8 +14,8 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import pack
 from grpo_engine.objective.types import Prompt
 from grpo_engine.training.gradients import PolicyGradient
-from grpo_engine.training.loop import TrainingLoop
-from grpo_engine.training.micro_batch_budget import CPU_TOKENS, Pieces, longest_group
+from grpo_engine.training.micro_batch_budget import CPU_TOKENS, MicroBatchBudget, longest_group
+from grpo_engine.training.trainer import Trainer
 from tests.engine.conftest import largest_difference, parameters_of
 from tests.engine.injection import CPU, injected_trainer, random_steps
 
@@ -40,58 +40,60 @@ class Device:
         self.cleared += 1
 
 
-def given_way(policy: Policy, tokens: int, most: int) -> tuple[Device, Pieces]:
-    device, pieces = Device(policy, most), Pieces(policy, tokens)
-    assert pieces(device.gradients, device.clear, 3) == "gradients"
-    return device, pieces
+def given_way(policy: Policy, tokens: int, most: int) -> tuple[Device, MicroBatchBudget]:
+    device, budget = Device(policy, most), MicroBatchBudget(policy, tokens)
+    assert budget.run(device.gradients, device.clear, 3) == "gradients"
+    return device, budget
 
 
 def test_what_fits_is_taken_whole_and_nothing_is_told(make_policy: Callable[..., Policy]) -> None:
-    device, pieces = given_way(make_policy(), 16_384, most=100_000)
-    assert (device.asked, device.cleared, pieces.told) == ([16_384], 0, [])
+    device, budget = given_way(make_policy(), 16_384, most=100_000)
+    assert (device.asked, device.cleared, budget.take_warnings()) == ([16_384], 0, [])
 
 
 def test_without_a_stated_budget_a_larger_model_takes_fewer_tokens_at_a_time(
     make_policy: Callable[..., Policy],
 ) -> None:
     policy = make_policy()
-    assert Pieces(policy, None).tokens == CPU_TOKENS.stop
+    assert MicroBatchBudget(policy, None).tokens == CPU_TOKENS.stop
     policy.model.config.num_hidden_layers *= 10
-    assert CPU_TOKENS.start < Pieces(policy, None).tokens < CPU_TOKENS.stop
+    assert CPU_TOKENS.start < MicroBatchBudget(policy, None).tokens < CPU_TOKENS.stop
     policy.model.config.num_hidden_layers *= 60
-    assert Pieces(policy, None).tokens == CPU_TOKENS.start
+    assert MicroBatchBudget(policy, None).tokens == CPU_TOKENS.start
 
 
 def test_the_longest_prompt_finds_room_beside_what_is_trained_where_nobody_stated_a_budget(
     make_policy: Callable[..., Policy],
 ) -> None:
-    free, stated = Pieces(make_policy(), None), Pieces(make_policy(), 256)
-    for pieces in (free, stated):
-        pieces.make_room(longest_prompt=512)
+    free, stated = MicroBatchBudget(make_policy(), None), MicroBatchBudget(make_policy(), 256)
+    for budget in (free, stated):
+        budget.add_prompt(longest_prompt=512)
     assert (free.tokens, stated.tokens) == (CPU_TOKENS.stop + 512, 256)
 
 
 def test_first_fewer_tokens_then_fewer_activations_then_fewer_tokens_again(
     make_policy: Callable[..., Policy],
 ) -> None:
-    device, pieces = given_way(make_policy(), 16_384, most=1500)
+    device, budget = given_way(make_policy(), 16_384, most=1500)
     assert device.asked == [16_384, 8192, 4096, 4096, 2048, 1024]
     assert device.cleared == 5
     halved, checkpointed = "token_budget_halved", "gradient_checkpointing"
-    assert [code for code, _ in pieces.told] == [halved, halved, checkpointed, halved, halved]
-    assert "repeated with 1024 tokens at a time" in pieces.told[-1][1]
+    warnings = budget.take_warnings()
+    assert [warning.code for warning in warnings] == [halved, halved, checkpointed, halved, halved]
+    assert "repeated with 1024 tokens per micro-batch" in warnings[-1].message
+    assert budget.take_warnings() == []
 
 
 def test_recomputing_spares_the_halves_where_it_is_enough(make_policy: Callable[..., Policy]) -> None:
-    device, pieces = given_way(make_policy(), 4096, most=4096)
+    device, budget = given_way(make_policy(), 4096, most=4096)
     assert device.asked == [4096, 4096]
-    assert pieces.tokens == 4096
+    assert budget.tokens == 4096
 
 
 def test_what_was_found_holds_for_the_steps_that_follow(make_policy: Callable[..., Policy]) -> None:
-    device, pieces = given_way(make_policy(), 8192, most=1024)
+    device, budget = given_way(make_policy(), 8192, most=1024)
     device.asked.clear()
-    pieces(device.gradients, device.clear, 4)
+    budget.run(device.gradients, device.clear, 4)
     assert device.asked == [1024]
 
 
@@ -104,8 +106,8 @@ def test_a_model_without_our_kernels_gives_way_by_tokens_alone(make_policy: Call
             raise torch.OutOfMemoryError("too much")
         return budget
 
-    pieces = Pieces(make_policy("gpt2"), 400)
-    assert pieces(gradients, lambda: None, 1) == 100
+    budget = MicroBatchBudget(make_policy("gpt2"), 400)
+    assert budget.run(gradients, lambda: None, 1) == 100
     assert asked == [400, 200, 100]
 
 
@@ -114,7 +116,7 @@ def test_what_does_not_fit_in_the_smallest_pieces_fails_with_the_devices_words(
 ) -> None:
     device = Device(make_policy(), most=10)
     with pytest.raises(DeviceMemoryError, match="step 3 does not fit the device's memory") as raised:
-        Pieces(device.policy, 256)(device.gradients, device.clear, 3)
+        MicroBatchBudget(device.policy, 256).run(device.gradients, device.clear, 3)
     assert device.asked == [256, 256, 128, 64]
     assert raised.value.evidence == ("CUDA out of memory. Tried to allocate 2 GiB",)
 
@@ -127,7 +129,7 @@ def test_another_error_is_not_an_invitation_to_repeat(make_policy: Callable[...,
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        Pieces(make_policy(), 256)(gradients, lambda: None, 1)
+        MicroBatchBudget(make_policy(), 256).run(gradients, lambda: None, 1)
     assert calls == [256]
 
 
@@ -150,11 +152,10 @@ def test_the_longest_group_is_the_longest_prompt_with_all_its_tokens() -> None:
 def test_the_longest_group_runs_the_whole_backward_and_moves_nothing(
     make_config: Callable[..., RunConfig], tmp_path: Path, lora: object, beta: float
 ) -> None:
-    trainer = injected_trainer(make_config(lora=lora, beta=beta), tmp_path, random_steps(1, 4, 4))
+    trainer = injected_trainer(make_config(lora=lora, beta=beta), random_steps(1, 4, 4))
     group = longest_group(PROMPTS, 4, 8)
-    trainer.in_pieces(
-        PolicyGradient(trainer.policy, trainer.hyperparameters, [group], beta=beta, correction="none")
-    )
+    term = PolicyGradient(trainer.policy, trainer.hyperparameters, [group], beta=beta, correction="none")
+    trainer.updater.in_micro_batches(1, term)
     gradients = [each.grad for each in trainer.policy.trainable.values()]
     assert all(each is not None and not each.any() for each in gradients)
 
@@ -162,9 +163,9 @@ def test_the_longest_group_runs_the_whole_backward_and_moves_nothing(
 def test_a_probed_trainer_is_the_trainer_that_it_was(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    found: list[TrainingLoop] = []
+    found: list[Trainer] = []
     for probes in (True, False):
-        trainer = injected_trainer(make_config(), tmp_path, random_steps(1, 4, 4))
+        trainer = injected_trainer(make_config(), random_steps(1, 4, 4))
         if probes:
             trainer.probe_memory()
             assert all(each.grad is None or not each.grad.any() for each in trainer.policy.trainable.values())
@@ -178,10 +179,10 @@ def test_out_of_memory_in_a_step_changes_its_pieces_and_not_its_result(
 ) -> None:
     """It strikes in the midst of the second micro-batch, when gradients of the first are there already."""
     steps = random_steps(1, 4, 4)
-    undisturbed = injected_trainer(make_config(), tmp_path, steps)
+    undisturbed = injected_trainer(make_config(), steps)
     list(undisturbed.step(1))
-    trainer = injected_trainer(make_config(), tmp_path, steps)
-    trainer.pieces.tokens = 60
+    trainer = injected_trainer(make_config(), steps)
+    trainer.updater.budget.tokens = 60
     calls: list[int] = []
     logprobs = Policy.logprobs
 

@@ -13,7 +13,7 @@ from grpo_engine.contract.events import BaseEvent, Probed, RolloutsRecorded, Ste
 from grpo_engine.contract.records import FinishReason, GradeError, Score
 from grpo_engine.objective.types import Completion, Group, Prompt, ScoredGroup
 from grpo_engine.rollout.prompt_source import PromptSource
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training.probe import batches, counted
 
 NEVER: Callable[[], bool] = lambda: False  # noqa: E731
@@ -21,7 +21,7 @@ NEVER: Callable[[], bool] = lambda: False  # noqa: E731
 
 def probed(config: RunConfig, prompts: int, folder: Path) -> list[BaseEvent]:
     asked = config.model_copy(update={"probe": ProbeSize(prompts=prompts)})
-    return list(build_trainer(asked, folder).run(NEVER))
+    return list(build_loop(asked, folder).run(NEVER))
 
 
 def texts(events: list[BaseEvent], step: int) -> list[str]:
@@ -32,7 +32,7 @@ def texts(events: list[BaseEvent], step: int) -> list[str]:
 def test_its_steps_are_those_of_the_training(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     config = make_config(n_steps=1)
     probe = probed(config, 6, tmp_path / "probe")
-    training = list(build_trainer(config, tmp_path / "job").run(NEVER))
+    training = list(build_loop(config, tmp_path / "job").run(NEVER))
     assert texts(probe, 1) == texts(training, 1)
     assert len(texts(probe, 1)) == 16
     assert len(texts(probe, 2)) == 8
@@ -67,7 +67,7 @@ def test_a_file_smaller_than_the_probe_is_taken_whole(
 def test_it_stops_between_two_steps(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     asked = make_config().model_copy(update={"probe": ProbeSize(prompts=8)})
     answers = iter([False, True])
-    events = list(build_trainer(asked, tmp_path).run(lambda: next(answers)))
+    events = list(build_loop(asked, tmp_path).run(lambda: next(answers)))
     assert isinstance(events[-1], Stopped)
     assert events[-1].step == 1
     assert not any(isinstance(each, Probed) for each in events)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from grpo_engine.__main__ import run
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract import manifest
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from tests.engine.conftest import largest_difference, parameters_of, trained
 
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
@@ -111,7 +111,7 @@ def test_resuming_without_the_optimisers_moments_would_differ(
     config = make_config(n_steps=4, learning_rate=1e-2)
     whole = trained(config, tmp_path / "whole")
     for name in ("exact", "forgetful"):
-        trainer = build_trainer(config, tmp_path / name)
+        trainer = build_loop(config, tmp_path / name)
         list(trainer.run(lambda trainer=trainer: trainer.state.step == 2))  # type: ignore[misc]
     forget_moments(tmp_path / "forgetful" / "checkpoints" / "step-00000002", config)
     exact = trained(config, tmp_path / "exact")

@@ -16,7 +16,7 @@ from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, ScoredGroup
 from grpo_engine.rollout.dataset import RowReader
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training.optimizer import Optimizer
 from grpo_engine.training.self_distillation import DistillationTerm, Lesson, failed_attempts, prepare
 from tests.engine.conftest import sum_rows
@@ -223,7 +223,7 @@ NEVER = {"type": "string_check", "operation": "eq", "input": "{{sample.output_te
 
 
 def step_events(config: RunConfig, folder: Path) -> list[Any]:
-    return list(build_trainer(config, folder).step(1))
+    return list(build_loop(config, folder).method.step(1))
 
 
 def test_a_step_without_signal_trains_where_failed_attempts_have_feedback(

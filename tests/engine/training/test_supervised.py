@@ -15,7 +15,7 @@ from grpo_engine.contract.errors import ConfigError, DatasetError
 from grpo_engine.contract.events import Evaluated, StepFinished
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from tests.engine.conftest import parameters_of, sum_rows, trained, write_rows
 
 
@@ -53,7 +53,7 @@ def supervised(tmp_path: Path, model_folder: Callable[[str], Path]) -> Callable[
 def test_the_first_loss_is_the_models_own_cross_entropy(
     supervised: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    trainer = build_trainer(supervised(batch_size=8), tmp_path)
+    trainer = build_loop(supervised(batch_size=8), tmp_path).method
     rows = RowReader(trainer.policy.tokenizer).demonstrations(demonstrations(8), 100)
     total, count = 0.0, 0
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_the_held_out_loss_falls(supervised: Callable[..., RunConfig], tmp_path:
     held_out = write_rows(tmp_path / "held_out.jsonl", demonstrations(20)[8:])
     config = supervised(n_steps=60, batch_size=8, lora="full", learning_rate=3e-3)
     config = config.model_copy(update={"validation_file": str(held_out)})
-    events = list(build_trainer(config, tmp_path).run(lambda: False))
+    events = list(build_loop(config, tmp_path).run(lambda: False))
     losses = [event.metrics["loss"] for event in events if isinstance(event, Evaluated)]
     assert losses[0] > 4
     assert losses[-1] < 0.7 * losses[0]
@@ -105,8 +105,8 @@ def test_a_grpo_job_goes_on_from_the_adapter_and_takes_it_as_reference(
     adapter = tmp_path / "sft" / "checkpoints" / "step-00000002" / "adapter"
     job = make_config(beta=0.1, lora=None)
     job = job.model_copy(update={"model": job.model.model_copy(update={"adapter": str(adapter)})})
-    trainer = build_trainer(job, tmp_path / "grpo")
-    before = parameters_of(trainer)
+    trainer = build_loop(job, tmp_path / "grpo")
+    before = parameters_of(trainer.method)
     assert all(torch.equal(before[name], value) for name, value in parameters_of(parent).items())
     metrics = [e.metrics for e in trainer.run(lambda: False) if isinstance(e, StepFinished)]
     assert metrics[0]["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -122,4 +122,4 @@ def test_another_rank_than_the_parents_is_refused(
     job = make_config(lora={"rank": 8})
     job = job.model_copy(update={"model": job.model.model_copy(update={"adapter": str(adapter)})})
     with pytest.raises(ConfigError, match=r"lora.rank is 8, but the adapter .* has rank 4"):
-        build_trainer(job, tmp_path / "grpo")
+        build_loop(job, tmp_path / "grpo")

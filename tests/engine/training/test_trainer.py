@@ -21,7 +21,7 @@ from grpo_engine.contract.events import (
 )
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout import scoring
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from tests.engine.conftest import (
     FAMILIES,
     cut,
@@ -46,7 +46,7 @@ def test_three_sampled_steps_do_not_depend_on_how_they_are_cut(
         parameters_of(trained(cut(config, **runtime), tmp_path / str(index)))
         for index, runtime in enumerate(CUTS)
     ]
-    start = parameters_of(build_trainer(config, tmp_path / "start"))
+    start = parameters_of(build_loop(config, tmp_path / "start").method)
     assert largest_difference(start, found[0]) > 3e-4
     assert max(largest_difference(found[0], other) for other in found[1:]) < 1e-6
 
@@ -56,16 +56,16 @@ def test_three_steps_do_not_depend_on_sharing_the_prompt(
 ) -> None:
     config = make_config(beta=0.1)
     shared = trained(config, tmp_path / "shared")
-    plain = build_trainer(config, tmp_path / "plain")
-    plain.policy.shares_prompts = False
+    plain = build_loop(config, tmp_path / "plain")
+    plain.method.policy.shares_prompts = False
     list(plain.run(lambda: False))
-    assert largest_difference(parameters_of(shared), parameters_of(plain)) < 1e-6
+    assert largest_difference(parameters_of(shared), parameters_of(plain.method)) < 1e-6
 
 
 def test_a_step_without_signal_moves_nothing_and_says_so(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    trainer = build_trainer(make_config(grader=NOTHING, beta=0.1), tmp_path)
+    trainer = build_loop(make_config(grader=NOTHING, beta=0.1), tmp_path).method
     before = parameters_of(trainer)
     events = list(trainer.step(1))
     assert largest_difference(before, parameters_of(trainer)) == 0.0
@@ -78,7 +78,7 @@ def test_a_step_without_signal_moves_nothing_and_says_so(
 def test_many_steps_without_signal_fail_the_job_and_say_why(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    trainer = build_trainer(make_config(grader=NOTHING, n_steps=9, max_skipped_steps=3), tmp_path)
+    trainer = build_loop(make_config(grader=NOTHING, n_steps=9, max_skipped_steps=3), tmp_path)
     with pytest.raises(NoSignalError, match="3 steps in a row without signal, up to step 3") as caught:
         list(trainer.run(lambda: False))
     assert "mean reward of step 3: 0.000" in caught.value.evidence
@@ -87,7 +87,7 @@ def test_many_steps_without_signal_fail_the_job_and_say_why(
 def test_a_group_without_signal_leaves_the_others_update_as_it_was(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    events = list(build_trainer(make_config(prompts_per_step=8), tmp_path).step(1))
+    events = list(build_loop(make_config(prompts_per_step=8), tmp_path).method.step(1))
     (rollouts,) = [event for event in events if isinstance(event, RolloutsRecorded)]
     dead = [group for group in rollouts.groups if not group.has_signal]
     alive = [group for group in rollouts.groups if group.has_signal]
@@ -101,7 +101,7 @@ def test_a_large_steps_rollouts_take_several_events(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "EVENT_TOKENS", 40)
-    events = list(build_trainer(make_config(prompts_per_step=5), tmp_path).step(1))
+    events = list(build_loop(make_config(prompts_per_step=5), tmp_path).method.step(1))
     found = [event for event in events if isinstance(event, RolloutsRecorded)]
     assert len(found) > 2
     assert [event.first for event in found] == [
@@ -118,9 +118,9 @@ def test_without_beta_the_reference_is_never_run(
     monkeypatch.setattr(
         Policy, "reference_logprobs", lambda self, *args: passes.append(1) or run(self, *args)
     )
-    without = list(build_trainer(make_config(beta=0.0), tmp_path / "a").step(1))
+    without = list(build_loop(make_config(beta=0.0), tmp_path / "a").method.step(1))
     assert passes == []
-    with_beta = list(build_trainer(make_config(beta=0.1), tmp_path / "b").step(1))
+    with_beta = list(build_loop(make_config(beta=0.1), tmp_path / "b").method.step(1))
     assert len(passes) == 1
     assert "kl" not in steps(without)[0]
     assert steps(with_beta)[0]["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -129,7 +129,7 @@ def test_without_beta_the_reference_is_never_run(
 def test_the_first_update_moves_the_policy_away_from_its_reference(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    metrics = steps(list(build_trainer(make_config(beta=0.1), tmp_path).run(lambda: False)))
+    metrics = steps(list(build_loop(make_config(beta=0.1), tmp_path).run(lambda: False)))
     assert [m["kl"] > 1e-6 for m in metrics] == [False, True, True]
     assert all(m["sampling/sampling_logp_difference/max"] < 1e-4 for m in metrics)
 
@@ -140,10 +140,10 @@ def test_every_family_trains_with_an_adapter_and_in_full(
     make_config: Callable[..., RunConfig], tmp_path: Path, family: str, lora: Any
 ) -> None:
     config = make_config(family=family, lora=lora, n_steps=2, beta=0.05)
-    trainer = build_trainer(config, tmp_path)
-    before = parameters_of(trainer)
-    events = list(trainer.run(lambda: False))
-    assert largest_difference(before, parameters_of(trainer)) > 1e-4
+    loop = build_loop(config, tmp_path)
+    before = parameters_of(loop.method)
+    events = list(loop.run(lambda: False))
+    assert largest_difference(before, parameters_of(loop.method)) > 1e-4
     assert [type(event) for event in events][-2:] == [CheckpointSaved, Finished]
     kind = "model" if lora == "full" else "adapter"
     assert (tmp_path / "checkpoints" / "step-00000002" / kind).is_dir()
@@ -154,7 +154,7 @@ def test_the_reward_rises(make_config: Callable[..., RunConfig], tmp_path: Path)
     config = make_config(
         n_steps=25, group_size=8, prompts_per_step=8, learning_rate=3e-3, lora="full", beta=0.0
     )
-    rewards = [m["reward"] for m in steps(list(build_trainer(config, tmp_path).run(lambda: False)))]
+    rewards = [m["reward"] for m in steps(list(build_loop(config, tmp_path).run(lambda: False)))]
     assert sum(rewards[:5]) / 5 < 0.75
     assert sum(rewards[-5:]) / 5 > 0.95
 
@@ -169,14 +169,14 @@ def test_a_grader_that_fails_on_most_completions_fails_the_job_with_evidence(
         "reference": "1",
     }
     with pytest.raises(GraderError, match="16 of 16 completions could not be scored") as caught:
-        list(build_trainer(make_config(grader=broken), tmp_path).step(1))
+        list(build_loop(make_config(grader=broken), tmp_path).method.step(1))
     assert "string_check: sample_parse_error" in caught.value.evidence[0]
 
 
 def test_a_non_finite_gradient_is_refused_before_anything_moves(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    trainer = build_trainer(make_config(), tmp_path)
+    trainer = build_loop(make_config(), tmp_path).method
     name, parameter = next(iter(trainer.policy.trainable.items()))
     parameter.register_hook(lambda gradient: gradient * float("nan"))
     before = parameters_of(trainer)
@@ -204,7 +204,7 @@ def test_only_tokens_of_groups_with_signal_count_as_trained_each_time_they_are(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = make_config(num_iterations=2, group_size=2, prompts_per_step=8)
-    events = list(build_trainer(config, tmp_path).step(1))
+    events = list(build_loop(config, tmp_path).method.step(1))
     (metrics,) = steps(events)
     (groups,) = (event.groups for event in events if isinstance(event, RolloutsRecorded))
     lengths = [sum(len(one.token_ids) for one in group.completions) for group in groups if group.has_signal]
@@ -217,7 +217,7 @@ def test_only_tokens_of_groups_with_signal_count_as_trained_each_time_they_are(
 def test_all_metrics_are_finite_numbers_under_their_known_names(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    (metrics,) = steps(list(build_trainer(make_config(beta=0.1), tmp_path).step(1)))
+    (metrics,) = steps(list(build_loop(make_config(beta=0.1), tmp_path).method.step(1)))
     expected = {
         "reward",
         "reward_std",

@@ -7,11 +7,11 @@ from typing import Any
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import BaseEvent, Finished
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 
 
 def run(config: RunConfig, run_dir: Path) -> list[BaseEvent]:
-    return list(build_trainer(config, run_dir).run(lambda: False))
+    return list(build_loop(config, run_dir).run(lambda: False))
 
 
 def of(events: list[BaseEvent], kind: type[Any]) -> list[Any]:

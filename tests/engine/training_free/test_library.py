@@ -161,7 +161,7 @@ def test_steps_follow_from_epochs_and_rows() -> None:
     settings = TrainingFreeHyperparameters(prompts_per_step=32)
     assert (settings.rows_per_step(100), settings.total_steps(100)) == (32, 10)
     assert (settings.rows_per_step(20), settings.total_steps(20)) == (20, 3)
-    assert [step for step in range(4) if settings.evaluates_after(step, 3)] == [0, 3]
+    assert settings.eval_every(3) == 3
 
 
 def test_other_systems_names_are_understood_and_weights_have_no_options() -> None:

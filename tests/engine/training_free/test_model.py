@@ -24,7 +24,7 @@ from grpo_engine.contract.events import (
     Warned,
     parse_event,
 )
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
 from tests.capable_model import (
     GRADER,
@@ -79,7 +79,7 @@ def make_job(tmp_path: Path, model_folder: Callable[[str], Path]) -> Callable[..
 
 
 def run(config: RunConfig, run_dir: Path) -> list[Any]:
-    return list(build_trainer(config, run_dir).run(lambda: False))
+    return list(build_loop(config, run_dir).run(lambda: False))
 
 
 def of(events: list[Any], kind: type[Any]) -> list[Any]:
@@ -139,7 +139,7 @@ def test_a_row_that_leaves_the_model_no_room_is_refused_before_anything_runs(
     make_job: Callable[..., RunConfig], helper: ChatServer, tmp_path: Path
 ) -> None:
     with pytest.raises(DatasetError, match="row 1: the prompt and max_completion_tokens 1000"):
-        build_trainer(make_job(max_completion_tokens=1000), tmp_path)
+        build_loop(make_job(max_completion_tokens=1000), tmp_path)
 
 
 class Blocking:

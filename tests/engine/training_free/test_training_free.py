@@ -19,7 +19,7 @@ from grpo_engine.contract.events import (
     StepSkipped,
     Warned,
 )
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
 from tests.capable_model import KEY, LESSON, CapableModel, zorb_rows
 from tests.engine.conftest import write_rows
@@ -129,7 +129,7 @@ def test_a_resumed_run_ends_with_the_same_library_and_repeats_no_call_of_a_finis
     parts = CapableModel()
     serve(parts)
     stops = iter([False, True])
-    first = list(build_trainer(config, tmp_path / "parts").run(lambda: next(stops)))
+    first = list(build_loop(config, tmp_path / "parts").run(lambda: next(stops)))
     assert [event.step for event in of(first, CheckpointSaved)] == [1]
     second = run(config, tmp_path / "parts")
     assert of(second, Started)[0].resumed_from_step == 1

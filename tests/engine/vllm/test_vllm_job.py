@@ -16,7 +16,7 @@ import pytest
 
 from examples.arithmetic import make_rows, supervised_rows
 from grpo_engine.config.job import RunConfig
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from tests.engine.conftest import write_rows
 from tests.engine.training.test_resume import events, wait_for_step
 
@@ -104,7 +104,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[[str],
     taught = write_rows(folder / "taught.jsonl", supervised_rows(train))
     imitate = {"type": "supervised", "supervised": {"hyperparameters": SUPERVISED}}
     finished = list(
-        build_trainer(job(model_folder("qwen3"), taught, "torch", imitate), folder).run(lambda: False)
+        build_loop(job(model_folder("qwen3"), taught, "torch", imitate), folder).run(lambda: False)
     )[-1]
     model = folder / finished.path  # type: ignore[attr-defined]
     grpo = {"type": "reinforcement", "reinforcement": {"grader": EVEN, "hyperparameters": GRPO}}

@@ -19,21 +19,21 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.vllm_engine import Answer
 from grpo_engine.rollout.sampler.vllm_environment import vllm_environment
 from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
+from grpo_engine.training.loop import TrainingLoop
 from grpo_engine.training.trainer import Trainer
 from tests.engine.conftest import cut, largest_difference, parameters_of
 from tests.engine.vllm.conftest import KEPT
 
 
-def open_trainer(config: RunConfig, run_dir: Path) -> Trainer:
-    trainer = build_trainer(cut(config, sampler="vllm", sample_budget=32), run_dir)
-    assert isinstance(trainer, Trainer)
-    KEPT.append(trainer)
-    return trainer
+def open_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Trainer]:
+    loop = build_loop(cut(config, sampler="vllm", sample_budget=32), run_dir)
+    KEPT.append(loop)
+    return loop
 
 
-def first_step(trainer: Trainer) -> dict[str, float]:
-    (finished,) = [event for event in trainer.step(1) if isinstance(event, StepFinished)]
+def first_step(loop: TrainingLoop[Trainer]) -> dict[str, float]:
+    (finished,) = [event for event in loop.method.step(1) if isinstance(event, StepFinished)]
     return finished.metrics
 
 
@@ -51,26 +51,26 @@ def test_completions_that_another_policy_sampled_move_nothing_and_show_in_the_me
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(beta=0.0, max_completion_tokens=8)
-    honest = first_step(open_trainer(config, tmp_path / "honest"))
+    honest = first_step(open_loop(config, tmp_path / "honest"))
     assert honest["grad_norm"] > 1e-4
     assert honest["sampling/sampling_logp_difference/max"] < 1e-5
     off_by(monkeypatch, 2.0)
-    trainer = open_trainer(config, tmp_path / "off")
-    before = parameters_of(trainer)
-    wrong = first_step(trainer)
+    off = open_loop(config, tmp_path / "off")
+    before = parameters_of(off.method)
+    wrong = first_step(off)
     assert wrong["sampling/sampling_logp_difference/mean"] == pytest.approx(2.0, abs=1e-4)
     assert wrong["sampling/importance_sampling_ratio/mean"] == pytest.approx(7.389, abs=1e-2)
     assert wrong["grad_norm"] == 0.0
-    assert largest_difference(before, parameters_of(trainer)) == 0.0
+    assert largest_difference(before, parameters_of(off.method)) == 0.0
 
 
 def test_a_small_mismatch_weighs_each_completion_by_its_ratio(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(beta=0.0, max_completion_tokens=1, group_size=16)
-    honest = first_step(open_trainer(config, tmp_path / "honest"))
+    honest = first_step(open_loop(config, tmp_path / "honest"))
     off_by(monkeypatch, 0.5)
-    weighed = first_step(open_trainer(config, tmp_path / "off"))
+    weighed = first_step(open_loop(config, tmp_path / "off"))
     assert weighed["grad_norm"] / honest["grad_norm"] == pytest.approx(1.6487, abs=1e-2)
 
 
@@ -78,14 +78,14 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = make_config(n_steps=4)
-    whole = open_trainer(config, tmp_path / "whole")
+    whole = open_loop(config, tmp_path / "whole")
     list(whole.run(lambda: False))
-    stopped = open_trainer(config, tmp_path / "parts")
+    stopped = open_loop(config, tmp_path / "parts")
     list(stopped.run(lambda: stopped.state.step == 2))
-    resumed = open_trainer(config, tmp_path / "parts")
+    resumed = open_loop(config, tmp_path / "parts")
     list(resumed.run(lambda: False))
     assert resumed.state.step == 4
-    assert largest_difference(parameters_of(whole), parameters_of(resumed)) == 0.0
+    assert largest_difference(parameters_of(whole.method), parameters_of(resumed.method)) == 0.0
 
 
 def test_vllm_leaves_the_process_as_it_was(
@@ -128,5 +128,5 @@ def test_a_job_that_vllm_cannot_serve_fails_as_its_configuration(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="vLLM serves no adapters for GPT2LMHeadModel") as caught:
-        open_trainer(make_config(family="gpt2"), tmp_path)
+        open_loop(make_config(family="gpt2"), tmp_path)
     assert caught.value.hint == "Set runtime.sampler to torch for this job."

@@ -26,7 +26,7 @@ from grpo_engine.rollout.overlap.one_step_ahead import Ahead
 from grpo_engine.rollout.overlap.policy_snapshot import sampler_like
 from grpo_engine.rollout.prompt_source import Outcome, RestingSource
 from grpo_engine.rollout.sampler.base import Sampling
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training.trainer import Trainer
 from tests.engine.conftest import largest_difference, parameters_of, trained
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler
@@ -36,7 +36,7 @@ MakeConfig = Callable[..., RunConfig]
 
 
 def trainer_of(config: RunConfig, run_dir: Path) -> Trainer:
-    made = build_trainer(config, run_dir)
+    made = build_loop(config, run_dir).method
     assert isinstance(made, Trainer)
     return made
 
@@ -61,7 +61,7 @@ def sampled_now(trainer: Trainer, step: int) -> list[tuple[int, tuple[int, ...]]
     assert isinstance(source, one_step_ahead.PromptSource)
     trainer.sampler.load_policy(trainer.state.policy_version)
     size = trainer.hyperparameters.group_size
-    groups = trainer.sampler.generate(source.batch(step), size, trainer._sampling(step))
+    groups = trainer.sampler.generate(source.batch(step), size, trainer.sampling(step))
     return [(c.policy_version, c.token_ids) for group in groups for c in group.completions]
 
 
@@ -71,7 +71,7 @@ def test_a_step_is_sampled_by_the_policy_before_the_step_before_it(
 ) -> None:
     options = {"n_steps": 4, "learning_rate": 1e-2, "lora": lora, "beta": 0.0}
     config = make_config(max_staleness=1, **options)
-    events = list(build_trainer(config, tmp_path / "ahead").run(lambda: False))
+    events = list(build_loop(config, tmp_path / "ahead").run(lambda: False))
     found = rollouts(events)
     assert [{version for version, _ in found[step]} for step in (1, 2, 3, 4)] == [{0}, {0}, {1}, {2}]
     assert [each["sampling/staleness"] for each in steps(events)] == [0, 1, 1, 1]
@@ -104,7 +104,8 @@ def test_whether_training_or_sampling_ends_first_changes_nothing(
     make_config: MakeConfig, tmp_path: Path, trained_first: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(max_staleness=1, n_steps=4, learning_rate=1e-2)
-    sampling_first = trainer_of(config, tmp_path / "a")
+    first_loop = build_loop(config, tmp_path / "a")
+    sampling_first = first_loop.method
     update = sampling_first._update
 
     def after_sampling(step: int, *rest: Any) -> dict[str, float]:
@@ -115,8 +116,9 @@ def test_whether_training_or_sampling_ends_first_changes_nothing(
         return update(step, *rest)
 
     monkeypatch.setattr(sampling_first, "_update", after_sampling)
-    list(sampling_first.run(lambda: False))
-    training_first = trainer_of(config, tmp_path / "b")
+    list(first_loop.run(lambda: False))
+    second_loop = build_loop(config, tmp_path / "b")
+    training_first = second_loop.method
     collect, train = Ahead._collect, training_first._update
 
     def after_training(self: Ahead, step: int, sampling: Sampling) -> Any:
@@ -132,7 +134,7 @@ def test_whether_training_or_sampling_ends_first_changes_nothing(
 
     monkeypatch.setattr(Ahead, "_collect", after_training)
     monkeypatch.setattr(training_first, "_update", then_let_go)
-    list(training_first.run(lambda: False))
+    list(second_loop.run(lambda: False))
     assert largest_difference(parameters_of(sampling_first), parameters_of(training_first)) == 0.0
 
 
@@ -155,14 +157,14 @@ def test_a_checkpoint_without_the_waiting_rollouts_would_go_on_differently(
     whole = trained(config, tmp_path / "whole")
     found = {}
     for name in ("exact", "forgetful"):
-        stopped = trainer_of(config, tmp_path / name)
+        stopped = build_loop(config, tmp_path / name)
         list(stopped.run(lambda stopped=stopped: stopped.state.step == 2))  # type: ignore[misc]
-        resumed = trainer_of(config, tmp_path / name)
+        resumed = build_loop(config, tmp_path / name)
         if name == "forgetful":
-            load = resumed.source.load
-            resumed.source.load = lambda state, load=load: load({})  # type: ignore[method-assign,misc]
+            source = resumed.method.source
+            source.load = lambda state, load=source.load: load({})
         list(resumed.run(lambda: False))
-        found[name] = largest_difference(parameters_of(whole), parameters_of(resumed))
+        found[name] = largest_difference(parameters_of(whole), parameters_of(resumed.method))
     assert found["exact"] == 0.0
     assert found["forgetful"] > 1e-5
 
@@ -171,7 +173,7 @@ def test_a_checkpoint_without_the_waiting_rollouts_would_go_on_differently(
 def test_the_reward_rises_one_step_behind(make_config: MakeConfig, tmp_path: Path) -> None:
     options = {"group_size": 8, "prompts_per_step": 8, "learning_rate": 3e-3, "lora": "full", "beta": 0.0}
     config = make_config(max_staleness=1, n_steps=25, **options)
-    rewards = [m["reward"] for m in steps(list(build_trainer(config, tmp_path).run(lambda: False)))]
+    rewards = [m["reward"] for m in steps(list(build_loop(config, tmp_path).run(lambda: False)))]
     assert sum(rewards[:5]) / 5 < 0.75
     assert sum(rewards[-5:]) / 5 > 0.95
 
@@ -181,7 +183,7 @@ def test_the_ratio_is_taken_to_the_policy_that_sampled(make_config: MakeConfig, 
     clipped = {}
     for staleness in (0, 1):
         config = make_config(max_staleness=staleness, n_steps=3, learning_rate=3e-2, beta=0.0)
-        events = list(build_trainer(config, tmp_path / str(staleness)).run(lambda: False))
+        events = list(build_loop(config, tmp_path / str(staleness)).run(lambda: False))
         clipped[staleness] = [each["clip_ratio/region_mean"] for each in steps(events)]
     assert clipped[0] == [0.0, 0.0, 0.0]
     assert clipped[1][0] == 0.0
@@ -202,7 +204,7 @@ def test_several_ranks_are_refused(
 ) -> None:
     monkeypatch.setattr(Ranks, "current", classmethod(lambda cls: cls(0, 2)))
     with pytest.raises(ConfigError, match="max_staleness is 1, but 2 ranks"):
-        build_trainer(make_config(max_staleness=1), tmp_path)
+        build_loop(make_config(max_staleness=1), tmp_path)
 
 
 def test_a_loss_without_a_ratio_is_refused() -> None:
@@ -213,7 +215,7 @@ def test_a_loss_without_a_ratio_is_refused() -> None:
 def test_a_job_with_tools_samples_ahead(make_config: MakeConfig, tmp_path: Path) -> None:
     data = make_config(max_staleness=1, n_steps=2).model_dump(mode="json")
     data["method"]["reinforcement"]["tools"] = [{"type": "http", "name": "add", "url": "https://add.example"}]
-    events = list(build_trainer(RunConfig.model_validate(data), tmp_path).run(lambda: False))
+    events = list(build_loop(RunConfig.model_validate(data), tmp_path).run(lambda: False))
     assert {version for version, _ in rollouts(events)[2]} == {0}
 
 
@@ -277,7 +279,7 @@ def test_a_curriculum_hears_every_outcome_one_step_later_and_leaves_no_row_out()
         drawn = [graded.group.prompt.row for graded in found.groups]
         assert drawn == rows.drawn[step - 1]
         looking.observe({row: Outcome(has_signal=row != 0, pass_rate=1.0) for row in drawn})
-        looking.load(looking.state)
+        looking.load(looking.state)  # as after a resume
     drawn_in_order = [row for drawn in rows.drawn for row in drawn]
     assert sorted(drawn_in_order[:6]) == [0, 1, 2, 3, 4, 5]
     assert sorted(drawn_in_order[6:11]) == [1, 2, 3, 4, 5]  # row 0 rests for an epoch

@@ -59,7 +59,7 @@ def micro_batches(config: RunConfig, folder: Path, budget: int) -> int:
             counted.append(len(list(pack(self.groups, token_budget, CPU))))
             return super().__call__(token_budget)
 
-    trainer = injected_trainer(cut(config, token_budget=budget), folder, STEPS)
+    trainer = injected_trainer(cut(config, token_budget=budget), STEPS)
     terms = trainer._terms
     trainer._terms = lambda scored: [_as(Counting, term) for term in terms(scored)]  # type: ignore[method-assign]
     list(trainer.step(1))
@@ -84,8 +84,8 @@ def test_the_tolerance_is_far_below_what_three_steps_move(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = job(make_config)
-    start, _ = after_steps(config, tmp_path, [])
-    found, _ = after_steps(config, tmp_path, STEPS)
+    start, _ = after_steps(config, [])
+    found, _ = after_steps(config, STEPS)
     assert largest_difference(start, found) > 200 * TOLERANCE
 
 
@@ -95,13 +95,11 @@ def test_three_steps_are_the_same_however_they_are_cut(
     make_config: Callable[..., RunConfig], tmp_path: Path, loss_type: str, variant: str
 ) -> None:
     config = job(make_config, loss_type=loss_type, **VARIANTS[variant])
-    whole, metrics = after_steps(config, tmp_path, STEPS)
+    whole, metrics = after_steps(config, STEPS)
     pieces = cut(config, token_budget=16), cut(config, token_budget=60)
     others = {
-        "many micro-batches, shuffled": after_steps(pieces[0], tmp_path, shuffled(STEPS)),
-        "two micro-batches, prompts not shared": after_steps(
-            pieces[1], tmp_path, STEPS, shares_prompts=False
-        ),
+        "many micro-batches, shuffled": after_steps(pieces[0], shuffled(STEPS)),
+        "two micro-batches, prompts not shared": after_steps(pieces[1], STEPS, shares_prompts=False),
     }
     for parameters, other in others.values():
         assert largest_difference(whole, parameters) <= TOLERANCE
@@ -114,9 +112,9 @@ def test_all_weights_too_are_the_same_however_they_are_cut(
     make_config: Callable[..., RunConfig], tmp_path: Path, loss_type: str
 ) -> None:
     config = job(make_config, loss_type=loss_type, lora="full", beta=0.1, learning_rate=2e-5)
-    whole, _ = after_steps(config, tmp_path, STEPS)
-    pieces, _ = after_steps(cut(config, token_budget=16), tmp_path, shuffled(STEPS))
-    plain, _ = after_steps(config, tmp_path, STEPS, shares_prompts=False)
+    whole, _ = after_steps(config, STEPS)
+    pieces, _ = after_steps(cut(config, token_budget=16), shuffled(STEPS))
+    plain, _ = after_steps(config, STEPS, shares_prompts=False)
     assert largest_difference(whole, pieces) <= TOLERANCE
     assert largest_difference(whole, plain) <= TOLERANCE
 
@@ -129,7 +127,7 @@ def after_steps_by(
     forward: str, config: RunConfig, folder: Path, steps: Sequence[Groups]
 ) -> tuple[dict[str, torch.Tensor], int]:
     """Parameters after the steps by one way to run the model, and its passes; another way would fail."""
-    trainer = injected_trainer(config, folder, steps)
+    trainer = injected_trainer(config, steps)
     assert trainer.policy.fast is not None
     if forward != "fast_states":
         trainer.policy.fast = None
@@ -154,12 +152,12 @@ def test_three_steps_are_the_same_by_every_forward_however_they_are_cut(
     make_config: Callable[..., RunConfig], tmp_path: Path, lora: Any
 ) -> None:
     config = job(make_config, loss_type="dapo", lora=lora, learning_rate=2e-5 if lora == "full" else 1e-4)
-    whole, passes = after_steps_by("fast_states", config, tmp_path, STEPS)
+    whole, passes = after_steps_by("fast_states", config, STEPS)
     assert passes == 3
     for forward in FORWARDS:
         for budget in (10_000, 60, 16):
             pieces = cut(config, token_budget=budget)
-            found, passes = after_steps_by(forward, pieces, tmp_path, shuffled(STEPS))
+            found, passes = after_steps_by(forward, pieces, shuffled(STEPS))
             assert passes >= {10_000: 3, 60: 6, 16: 20}[budget]
             assert largest_difference(whole, found) <= TOLERANCE, (forward, budget)
 
@@ -199,7 +197,7 @@ def test_two_ranks_give_the_parameters_and_metrics_of_one(
     configs = {name: job(make_config, **case) for name, case in RANK_CASES.items()}
     ranks_run(tmp_path, configs, world=2)
     for name, config in configs.items():
-        alone, metrics = after_steps(config, tmp_path, steps_of(config))
+        alone, metrics = after_steps(config, steps_of(config))
         for rank in range(2):
             together, other = torch.load(tmp_path / f"{name}.{rank}.pt")
             assert largest_difference(alone, together) <= TOLERANCE, name

@@ -22,7 +22,7 @@ from grpo_engine.rollout.sampler.base import Continuation, Sampling, uniforms
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.tools.metrics import tool_metrics
 from grpo_engine.rollout.tools.sampler import ToolSampler
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import PolicyGradient
 from tests.chat_server import ScriptedServer
 from tests.engine.conftest import sum_rows, write_rows
@@ -216,7 +216,7 @@ def test_a_job_with_tools_trains(
         {"type": "http", "name": "add", "url": adder.url},
     ]
     data["training_file"] = str(write_rows(tmp_path / "rows.jsonl", sum_rows(8)))
-    trainer = build_trainer(RunConfig.model_validate(data), tmp_path)
+    trainer = build_loop(RunConfig.model_validate(data), tmp_path)
     events = list(trainer.run(lambda: False))
     (finished,) = [event for event in events if isinstance(event, StepFinished)]
     assert finished.metrics["completions/mean_length"] > 1

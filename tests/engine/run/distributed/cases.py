@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from grpo_engine.run.rank_setup import agreed, joined
 
 
@@ -29,10 +29,10 @@ def main(folder: Path) -> None:
 
 
 def run(config: RunConfig, folder: Path, name: str) -> None:
-    trainer = build_trainer(config, folder / name)
+    trainer = build_loop(config, folder / name)
     events = [event.model_dump(mode="json") for event in trainer.run(agreed(lambda: False))]
     if Ranks.current().is_first:
-        is_sharded = isinstance(trainer.policy.model, FSDPModule)
+        is_sharded = isinstance(trainer.method.policy.model, FSDPModule)
         (folder / f"{name}.json").write_text(json.dumps({"events": events, "is_sharded": is_sharded}))
 
 

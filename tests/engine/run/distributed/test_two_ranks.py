@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
-from grpo_engine.run.build import build_trainer
+from grpo_engine.run.build import build_loop
 from tests.engine.conftest import DIGITS, sum_rows, write_rows
 
 ROOT = Path(__file__).parents[4]
@@ -108,7 +108,7 @@ def config_of(folder: Path, runtime: dict[str, Any], method: dict[str, Any], ste
 
 def alone(config: RunConfig, folder: Path) -> Run:
     """The same run in this process."""
-    trainer = build_trainer(config, folder)
+    trainer = build_loop(config, folder)
     return Run.of(folder, [event.model_dump(mode="json") for event in trainer.run(lambda: False)])
 
 

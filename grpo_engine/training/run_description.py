@@ -1,0 +1,62 @@
+"""The `started` event: the device, libraries and model that a run uses."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from grpo_engine.contract.events import Started
+from grpo_engine.models.fast import native
+from grpo_engine.models.policy import Policy
+
+
+def started(
+    policy: Policy | None, *, total_steps: int, step: int, sampler_name: str, num_rows: int
+) -> Started:
+    """A run's first event. `policy`: the model that is trained or probed; None: no weights are loaded."""
+    run = Started(
+        total_steps=total_steps,
+        resumed_from_step=step,
+        device="none",
+        dtype="none",
+        sampler=sampler_name,
+        num_parameters=0,
+        num_trainable_parameters=0,
+        num_rows=num_rows,
+        versions=library_versions(),
+    )
+    if policy is None:
+        return run
+    parameters = list(policy.model.parameters())
+    model = {
+        "device": str(policy.device),
+        "machine": machine_name(policy.device),
+        "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "num_parameters": sum(p.numel() for p in parameters),
+        "num_trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "base_fingerprint": policy.base_fingerprint,
+    }
+    return run.model_copy(update=model)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python, of the libraries that compute, and of the compiled operations."""
+    names = ("torch", "transformers", "peft", "grpo-service")
+    compiled = "none" if native.library() is None else str(native.VERSION)
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+        "compiled operations": compiled,
+    }
+
+
+def machine_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's with the number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"

@@ -1,0 +1,46 @@
+"""Steps that trained nothing: why, and when the job fails because of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo_engine.config.job import ReinforcementHyperparameters
+from grpo_engine.contract.errors import NoSignalError
+from grpo_engine.contract.events import SkipReason
+from grpo_engine.objective.metrics import reward_metrics
+from grpo_engine.objective.types import ScoredGroup
+
+SKIP_CAUSES: dict[SkipReason, str] = {
+    "no_signal": "without signal",
+    "all_masked": "whose completions were all masked",
+    "nothing_to_distil": "without an attempt to distil",
+}
+SKIP_HINTS: dict[SkipReason, str] = {
+    "all_masked": "Every completion was truncated, and mask_truncated_completions leaves truncated ones out. "
+    "Raise max_completion_tokens or set mask_truncated_completions to false.",
+    "nothing_to_distil": "No failed attempt has feedback. self_distillation.alone needs a grader with "
+    "feedback or successful siblings. Raise success_reward or set alone to false.",
+}
+"""What to do if a step had signal and still nothing could be trained."""
+
+
+def skip_reason(scored: Sequence[ScoredGroup], settings: ReinforcementHyperparameters) -> SkipReason:
+    """Why a step with these groups trained nothing."""
+    if not any(each.has_signal for each in scored):
+        return "no_signal"
+    distillation = settings.self_distillation
+    return "nothing_to_distil" if distillation and distillation.alone else "all_masked"
+
+
+def refuse_silence(
+    step: int, skipped_in_a_row: int, scored_P: Sequence[ScoredGroup], settings: ReinforcementHyperparameters
+) -> None:
+    """Raise NoSignalError after `max_skipped_steps` steps in a row that trained nothing."""
+    if skipped_in_a_row < settings.max_skipped_steps:
+        return
+    reason = skip_reason(scored_P, settings)
+    raise NoSignalError(
+        f"{skipped_in_a_row} steps in a row {SKIP_CAUSES[reason]}, up to step {step}",
+        hint=SKIP_HINTS.get(reason),
+        evidence=(f"mean reward of step {step}: {reward_metrics(scored_P)['reward']:.3f}",),
+    )

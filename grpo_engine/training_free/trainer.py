@@ -1,0 +1,263 @@
+"""Training-Free GRPO: the order of a step.
+
+arXiv 2510.08191: sample a group per prompt with the experience library in the prompt, score it, compare each
+group's attempts, let a model describe what made the difference, change the library. No weight changes.
+`training/loop.py` drives the steps; the library is the run's artifact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_engine.config.job import RunConfig
+from grpo_engine.config.training_free import TrainingFreeHyperparameters
+from grpo_engine.contract.events import (
+    VALIDATION,
+    BaseEvent,
+    Evaluated,
+    Finished,
+    Started,
+    StepFinished,
+    StepSkipped,
+    Warned,
+)
+from grpo_engine.graders.pool.pool import Grading
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.metrics import PhaseTimer, finite
+from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
+from grpo_engine.rollout.dataset import item_of
+from grpo_engine.rollout.evaluation import Rewards, rewards_by_row, summary, verdict_on
+from grpo_engine.rollout.prompt_source import PromptSource
+from grpo_engine.rollout.scoring import refuse_broken_grader, rollouts
+from grpo_engine.training.method import Method
+from grpo_engine.training.run_description import started
+from grpo_engine.training_free import library_files
+from grpo_engine.training_free.library import Experience, Library
+from grpo_engine.training_free.prompts import Row
+from grpo_engine.training_free.reflection import Reflection, Tally
+from grpo_engine.training_free.remote import Budget
+from grpo_engine.training_free.rollouts import Attempts, attempt_metrics, compare, length_metrics
+from grpo_engine.training_free.speakers import Asking, Speaker, failure_of, tokens_of
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Models, graders and budget of a run."""
+
+    attempting: Speaker
+    reflecting: Speaker
+    grading: Grading
+    eval_grading: Grading
+    budget: Budget
+    policy: Policy | None
+    """The job's own model; None: endpoints do all the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperienceState:
+    """The trainer's part of a run's state, beside what its endpoints were asked and cost."""
+
+    step: int = 0
+    num_tokens: int = 0
+    """Tokens of all attempts."""
+    library: Library = field(default_factory=Library)
+    baseline: Rewards = field(default_factory=dict)
+    """Rewards of the held-out rows before step 1, the base of all verdicts."""
+
+
+class ExperienceTrainer(Method):
+    """Learns an experience library; the library is also the run's `Artifact`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        settings: TrainingFreeHyperparameters,
+        resources: Resources,
+        rows: Sequence[Row],
+        validation: Sequence[Row] = (),
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.resources = resources
+        self.attempts = Attempts(resources.attempting, settings)
+        self.rows = rows
+        self.validation = validation[: settings.eval_rows(len(validation))]
+        self.has_held_out_rows = bool(self.validation)
+        self.source = PromptSource(_blank(rows), settings.rows_per_step(len(rows)), config.seed)
+        self.total_steps = settings.total_steps(len(rows))
+        self.state = ExperienceState()
+        self.warned: set[str] = set()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.state.num_tokens
+
+    def started(self, step: int) -> Started:
+        run = started(
+            self.resources.policy,
+            total_steps=self.total_steps,
+            step=step,
+            sampler_name=self.resources.attempting.label,
+            num_rows=len(self.rows),
+        )
+        return run.model_copy(update={"num_trainable_parameters": 0, "base_fingerprint": ""})
+
+    def step(self, step: int) -> Iterator[BaseEvent]:
+        """Attempt with the library, score and compare, reflect, change the library."""
+        timer = PhaseTimer()
+        prompts = self.source.batch(step)
+        rows = [self.rows[prompt.row] for prompt in prompts]
+        asked, num_left_out = self._prompted(rows)
+        yield from self._told(num_left_out)
+        asking = self._asking(step, self.settings.temperature)
+        graded = self.attempts.graded(
+            prompts, asked, self.settings.group_size, asking, self.resources.grading, timer
+        )
+        self._refuse_broken(graded)
+        scored = compare(graded)
+        yield from rollouts(step, scored)
+        reflection = Reflection(self.resources.reflecting, self.settings, self.state.library, step)
+        with timer.measure("reflect"):
+            operations = reflection.operations(scored, rows)
+        library, changes = self.state.library.changed(
+            operations,
+            step,
+            limit=self.settings.max_experiences,
+            max_chars=self.settings.max_experience_chars,
+        )
+        tokens = sum(tokens_of(each) for group in scored for each in group.group.completions)
+        num_tokens = self.state.num_tokens + tokens
+        self.state = replace(self.state, step=step, library=library, num_tokens=num_tokens)
+        metrics = {
+            "experiences/count": float(len(library.experiences)),
+            "experiences/left_out": float(num_left_out),
+            **changes.metrics(),
+            **reflection.tally.metrics(),
+        }
+        yield from self._notes(reflection.tally)
+        yield self._step_event(step, scored, metrics, timer)
+
+    def evaluate(self, step: int) -> Iterator[BaseEvent]:
+        """Make one attempt at each held-out row and score it."""
+        rows, num_left_out = self._prompted(self.validation)
+        yield from self._told(num_left_out)
+        asking = self._asking(step, self.settings.eval_temperature)
+        prompts = _blank(self.validation)
+        graded = self.attempts.graded(prompts, rows, 1, asking, self.resources.eval_grading, PhaseTimer())
+        scored = compare(graded)
+        yield from rollouts(step, scored, "validation")
+        rewards = rewards_by_row(scored)
+        if step == 0:
+            self.state = replace(self.state, baseline=rewards)
+        count = float(len(self.state.library.experiences))
+        yield Evaluated(
+            step=step,
+            metrics=finite({**summary(scored), **length_metrics(scored), "experiences/count": count}),
+            verdict=verdict_on(VALIDATION, self.state.baseline or None, rewards) if step else None,
+        )
+
+    def _prompted(self, rows: Sequence[Row]) -> tuple[list[Row], int]:
+        """The rows with the library, and the most lessons that had to stay out of one."""
+        found = [self.attempts.prompted(row, self.state.library) for row in rows]
+        return [row for row, _ in found], max(left_out for _, left_out in found)
+
+    def _asking(self, step: int, temperature: float) -> Asking:
+        return Asking(
+            max_tokens=self.settings.max_completion_tokens,
+            temperature=temperature,
+            step=step,
+            version=self.state.library.version,
+        )
+
+    def _refuse_broken(self, graded: Sequence[GradedGroup]) -> None:
+        """Raises GraderError where the grader fails on too many of the attempts that were made."""
+        made = []
+        for group in graded:
+            pairs = zip(group.group.completions, group.scores, strict=True)
+            scores = tuple(score for completion, score in pairs if failure_of(completion) is None)
+            made.append(GradedGroup(group.group, scores))
+        refuse_broken_grader(made, self.settings.max_grader_error_rate)
+
+    def _step_event(
+        self, step: int, scored: Sequence[ScoredGroup], metrics: dict[str, float], timer: PhaseTimer
+    ) -> StepFinished | StepSkipped:
+        """The step's event; one whose groups taught nothing is skipped and says so."""
+        own = {
+            "num_tokens": float(self.state.num_tokens),
+            "policy_version": float(self.state.library.version),
+            "endpoint/calls": float(self.resources.budget.num_calls),
+            "endpoint/cost_usd": self.resources.budget.cost_usd,
+        }
+        everything = finite({**attempt_metrics(scored), **metrics, **own, **timer.metrics()})
+        if any(group.has_signal for group in scored):
+            return StepFinished(step=step, metrics=everything)
+        return StepSkipped(step=step, reason="no_signal", metrics=everything)
+
+    def _told(self, num_left_out: int) -> Iterator[Warned]:
+        if num_left_out and "experiences_left_out" not in self.warned:
+            self.warned.add("experiences_left_out")
+            message = (
+                f"{num_left_out} lessons do not fit the model's context beside the longest prompt and stay "
+                "out of it: lower max_experiences, max_experience_chars or max_completion_tokens."
+            )
+            yield Warned(code="experiences_left_out", message=message)
+
+    def _notes(self, tally: Tally) -> Iterator[Warned]:
+        if tally.errors and "reflection_errors" not in self.warned:
+            self.warned.add("reflection_errors")
+            message = f"Some answers of the reflecting model cannot be used: {'; '.join(tally.notes)}."
+            yield Warned(code="reflection_errors", message=message)
+
+    def finish(self, finished: Finished) -> Iterator[BaseEvent]:
+        if not self.state.library.experiences:
+            message = "No lesson was learned: all attempts at each row scored alike. The prompt is unchanged."
+            yield Warned(code="no_experiences", message=message)
+        yield finished
+
+    def state_dict(self) -> dict[str, Any]:
+        library, budget = self.state.library, self.resources.budget
+        return {
+            "step": self.state.step,
+            "num_tokens": self.state.num_tokens,
+            "library_next_number": library.next_number,
+            "library_version": library.version,
+            "experiences": [each.model_dump() for each in library.experiences],
+            "baseline": self.state.baseline,
+            "num_calls": budget.num_calls,
+            "cost_usd": budget.cost_usd,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        lessons = tuple(Experience.model_validate(each) for each in state["experiences"])
+        library = Library(lessons, state["library_next_number"], state["library_version"])
+        self.state = ExperienceState(state["step"], state["num_tokens"], library, state["baseline"])
+        self.resources.budget.restore(state["num_calls"], state["cost_usd"])
+
+    @property
+    def folder_name(self) -> str:
+        return library_files.FOLDER
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def writer(self) -> Callable[[Path], None]:
+        lessons = self.state.library.experiences
+        facts = {"job_id": self.config.job_id, "step": self.state.step}
+        return lambda folder: library_files.write(
+            folder / self.folder_name, lessons, self.settings.template, self.rows[0], facts
+        )
+
+    def load(self, folder: Path) -> None:
+        """The library is part of the state."""
+
+    def close(self) -> None:
+        self.resources.grading.close()
+        self.resources.eval_grading.close()
+
+
+def _blank(rows: Sequence[Row]) -> list[Prompt]:
+    """Rows by their number: the words are put together anew for each step."""
+    return [Prompt(number, "", (), item_of(row)) for number, row in enumerate(rows)]
