@@ -117,7 +117,7 @@ def reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 
 def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     """Lengths in tokens and the share that was cut."""
-    lengths = [float(len(completion.token_ids)) for completion in completions]
+    lengths = [float(completion.num_tokens) for completion in completions]
     cut = [1.0 if completion.finish_reason is FinishReason.LENGTH else 0.0 for completion in completions]
     return {
         "completions/mean_length": _mean(lengths),

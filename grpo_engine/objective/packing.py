@@ -7,7 +7,8 @@ prompt for each. Rows hold groups up to a token budget; nothing is padded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -35,6 +36,14 @@ class TrainingSequence:
     trained: tuple[bool, ...] = ()
     """T; False where a token has no part in the loss. Empty: all are trained."""
 
+    @classmethod
+    def unweighted(cls, completion: Completion, index: int) -> Self:
+        """A completion whose sampled tokens are computed on, without a part in the policy loss."""
+        zeros = (0.0,) * len(completion.token_ids)
+        return cls(
+            completion.token_ids, completion.logprobs, zeros, 0.0, index=index, trained=completion.sampled
+        )
+
     @property
     def columns(self) -> list[int]:
         """Positions of the trained tokens."""
@@ -49,6 +58,11 @@ class TrainingGroup:
 
     prompt_ids: tuple[int, ...]
     sequences: tuple[TrainingSequence, ...]
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens that have a part in the loss."""
+        return sum(len(sequence.columns) for sequence in self.sequences)
 
     @property
     def num_tokens(self) -> int:
@@ -74,7 +88,12 @@ def training_groups(
         first = members.stop
         if scored.has_signal or settings.train_groups_without_signal:
             sequences = tuple(
-                _sequence(scored, place, index, weights[index], kl_weights[index])
+                replace(
+                    TrainingSequence.unweighted(completions[index], index),
+                    advantages=_token_advantages(scored, place),
+                    weight=weights[index],
+                    kl_weight=kl_weights[index],
+                )
                 for place, index in enumerate(members)
                 if lengths[index] and scored.scores[place].reward is not None
             )
@@ -87,21 +106,6 @@ def trained_tokens(completion: Completion, mask_truncated: bool) -> int:
     """Tokens of a completion that have a part in the loss."""
     cut = completion.finish_reason is FinishReason.LENGTH
     return 0 if cut and mask_truncated else completion.num_sampled
-
-
-def _sequence(
-    scored: ScoredGroup, place: int, index: int, weight: float, kl_weight: float
-) -> TrainingSequence:
-    completion = scored.group.completions[place]
-    return TrainingSequence(
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        advantages=_token_advantages(scored, place),
-        weight=weight,
-        kl_weight=kl_weight,
-        index=index,
-        trained=completion.sampled,
-    )
 
 
 def _token_advantages(scored: ScoredGroup, place: int) -> tuple[float, ...]:
@@ -154,72 +158,45 @@ def _fill(pieces: Sequence[TrainingGroup], token_budget: int) -> list[list[Train
     return rows
 
 
-@dataclass(slots=True)
-class _Columns:
-    """The flat lists of a row while it is built."""
-
-    input_ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)
-    advantages: list[float] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    kl_weights: list[float] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    sequences: list[int] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-
-    def add_prompt(self, prompt_ids: Sequence[int]) -> None:
-        self.input_ids += prompt_ids
-        self.positions += range(len(prompt_ids))
-
-    def add_sequence(self, sequence: TrainingSequence, prompt_end: int, prompt_tokens: int) -> None:
-        """The first token is predicted by the prompt's last; each other by the one before it."""
-        start, count = len(self.input_ids), len(sequence.token_ids)
-        self.input_ids += sequence.token_ids
-        self.positions += range(prompt_tokens, prompt_tokens + count)
-        columns = sequence.columns
-        self.sources += [start + column - 1 if column else prompt_end - 1 for column in columns]
-        self.columns += [start + column for column in columns]
-        self.targets += [sequence.token_ids[column] for column in columns]
-        self.advantages += [sequence.advantages[column] for column in columns]
-        self.logprobs += [sequence.logprobs[column] for column in columns]
-        self.weights += [sequence.weight] * len(columns)
-        self.kl_weights += [sequence.kl_weight] * len(columns)
-        self.sequences += [len(self.indices)] * len(columns)
-        self.indices.append(sequence.index)
-
-
 def _batch(row: Sequence[TrainingGroup], device: torch.device) -> PackedBatch:
-    columns = _Columns()
+    input_ids: list[int] = []
+    positions: list[int] = []
     spans: list[GroupSpan] = []
+    indices: list[int] = []
+    places: list[tuple[int, int, int, int]] = []
+    """(source, column, target, sequence) of each trained token."""
+    values: list[tuple[float, float, float, float]] = []
+    """(advantage, weight, KL weight, sampled log-probability) of each trained token."""
     for group in row:
-        start = len(columns.input_ids)
-        columns.add_prompt(group.prompt_ids)
-        prompt_end = len(columns.input_ids)
-        for sequence in group.sequences:
-            columns.add_sequence(sequence, prompt_end, len(group.prompt_ids))
+        num_prompt = len(group.prompt_ids)
         lengths = tuple(len(sequence.token_ids) for sequence in group.sequences)
-        spans.append(GroupSpan(start, len(group.prompt_ids), lengths))
-
-    def long(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
-
-    def real(values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)
-
+        spans.append(GroupSpan(len(input_ids), num_prompt, lengths))
+        input_ids += group.prompt_ids
+        positions += range(num_prompt)
+        prompt_end = len(input_ids)
+        for each in group.sequences:
+            start = len(input_ids)
+            input_ids += each.token_ids
+            positions += range(num_prompt, num_prompt + len(each.token_ids))
+            for i in each.columns:
+                # The prompt's last token predicts the first one; each other is predicted by the one before.
+                source = start + i - 1 if i else prompt_end - 1
+                places.append((source, start + i, each.token_ids[i], len(indices)))
+                values.append((each.advantages[i], each.weight, each.kl_weight, each.logprobs[i]))
+            indices.append(each.index)
+    places_N = torch.tensor(places, dtype=torch.long, device=device).reshape(-1, 4).T.contiguous()
+    values_N = torch.tensor(values, dtype=torch.float32, device=device).reshape(-1, 4).T.contiguous()
     return PackedBatch(
-        input_ids=long(columns.input_ids)[None],
-        position_ids=long(columns.positions)[None],
+        input_ids=torch.tensor([input_ids], dtype=torch.long, device=device),
+        position_ids=torch.tensor([positions], dtype=torch.long, device=device),
         spans=tuple(spans),
-        sources_N=long(columns.sources),
-        columns_N=long(columns.columns),
-        targets_N=long(columns.targets),
-        advantages_N=real(columns.advantages),
-        weights_N=real(columns.weights),
-        kl_weights_N=real(columns.kl_weights),
-        sequences_N=long(columns.sequences),
-        indices=tuple(columns.indices),
-        sampled_logprobs_N=real(columns.logprobs),
+        sources_N=places_N[0],
+        columns_N=places_N[1],
+        targets_N=places_N[2],
+        advantages_N=values_N[0],
+        weights_N=values_N[1],
+        kl_weights_N=values_N[2],
+        sequences_N=places_N[3],
+        indices=tuple(indices),
+        sampled_logprobs_N=values_N[3],
     )

@@ -49,6 +49,15 @@ class Completion:
     """The last turn's text, what graders see; None: `text` is the whole answer."""
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the model gave no completion; None: it gave one."""
+        return None
+
+    @property
     def num_sampled(self) -> int:
         """Tokens that the model wrote."""
         return sum(self.sampled) if self.sampled else len(self.token_ids)

@@ -6,19 +6,17 @@ Boundary: no gradients. What a tool-using job needs is inside its sampler.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from grpo_engine.config.job import ReinforcementHyperparameters
-from grpo_engine.contract.records import Score
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import has_signal
 from grpo_engine.objective.metrics import PhaseTimer
-from grpo_engine.objective.types import GradedGroup, Group, Prompt
+from grpo_engine.objective.types import GradedGroup, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.rollout.scoring import Decode, group_rewards, punished, refuse_broken_grader, sample_of
+from grpo_engine.rollout.scoring import Decode, PendingScores, group_rewards, punished, refuse_broken_grader
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +26,6 @@ class Collected:
     groups: list[GradedGroup]
     discarded: list[GradedGroup]
     """Groups without signal that fresh prompts replaced."""
-
-    @property
-    def everything(self) -> list[GradedGroup]:
-        return [*self.groups, *self.discarded]
 
 
 def sampling_of(settings: ReinforcementHyperparameters, seed: int, step: int) -> Sampling:
@@ -62,27 +56,30 @@ class Collector:
 
     def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected:
         """The groups of a step. Raises GraderError where too many completions could not be scored."""
+        settings = self.hyperparameters
+        groups = self.graded(self.source.batch(step), sampling, timer)
+        discarded: list[GradedGroup] = []
+        if settings.dynamic_sampling:
+            groups, discarded = self._replaced(step, groups, sampling, timer)
+        refuse_broken_grader([*groups, *discarded], settings.max_grader_error_rate)
+        return Collected(groups, discarded)
+
+    def _replaced(
+        self, step: int, graded: Sequence[GradedGroup], sampling: Sampling, timer: PhaseTimer
+    ) -> tuple[list[GradedGroup], list[GradedGroup]]:
+        """Replace groups without signal by fresh prompts (DAPO); returns the step's groups and the rest."""
         wanted = self.hyperparameters.prompts_per_step
-        rounds = self.hyperparameters.dynamic_sampling
-        graded = self.graded(self.source.batch(step), sampling, timer)
-        if rounds:
-            graded, discarded = self._split(graded)
-            used = {group.group.prompt.row for group in [*graded, *discarded]}
-            for attempt in range(1, rounds + 1):
-                fresh = self.source.fresh(step, attempt, wanted - len(graded), used)
-                if not fresh:
-                    break
-                offset = sampling.starting_at(len(used))
-                found, without = self._split(self.graded(fresh, offset, timer))
-                graded, discarded = graded + found, discarded + without
-                used |= {prompt.row for prompt in fresh}
-            missing = max(0, wanted - len(graded))
-            graded, discarded = graded + discarded[:missing], discarded[missing:]
-        else:
-            discarded = []
-        collected = Collected(graded, discarded)
-        refuse_broken_grader(collected.everything, self.hyperparameters.max_grader_error_rate)
-        return collected
+        groups, without = self._split(graded)
+        used = {group.group.prompt.row for group in graded}
+        for attempt in range(1, self.hyperparameters.dynamic_sampling + 1):
+            fresh = self.source.fresh(step, attempt, wanted - len(groups), used)
+            if not fresh:
+                break
+            found, useless = self._split(self.graded(fresh, sampling.starting_at(len(used)), timer))
+            groups, without = groups + found, without + useless
+            used |= {prompt.row for prompt in fresh}
+        missing = max(0, wanted - len(groups))
+        return groups + without[:missing], without[missing:]
 
     def graded(self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer) -> list[GradedGroup]:
         """Groups with their scores; each rank samples and grades its part, and learns of the others'.
@@ -98,30 +95,20 @@ class Collector:
     def _graded(
         self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer
     ) -> list[GradedGroup]:
-        """A finished group is graded while the others are still sampled."""
-        waiting: dict[int, list[Future[Score]]] = {}
-
-        def submit(position: int, group: Group) -> None:
-            item = group.prompt.item
-            waiting[position] = [self.grading.submit(sample_of(c), item) for c in group.completions]
-
+        pending = PendingScores(self.grading)
         with timer.measure("sample"):
-            groups = self.sampler.generate(prompts_P, self.hyperparameters.group_size, sampling, submit)
+            groups = self.sampler.generate(
+                prompts_P, self.hyperparameters.group_size, sampling, pending.submit
+            )
         with timer.measure("score"):
-            return [self._scored(group, waiting[position]) for position, group in enumerate(groups)]
-
-    def _scored(self, group: Group, waiting: Sequence[Future[Score]]) -> GradedGroup:
-        scores = tuple(
-            punished(future.result(), completion, self.hyperparameters)
-            for completion, future in zip(group.completions, waiting, strict=True)
-        )
-        return GradedGroup(group, scores)
+            return [punished(graded, self.hyperparameters) for graded in pending.graded(groups)]
 
     def _split(self, graded: Sequence[GradedGroup]) -> tuple[list[GradedGroup], list[GradedGroup]]:
-        """With signal, and without."""
-        signal = [
-            has_signal(group_rewards(each, self.hyperparameters, self.decode), self.hyperparameters.advantage)
-            for each in graded
-        ]
-        kept = [each for each, has in zip(graded, signal, strict=True) if has]
-        return kept, [each for each, has in zip(graded, signal, strict=True) if not has]
+        """The groups with signal, and those without."""
+        settings = self.hyperparameters
+        kept: list[GradedGroup] = []
+        rest: list[GradedGroup] = []
+        for each in graded:
+            rewards = group_rewards(each, settings, self.decode)
+            (kept if has_signal(rewards, settings.advantage) else rest).append(each)
+        return kept, rest

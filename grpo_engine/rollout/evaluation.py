@@ -6,19 +6,17 @@ Boundary: which policy samples, and what follows from a verdict, is the loop's.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_engine.contract.events import VALIDATION, BaseEvent, Evaluated, Verdict
-from grpo_engine.contract.records import Score
+from grpo_engine.contract.events import VALIDATION, BaseEvent, Evaluated, Split, Verdict
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.metrics import completion_metrics, finite, reward_metrics
 from grpo_engine.objective.significance import compare, compare_retained
-from grpo_engine.objective.types import GradedGroup, Group, Prompt, ScoredGroup
+from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.rollout.scoring import rollouts, sample_of, without_signal
+from grpo_engine.rollout.scoring import PendingScores, rollouts, without_signal
 
 Rewards = dict[str, float]
 """Row (as text, for JSON) → reward; unscorable rows are left out."""
@@ -40,52 +38,46 @@ def evaluate_sets(
     sampler: Sampler,
     sampling: Sampling,
     baseline: Mapping[str, Rewards],
-) -> Generator[BaseEvent, None, dict[str, Rewards]]:
-    """One completion a row of every set: its rollouts, then the set's summary with its verdict.
+) -> Generator[BaseEvent, None, Mapping[str, Rewards]]:
+    """Sample and score one completion per row of every set; yields rollouts and an Evaluated event per set.
 
-    `baseline`: rewards of each set before step 1. Returns it, with those of this evaluation at step 0.
+    `baseline`: rewards of each set before step 1. Returns it; at step 0 with the rewards of this evaluation.
     """
-    first, known = 0, dict(baseline)
+    offset = 0  # of a retention set's groups in the split that all retention sets share
     for held_out in sets:
         scored = sample_and_score(held_out, sampler, sampling)
-        is_retention = held_out.name != VALIDATION
-        offset = first if is_retention else 0  # of the split's positions in this step
-        yield from recorded(step, held_out.name, scored, offset)
-        first += len(scored) if is_retention else 0
-        rewards = rewards_by_row(scored)
-        if step == 0:
-            known[held_out.name] = rewards
-        verdict = verdict_on(held_out.name, known.get(held_out.name), rewards) if step else None
-        yield Evaluated(step=step, name=held_out.name, metrics=summary(scored), verdict=verdict)
-    return known
+        baseline = yield from evaluation_events(step, held_out.name, scored, baseline, offset=offset)
+        offset += len(scored) if held_out.name != VALIDATION else 0
+    return baseline
 
 
 def sample_and_score(held_out: HeldOut, sampler: Sampler, sampling: Sampling) -> list[ScoredGroup]:
-    """A row's completion is graded while others are still sampled; each rank does its part of the rows."""
+    """One completion per row, graded while others are sampled; each rank handles its part of the rows."""
     ranks = Ranks.current()
     first, own = ranks.part(held_out.prompts)
-    sampling = sampling.starting_at(sampling.first_prompt + first)
-    waiting: dict[int, Future[Score]] = {}
-
-    def submit(position: int, group: Group) -> None:
-        waiting[position] = held_out.grading.submit(sample_of(group.completions[0]), group.prompt.item)
-
-    groups = sampler.generate(own, 1, sampling, submit)
-    return ranks.joined(
-        [
-            without_signal(GradedGroup(group, (waiting[position].result(),)))
-            for position, group in enumerate(groups)
-        ]
-    )
+    pending = PendingScores(held_out.grading)
+    groups = sampler.generate(own, 1, sampling.starting_at(sampling.first_prompt + first), pending.submit)
+    return ranks.joined([without_signal(graded) for graded in pending.graded(groups)])
 
 
-def recorded(step: int, name: str, scored: Sequence[ScoredGroup], offset: int) -> Iterator[BaseEvent]:
-    """The set's rollouts; all retention sets share one split, one after another from `offset` on."""
-    if name == VALIDATION:
-        yield from rollouts(step, scored, "validation")
-        return
-    for event in rollouts(step, scored, "retention"):
-        yield event.model_copy(update={"name": name, "first": event.first + offset})
+def evaluation_events(
+    step: int,
+    name: str,
+    scored: Sequence[ScoredGroup],
+    baseline: Mapping[str, Rewards],
+    *,
+    offset: int = 0,
+    metrics: Mapping[str, float] | None = None,
+) -> Generator[BaseEvent, None, Mapping[str, Rewards]]:
+    """The rollouts of an evaluated set and its summary with `metrics` added; returns the baseline."""
+    split: Split = "validation" if name == VALIDATION else "retention"
+    set_name = "" if name == VALIDATION else name
+    yield from rollouts(step, scored, split, name=set_name, offset=offset)
+    rewards = rewards_by_row(scored)
+    verdict = verdict_on(name, baseline.get(name), rewards) if step else None
+    everything = {**summary(scored), **(metrics or {})}
+    yield Evaluated(step=step, name=name, metrics=everything, verdict=verdict)
+    return baseline if step else {**baseline, name: rewards}
 
 
 def rewards_by_row(scored: Sequence[ScoredGroup]) -> Rewards:

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 from grpo_engine.config.job import ReinforcementHyperparameters
 from grpo_engine.contract.errors import GraderError, MachineError
 from grpo_engine.contract.events import RolloutsRecorded, Split
-from grpo_engine.contract.records import OVERLONG, CompletionRecord, GroupRecord, Sample, Score
+from grpo_engine.contract.records import OVERLONG, CompletionRecord, GradeError, GroupRecord, Sample, Score
 from grpo_engine.graders import make_sample
+from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import GroupRewards, advantages
 from grpo_engine.objective.metrics import PASS_REWARD
 from grpo_engine.objective.packing import trained_tokens
-from grpo_engine.objective.types import Completion, GradedGroup, ScoredGroup
+from grpo_engine.objective.types import Completion, GradedGroup, Group, ScoredGroup
 from grpo_engine.rollout.prompt_source import Outcome
+
+UNANSWERED = "rollout"
+"""Part that carries the reason for a missing completion."""
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text, as the completion's own text was made."""
@@ -27,9 +32,41 @@ def sample_of(completion: Completion) -> Sample:
     """The completion as graders see it: its last turn, and what it called on the way."""
     return make_sample(
         completion.text if completion.answer is None else completion.answer,
-        num_tokens=len(completion.token_ids),
+        num_tokens=completion.num_tokens,
         finish_reason=completion.finish_reason,
         tools=completion.tool_calls,
+    )
+
+
+class PendingScores:
+    """Grades finished groups while other groups are still being sampled."""
+
+    def __init__(self, grading: Grading) -> None:
+        self.grading = grading
+        self._scores: dict[int, list[Future[Score] | Score]] = {}
+
+    def submit(self, position: int, group: Group) -> None:
+        """Start grading a group; the `on_group` callback of a sampler."""
+        item = group.prompt.item
+        self._scores[position] = [
+            self.grading.submit(sample_of(each), item) if each.failure is None else _unscorable(each.failure)
+            for each in group.completions
+        ]
+
+    def graded(self, groups: Sequence[Group]) -> list[GradedGroup]:
+        """The groups with their scores; waits until all are graded."""
+        return [
+            GradedGroup(
+                group,
+                tuple(each if isinstance(each, Score) else each.result() for each in self._scores[position]),
+            )
+            for position, group in enumerate(groups)
+        ]
+
+
+def _unscorable(failure: str) -> Score:
+    return Score(
+        reward=None, errors={UNANSWERED: GradeError(code="model_grader_server_error", message=failure)}
     )
 
 
@@ -42,9 +79,16 @@ def overlong_punishment(num_tokens: int, settings: ReinforcementHyperparameters)
     return -settings.overlong_penalty * min(1.0, max(0, excess) / buffer)
 
 
-def punished(score: Score, completion: Completion, settings: ReinforcementHyperparameters) -> Score:
-    """The score with the soft overlong punishment as a part of its own."""
-    if settings.overlong_buffer_tokens == 0 or score.reward is None:
+def punished(graded: GradedGroup, settings: ReinforcementHyperparameters) -> GradedGroup:
+    """The group with the soft overlong punishment as a part of each reward."""
+    if settings.overlong_buffer_tokens == 0:
+        return graded
+    pairs = zip(graded.scores, graded.group.completions, strict=True)
+    return GradedGroup(graded.group, tuple(_punished_score(*pair, settings) for pair in pairs))
+
+
+def _punished_score(score: Score, completion: Completion, settings: ReinforcementHyperparameters) -> Score:
+    if score.reward is None:
         return score
     punishment = overlong_punishment(len(completion.token_ids), settings)
     parts = {**score.parts, OVERLONG: punishment}
@@ -156,18 +200,25 @@ EVENT_TOKENS = 200_000
 """Completion tokens of one rollouts event: a few MiB as JSON, well below the longest line."""
 
 
-def rollouts(step: int, scored: Sequence[ScoredGroup], split: Split = "train") -> Iterator[RolloutsRecorded]:
-    """A step's groups as events of bounded size."""
+def rollouts(
+    step: int, scored: Sequence[ScoredGroup], split: Split = "train", *, name: str = "", offset: int = 0
+) -> Iterator[RolloutsRecorded]:
+    """A step's groups as events of bounded size. `name`: a retention set, whose first group is `offset`."""
     groups: list[GroupRecord] = []
     first = tokens = 0
+
+    def event() -> RolloutsRecorded:
+        place = first + offset
+        return RolloutsRecorded(step=step, split=split, name=name, first=place, groups=tuple(groups))
+
     for position, group in enumerate(scored):
         size = sum(len(completion.token_ids) for completion in group.group.completions)
         if groups and tokens + size > EVENT_TOKENS:
-            yield RolloutsRecorded(step=step, split=split, first=first, groups=tuple(groups))
+            yield event()
             groups, first, tokens = [], position, 0
         groups.append(record(group))
         tokens += size
-    yield RolloutsRecorded(step=step, split=split, first=first, groups=tuple(groups))
+    yield event()
 
 
 def record(scored: ScoredGroup) -> GroupRecord:

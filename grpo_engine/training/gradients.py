@@ -5,7 +5,8 @@ Boundary: no sampling, no scoring, no optimiser. Gradients are left on the param
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -87,7 +88,7 @@ class PolicyGradient:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(each.columns) for group in self.groups for each in group.sequences)
+        return sum(group.num_trained for group in self.groups)
 
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Forward, loss and backward of every micro-batch of this rank; the metrics are all ranks'."""
@@ -131,7 +132,9 @@ class PolicyGradient:
             loss = loss + (kl_N * batch.kl_weights_N).sum()
         if options.entropy_coef:
             bonus_N = entropy_N if chosen_N is None else entropy_N * chosen_N
-            loss = loss - options.entropy_coef * bonus_N.sum() / self._bonus_tokens(entropies)
+            loss = loss - options.entropy_coef * bonus_N.sum() / max(
+                1, self.num_tokens if entropies is None else entropies.count
+            )
         loss.backward()  # type: ignore[no-untyped-call]
         stats.loss += float(loss.detach())
         stats.add(batch, logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
@@ -185,12 +188,6 @@ class PolicyGradient:
         found.choose(self.hyperparameters.top_entropy_quantile)
         return found
 
-    def _bonus_tokens(self, entropies: _Entropies | None) -> int:
-        """Tokens that the entropy bonus is a mean over: those of the whole step."""
-        if entropies is not None:
-            return max(1, entropies.count)
-        return max(1, sum(len(each.columns) for group in self.groups for each in group.sequences))
-
 
 class _Entropies:
     """Which tokens of a step are among those with the highest entropy: one threshold for all of them.
@@ -233,8 +230,16 @@ def kl_penalties(
     """
     temperature, estimator = hyperparameters.temperature, hyperparameters.kl_estimator
     memory = Memory()
+    indices = itertools.count()
+    training = [
+        TrainingGroup(
+            group.prompt.token_ids,
+            tuple(TrainingSequence.unweighted(each, next(indices)) for each in group.completions),
+        )
+        for group in (graded.group for graded in groups_P)
+    ]
     with torch.no_grad():
-        for batch in pack(list(_every_completion(groups_P)), token_budget, policy.device):
+        for batch in pack(training, token_budget, policy.device):
             logprobs_N, _ = policy.logprobs(batch, temperature)
             reference_N = policy.reference_logprobs(batch, temperature)
             memory.keep("kl", batch, kl_estimate(logprobs_N, reference_N, estimator))
@@ -243,21 +248,3 @@ def kl_penalties(
     tokens = sum(len(values) for values in kl.values())
     mean = sum(float(values.sum()) for values in kl.values()) / max(1, tokens)
     return [tuple(next(sums) for _ in each.group.completions) for each in groups_P], mean
-
-
-def _every_completion(groups_P: Sequence[GradedGroup]) -> Iterator[TrainingGroup]:
-    first = 0
-    for graded in groups_P:
-        sequences = tuple(
-            TrainingSequence(
-                completion.token_ids,
-                completion.logprobs,
-                advantages=(0.0,) * len(completion.token_ids),
-                weight=0.0,
-                index=first + place,
-                trained=completion.sampled,
-            )
-            for place, completion in enumerate(graded.group.completions)
-        )
-        first += len(sequences)
-        yield TrainingGroup(graded.group.prompt.token_ids, sequences)

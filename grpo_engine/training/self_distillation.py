@@ -20,7 +20,7 @@ from grpo_engine.config.reinforcement import ReinforcementHyperparameters, SelfD
 from grpo_engine.models.distillation import kl_to_teacher
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack, trained_tokens
-from grpo_engine.objective.types import Completion, PackedBatch, Prompt, ScoredGroup
+from grpo_engine.objective.types import PackedBatch, Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.training.gradients import Memory
 
@@ -42,7 +42,7 @@ class Lesson:
     @property
     def num_tokens(self) -> int:
         """Tokens that are distilled."""
-        return sum(len(each.columns) for group in self.pupil for each in group.sequences)
+        return sum(group.num_trained for group in self.pupil)
 
 
 def prepare(
@@ -67,7 +67,7 @@ def prepare(
             if max_length is not None and len(told) + len(completion.token_ids) > max_length:
                 too_long += 1
                 continue
-            sequences.append(_sequence(completion, index))
+            sequences.append(TrainingSequence.unweighted(completion, index))
             teacher[index] = TrainingGroup(told, (sequences[-1],))
             index += 1
         if sequences:
@@ -116,13 +116,6 @@ def _telling(template: str, feedback: str) -> Callable[[str], str]:
         return re.sub(r"\{(prompt|feedback)\}", lambda match: values[match[1]], template)
 
     return tell
-
-
-def _sequence(completion: Completion, index: int) -> TrainingSequence:
-    zeros = (0.0,) * len(completion.token_ids)
-    return TrainingSequence(
-        completion.token_ids, zeros, zeros, weight=0.0, index=index, trained=completion.sampled
-    )
 
 
 class DistillationTerm:

@@ -53,7 +53,7 @@ class ReinforcementState:
     """After it was adapted or raised; None: as configured."""
     prompts: dict[str, Any] = field(default_factory=dict)
     """State of the prompt source."""
-    baseline: dict[str, Rewards] = field(default_factory=dict)
+    baseline: Mapping[str, Rewards] = field(default_factory=dict)
     """Evaluated set → row → reward before step 1; unscorable rows are left out."""
 
 

@@ -25,7 +25,7 @@ from grpo_engine.training_free.prompts import (
     task_text,
 )
 from grpo_engine.training_free.proposals import read_operations, without_thoughts
-from grpo_engine.training_free.speakers import Asking, Reply, Speaker, failure_of, tokens_of
+from grpo_engine.training_free.speakers import Asking, Reply, Speaker
 
 MAX_SUMMARY_CHARS = 2000
 MAX_FEEDBACK_CHARS = 1000
@@ -47,7 +47,7 @@ class Tally:
 
     def count(self, completion: Completion) -> None:
         self.calls += 1
-        self.tokens += tokens_of(completion)
+        self.tokens += completion.num_tokens
         if isinstance(completion, Reply):
             self.tokens += completion.num_prompt_tokens
 
@@ -160,7 +160,7 @@ class Reflection:
 
     def _text(self, completion: Completion) -> str | None:
         self.tally.count(completion)
-        failure = failure_of(completion)
+        failure = completion.failure
         if failure is not None:
             self.tally.blame(failure)
             return None

@@ -20,7 +20,7 @@ from grpo_engine.graders.judging import Account, Ledger, SpendLimitError
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound import chat_client
 from grpo_engine.training_free.prompts import Row
-from grpo_engine.training_free.speakers import Asking, OnRow, Reply, failure_of
+from grpo_engine.training_free.speakers import Asking, OnRow, Reply
 
 ACCOUNT = "job"
 BREAK_AFTER = 6
@@ -154,7 +154,7 @@ class RemoteSpeaker:
         return str(error).replace(urlsplit(self.endpoint.url).hostname or "\0", self.asked.endpoint)
 
     def _refuse_silence(self, replies: Sequence[Completion]) -> None:
-        failures = [failure for reply in replies if (failure := failure_of(reply)) is not None]
+        failures = [failure for reply in replies if (failure := reply.failure) is not None]
         if len(replies) > 1 and 2 * len(failures) > len(replies):
             raise self._down(failures)
 

@@ -6,23 +6,18 @@ unscorable like one that a grader could not score.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 
 from grpo_engine.config.training_free import TrainingFreeHyperparameters
-from grpo_engine.contract.records import FinishReason, GradeError, Score
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import GroupRewards, advantages
-from grpo_engine.objective.metrics import PhaseTimer, reward_metrics
+from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
+from grpo_engine.rollout.scoring import PendingScores
 from grpo_engine.training_free.library import Experience, Library
 from grpo_engine.training_free.prompts import Row, task_text, with_experiences
-from grpo_engine.training_free.speakers import Asking, Speaker, failure_of, sample_of, tokens_of
-
-UNANSWERED = "rollout"
-"""Part under which the reason of a missing attempt is shown."""
+from grpo_engine.training_free.speakers import Asking, Speaker
 
 
 def compare(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
@@ -68,46 +63,22 @@ class Attempts:
 
         A finished group is graded while others are still made.
         """
-        waiting: dict[int, list[Future[Score] | Score]] = {}
+        pending = PendingScores(grading)
 
         def submit(place: int, completions: tuple[Completion, ...]) -> None:
-            item = prompts_P[place].item
-            waiting[place] = [_unscorable(c) or grading.submit(sample_of(c), item) for c in completions]
+            pending.submit(place, Group(prompts_P[place], completions))
 
         with timer.measure("sample"):
             made = self.speaker.answer(rows_P, count, asking, submit)
+        groups = [
+            Group(replace(prompt, text=task_text(row)), completions)
+            for prompt, row, completions in zip(prompts_P, rows_P, made, strict=True)
+        ]
         with timer.measure("score"):
-            return [
-                GradedGroup(
-                    Group(replace(prompt, text=task_text(row)), completions),
-                    tuple(each if isinstance(each, Score) else each.result() for each in waiting[place]),
-                )
-                for place, (prompt, row, completions) in enumerate(zip(prompts_P, rows_P, made, strict=True))
-            ]
+            return pending.graded(groups)
 
 
-def _unscorable(completion: Completion) -> Score | None:
-    reason = failure_of(completion)
-    if reason is None:
-        return None
-    error = GradeError(code="model_grader_server_error", message=reason)
-    return Score(reward=None, errors={UNANSWERED: error})
-
-
-def attempt_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Rewards as every method has them, and lengths."""
-    return {**reward_metrics(scored), **length_metrics(scored)}
-
-
-def length_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Tokens as whoever spoke counts them, the share that was cut, and attempts that were not made."""
-    completions = [completion for group in scored for completion in group.group.completions]
-    lengths = [float(tokens_of(completion)) for completion in completions]
-    cut = [1.0 if completion.finish_reason is FinishReason.LENGTH else 0.0 for completion in completions]
-    return {
-        "completions/mean_length": statistics.fmean(lengths),
-        "completions/min_length": min(lengths),
-        "completions/max_length": max(lengths),
-        "completions/clipped_ratio": statistics.fmean(cut),
-        "completions/unanswered": float(sum(failure_of(each) is not None for each in completions)),
-    }
+def unanswered(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Number of attempts that the model did not make."""
+    failures = [each.failure for group in scored for each in group.group.completions]
+    return {"completions/unanswered": float(sum(failure is not None for failure in failures))}

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from grpo_engine.contract.records import Sample
-from grpo_engine.graders import make_sample
 from grpo_engine.objective.types import Completion
 from grpo_engine.training_free.prompts import Row
 
@@ -20,7 +18,7 @@ class Reply(Completion):
     """A completion that is known as text: no token ids, and perhaps no answer at all."""
 
     num_tokens: int = 0
-    """As its server counts them."""
+    """Completion tokens as the server counts them."""
     num_prompt_tokens: int = 0
     failure: str | None = None
     """Why there is no answer; then the text is empty and nobody grades it."""
@@ -58,19 +56,3 @@ class Speaker(Protocol):
     def fits(self, row: Row, max_tokens: int) -> bool:
         """Whether the row leaves room for an answer."""
         ...
-
-
-def failure_of(completion: Completion) -> str | None:
-    return completion.failure if isinstance(completion, Reply) else None
-
-
-def tokens_of(completion: Completion) -> int:
-    """Tokens that the model wrote."""
-    return completion.num_tokens if isinstance(completion, Reply) else len(completion.token_ids)
-
-
-def sample_of(completion: Completion) -> Sample:
-    """The completion as graders see it."""
-    return make_sample(
-        completion.text, num_tokens=tokens_of(completion), finish_reason=completion.finish_reason
-    )

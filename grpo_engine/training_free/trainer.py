@@ -17,7 +17,6 @@ from grpo_engine.config.training_free import TrainingFreeHyperparameters
 from grpo_engine.contract.events import (
     VALIDATION,
     BaseEvent,
-    Evaluated,
     Finished,
     Started,
     StepFinished,
@@ -26,10 +25,10 @@ from grpo_engine.contract.events import (
 )
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.metrics import PhaseTimer, finite
+from grpo_engine.objective.metrics import PhaseTimer, completion_metrics, finite, reward_metrics
 from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
 from grpo_engine.rollout.dataset import item_of
-from grpo_engine.rollout.evaluation import Rewards, rewards_by_row, summary, verdict_on
+from grpo_engine.rollout.evaluation import Rewards, evaluation_events
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.scoring import refuse_broken_grader, rollouts
 from grpo_engine.training.method import Method
@@ -39,8 +38,8 @@ from grpo_engine.training_free.library import Experience, Library
 from grpo_engine.training_free.prompts import Row
 from grpo_engine.training_free.reflection import Reflection, Tally
 from grpo_engine.training_free.remote import Budget
-from grpo_engine.training_free.rollouts import Attempts, attempt_metrics, compare, length_metrics
-from grpo_engine.training_free.speakers import Asking, Speaker, failure_of, tokens_of
+from grpo_engine.training_free.rollouts import Attempts, compare, unanswered
+from grpo_engine.training_free.speakers import Asking, Speaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class ExperienceState:
     num_tokens: int = 0
     """Tokens of all attempts."""
     library: Library = field(default_factory=Library)
-    baseline: Rewards = field(default_factory=dict)
-    """Rewards of the held-out rows before step 1, the base of all verdicts."""
+    baseline: Mapping[str, Rewards] = field(default_factory=dict)
+    """Evaluated set → row → reward before step 1."""
 
 
 class ExperienceTrainer(Method):
@@ -128,7 +127,7 @@ class ExperienceTrainer(Method):
             limit=self.settings.max_experiences,
             max_chars=self.settings.max_experience_chars,
         )
-        tokens = sum(tokens_of(each) for group in scored for each in group.group.completions)
+        tokens = sum(each.num_tokens for group in scored for each in group.group.completions)
         num_tokens = self.state.num_tokens + tokens
         self.state = replace(self.state, step=step, library=library, num_tokens=num_tokens)
         metrics = {
@@ -148,16 +147,14 @@ class ExperienceTrainer(Method):
         prompts = _blank(self.validation)
         graded = self.attempts.graded(prompts, rows, 1, asking, self.resources.eval_grading, PhaseTimer())
         scored = compare(graded)
-        yield from rollouts(step, scored, "validation")
-        rewards = rewards_by_row(scored)
-        if step == 0:
-            self.state = replace(self.state, baseline=rewards)
-        count = float(len(self.state.library.experiences))
-        yield Evaluated(
-            step=step,
-            metrics=finite({**summary(scored), **length_metrics(scored), "experiences/count": count}),
-            verdict=verdict_on(VALIDATION, self.state.baseline or None, rewards) if step else None,
+        metrics = {
+            **unanswered(scored),
+            "experiences/count": float(len(self.state.library.experiences)),
+        }
+        baseline = yield from evaluation_events(
+            step, VALIDATION, scored, self.state.baseline, metrics=metrics
         )
+        self.state = replace(self.state, baseline=baseline)
 
     def _prompted(self, rows: Sequence[Row]) -> tuple[list[Row], int]:
         """The rows with the library, and the most lessons that had to stay out of one."""
@@ -177,7 +174,7 @@ class ExperienceTrainer(Method):
         made = []
         for group in graded:
             pairs = zip(group.group.completions, group.scores, strict=True)
-            scores = tuple(score for completion, score in pairs if failure_of(completion) is None)
+            scores = tuple(score for completion, score in pairs if completion.failure is None)
             made.append(GradedGroup(group.group, scores))
         refuse_broken_grader(made, self.settings.max_grader_error_rate)
 
@@ -191,7 +188,9 @@ class ExperienceTrainer(Method):
             "endpoint/calls": float(self.resources.budget.num_calls),
             "endpoint/cost_usd": self.resources.budget.cost_usd,
         }
-        everything = finite({**attempt_metrics(scored), **metrics, **own, **timer.metrics()})
+        completions = [each for group in scored for each in group.group.completions]
+        shared = {**reward_metrics(scored), **completion_metrics(completions)}
+        everything = finite({**shared, **unanswered(scored), **metrics, **own, **timer.metrics()})
         if any(group.has_signal for group in scored):
             return StepFinished(step=step, metrics=everything)
         return StepSkipped(step=step, reason="no_signal", metrics=everything)

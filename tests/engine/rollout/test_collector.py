@@ -98,7 +98,7 @@ def test_groups_without_signal_are_replaced_by_fresh_prompts_up_to_the_wanted_nu
     assert [first for _, first in sampler.asked] == [
         sum(len(rows) for rows, _ in sampler.asked[:round_]) for round_ in range(len(sampler.asked))
     ]
-    assert rows_of(found.everything) == set(asked)
+    assert rows_of([*found.groups, *found.discarded]) == set(asked)
 
 
 def test_resampling_ends_after_its_rounds_and_keeps_the_size_of_the_step() -> None:
@@ -169,11 +169,12 @@ def test_the_overlong_punishment_falls_linearly_over_the_buffer() -> None:
 
 def test_a_punished_score_says_so_and_an_unscorable_one_stays_so() -> None:
     options = settings(overlong_buffer_tokens=4)
-    score = Score(reward=1.0, parts={"a": 1.0})
-    found = punished(score, completion(1.0, tokens=6), options)
-    assert (found.reward, found.parts) == (0.5, {"a": 1.0, OVERLONG: -0.5})
-    assert punished(Score(reward=None), completion(None, tokens=8), options).reward is None
-    assert punished(score, completion(1.0, tokens=6), settings()) == score
+    group = Group(Prompt(0, "", (1,), {}), (completion(1.0, tokens=6), completion(None, tokens=8)))
+    graded = GradedGroup(group, (Score(reward=1.0, parts={"a": 1.0}), Score(reward=None)))
+    long, unscorable = punished(graded, options).scores
+    assert (long.reward, long.parts) == (0.5, {"a": 1.0, OVERLONG: -0.5})
+    assert unscorable.reward is None
+    assert punished(graded, settings()) == graded
 
 
 def test_an_unscorable_completion_is_compared_with_nobody() -> None:
