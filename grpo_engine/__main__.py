@@ -22,7 +22,7 @@ from grpo_engine.contract.errors import EngineError
 from grpo_engine.contract.events import Failed, PhaseChanged
 from grpo_engine.process.environment import set_defaults
 from grpo_engine.process.loading import without_collector
-from grpo_engine.run import gang
+from grpo_engine.run import rank_launcher
 from grpo_engine.run.prestart import await_job, load_ahead
 
 set_defaults()
@@ -59,24 +59,24 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{options.config}: {error}", file=sys.stderr)
         return 2
     options.run_dir.mkdir(parents=True, exist_ok=True)
-    if config.runtime.ranks > 1 and not gang.is_rank():
+    if config.runtime.ranks > 1 and not rank_launcher.is_rank():
         python = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
-        return gang.launch([*python, "-m", "grpo_engine", *arguments], config, options.run_dir)
-    gang.follow_launcher()
+        return rank_launcher.launch([*python, "-m", "grpo_engine", *arguments], config, options.run_dir)
+    rank_launcher.follow_launcher()
     return run(config, options.run_dir, StopRequest())
 
 
 def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> int:
     """Run the job to its end, writing every event as it happens."""
-    journal = gang.open_log(config, run_dir)
+    journal = rank_launcher.open_log(config, run_dir)
     journal.write(PhaseChanged(phase="loading"))
     try:
         with without_collector():
             from grpo_engine.run.build import build_loop
-            from grpo_engine.run.rank_setup import agreed, joined
+            from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks
 
-        with joined(config) as config:
-            for event in build_loop(config, run_dir).run(agreed(should_stop)):
+        with joined_ranks(config) as config:
+            for event in build_loop(config, run_dir).run(agreed_by_ranks(should_stop)):
                 journal.write(event)
     except EngineError as error:
         journal.write(

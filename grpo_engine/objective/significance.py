@@ -18,7 +18,7 @@ INTERVAL = (2.5, 97.5)
 """Percentiles of the resampled means: 95 % of them lie between."""
 SEED = 20_251_121
 """Fixed, so that the same rewards always give the same words."""
-PIECE = 100_000
+DRAWS_AT_A_TIME = 100_000
 """Draws at a time: they stay in the cache, and a large evaluation needs no memory."""
 
 
@@ -26,7 +26,7 @@ def bootstrap_interval(differences: np.ndarray) -> tuple[float, float]:
     """95 % percentile interval of the mean of `differences` [n], n ≥ 1 (Efron 1979)."""
     generator = np.random.Generator(np.random.Philox(key=SEED))
     num_rows = len(differences)
-    rows_at_a_time = max(1, PIECE // num_rows)
+    rows_at_a_time = max(1, DRAWS_AT_A_TIME // num_rows)
     means = np.empty(RESAMPLES)
     for start in range(0, RESAMPLES, rows_at_a_time):
         count = min(rows_at_a_time, RESAMPLES - start)
@@ -36,12 +36,12 @@ def bootstrap_interval(differences: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def compare(before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
+def held_out_verdict(before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
     """Rewards by row before and after training → "improved by …", "worse by …" or "not shown: …"."""
     return _verdict(before, after, _changed)
 
 
-def compare_retained(name: str, before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
+def retention_verdict(name: str, before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
     """The same for rows of another domain: "kept: …", or "lost … on <name>" where the loss is shown."""
     return _verdict(before, after, partial(_retained, name))
 

@@ -20,7 +20,7 @@ from grpo_engine.rollout.scoring import Decode, PendingScores, group_rewards, pu
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class StepGroups:
     """What a step has to train on, and what it threw away to get there."""
 
     groups: list[GradedGroup]
@@ -54,7 +54,7 @@ class Collector:
         self.hyperparameters = hyperparameters
         self.decode = decode
 
-    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected:
+    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
         """The groups of a step. Raises GraderError where too many completions could not be scored."""
         settings = self.hyperparameters
         groups = self.graded(self.source.batch(step), sampling, timer)
@@ -62,7 +62,7 @@ class Collector:
         if settings.dynamic_sampling:
             groups, discarded = self._replaced(step, groups, sampling, timer)
         refuse_broken_grader([*groups, *discarded], settings.max_grader_error_rate)
-        return Collected(groups, discarded)
+        return StepGroups(groups, discarded)
 
     def _replaced(
         self, step: int, graded: Sequence[GradedGroup], sampling: Sampling, timer: PhaseTimer

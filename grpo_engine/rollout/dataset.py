@@ -80,7 +80,7 @@ class RowReader:
         conversation = {"messages": row["messages"], "tools": row.get("tools")}
         return Prompt(index, text, self._encode(text), item_of(row), conversation=conversation)
 
-    def retold(self, prompt: Prompt, tell: Callable[[str], str]) -> tuple[int, ...]:
+    def rewritten(self, prompt: Prompt, tell: Callable[[str], str]) -> tuple[int, ...]:
         """Token ids of the prompt with its last user turn (or its whole text) rewritten by `tell`."""
         if not prompt.conversation:
             return tuple(self.tokenizer(tell(prompt.text)).input_ids)

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from grpo_engine.contract.events import VALIDATION, BaseEvent, Evaluated, Split, Verdict
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.metrics import completion_metrics, finite, reward_metrics
-from grpo_engine.objective.significance import compare, compare_retained
+from grpo_engine.objective.significance import held_out_verdict, retention_verdict
 from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.rollout.scoring import PendingScores, rollouts, without_signal
+from grpo_engine.rollout.scoring import PendingScores, rollouts, with_zero_advantages
 
 Rewards = dict[str, float]
 """Row (as text, for JSON) → reward; unscorable rows are left out."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOutSet:
     """Rows to evaluate on, and who scores them."""
 
     prompts: Sequence[Prompt]
@@ -34,7 +34,7 @@ class HeldOut:
 
 def evaluate_sets(
     step: int,
-    sets: Sequence[HeldOut],
+    sets: Sequence[HeldOutSet],
     sampler: Sampler,
     sampling: Sampling,
     baseline: Mapping[str, Rewards],
@@ -51,13 +51,13 @@ def evaluate_sets(
     return baseline
 
 
-def sample_and_score(held_out: HeldOut, sampler: Sampler, sampling: Sampling) -> list[ScoredGroup]:
+def sample_and_score(held_out: HeldOutSet, sampler: Sampler, sampling: Sampling) -> list[ScoredGroup]:
     """One completion per row, graded while others are sampled; each rank handles its part of the rows."""
     ranks = Ranks.current()
     first, own = ranks.part(held_out.prompts)
     pending = PendingScores(held_out.grading)
     groups = sampler.generate(own, 1, sampling.starting_at(sampling.first_prompt + first), pending.submit)
-    return ranks.joined([without_signal(graded) for graded in pending.graded(groups)])
+    return ranks.joined([with_zero_advantages(graded) for graded in pending.graded(groups)])
 
 
 def evaluation_events(
@@ -75,7 +75,7 @@ def evaluation_events(
     yield from rollouts(step, scored, split, name=set_name, offset=offset)
     rewards = rewards_by_row(scored)
     verdict = verdict_on(name, baseline.get(name), rewards) if step else None
-    everything = {**summary(scored), **(metrics or {})}
+    everything = {**evaluation_metrics(scored), **(metrics or {})}
     yield Evaluated(step=step, name=name, metrics=everything, verdict=verdict)
     return baseline if step else {**baseline, name: rewards}
 
@@ -90,10 +90,10 @@ def verdict_on(name: str, before: Rewards | None, after: Rewards) -> Verdict | N
     """None where nothing is known of before training."""
     if before is None:
         return None
-    return compare(before, after) if name == VALIDATION else compare_retained(name, before, after)
+    return held_out_verdict(before, after) if name == VALIDATION else retention_verdict(name, before, after)
 
 
-def summary(scored: Sequence[ScoredGroup]) -> dict[str, float]:
+def evaluation_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     """Rewards, lengths, errors and the number of rows."""
     kept = {
         name: value

@@ -38,7 +38,7 @@ class PromptSource:
         order = [self.prompts[int(index)] for index in generator.permutation(len(self.prompts))]
         return [prompt for prompt in order if self._may_come(prompt) and prompt.row not in used][:count]
 
-    def observe(self, outcomes: Mapping[int, Outcome]) -> None:
+    def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
         """What the step's prompts did, by row; of no interest to this order."""
 
     @property
@@ -68,7 +68,7 @@ class PromptSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PromptOutcome:
     """One visit of a prompt."""
 
     has_signal: bool
@@ -89,11 +89,11 @@ class Difficulty:
     """Epoch in which it comes again."""
 
 
-LONGEST_REST = 8
+MAX_REST_EPOCHS = 8
 """Epochs; a prompt always comes again, because the policy changes."""
 
 
-class RestingSource(PromptSource):
+class CurriculumSource(PromptSource):
     """Leaves out prompts that taught nothing lately, solved or hopeless: they rest for 1, 2, 4, 8 epochs."""
 
     def __init__(self, prompts: Sequence[Prompt], rows_per_step: int, seed: int) -> None:
@@ -105,7 +105,7 @@ class RestingSource(PromptSource):
         """The next rows that do not rest; where too few are awake, resting ones come too."""
         return [self._at(position) for position in self._positions()]
 
-    def observe(self, outcomes: Mapping[int, Outcome]) -> None:
+    def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
         """Move past the step's rows and note what they did."""
         epoch, positions = self.cursor // len(self.prompts), self._positions()
         came = {self._at(position).row: position // len(self.prompts) for position in positions}
@@ -113,7 +113,7 @@ class RestingSource(PromptSource):
         for row, outcome in outcomes.items():
             known = self.difficulty.get(row, Difficulty())
             dull = 0 if outcome.has_signal else known.dull + 1
-            rest = min(LONGEST_REST, 2 ** (dull - 1)) if dull else 0
+            rest = min(MAX_REST_EPOCHS, 2 ** (dull - 1)) if dull else 0
             self.difficulty[row] = replace(
                 known,
                 visits=known.visits + 1,

@@ -19,7 +19,7 @@ from grpo_engine.objective.advantages import GroupRewards, advantages
 from grpo_engine.objective.metrics import PASS_REWARD
 from grpo_engine.objective.packing import trained_tokens
 from grpo_engine.objective.types import Completion, GradedGroup, Group, ScoredGroup
-from grpo_engine.rollout.prompt_source import Outcome
+from grpo_engine.rollout.prompt_source import PromptOutcome
 
 UNANSWERED = "rollout"
 """Part that carries the reason for a missing completion."""
@@ -127,7 +127,7 @@ def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:
             yield f"{part}: {error.code}: {error.message}"
 
 
-def compare(
+def with_advantages(
     graded_P: Sequence[GradedGroup],
     settings: ReinforcementHyperparameters,
     decode: Decode,
@@ -149,14 +149,14 @@ def compare(
     ]
 
 
-def without_signal(graded: GradedGroup) -> ScoredGroup:
+def with_zero_advantages(graded: GradedGroup) -> ScoredGroup:
     """A group that was thrown away: nothing to learn from."""
     return ScoredGroup(graded.group, graded.scores, (0.0,) * len(graded.scores), has_signal=False)
 
 
-def outcomes(scored: Sequence[ScoredGroup]) -> dict[int, Outcome]:
+def prompt_outcomes(scored: Sequence[ScoredGroup]) -> dict[int, PromptOutcome]:
     """What each prompt did in the step, by row."""
-    return {each.group.prompt.row: Outcome(each.has_signal, _pass_rate(each.scores)) for each in scored}
+    return {each.group.prompt.row: PromptOutcome(each.has_signal, _pass_rate(each.scores)) for each in scored}
 
 
 def _pass_rate(scores: Sequence[Score]) -> float:

@@ -28,11 +28,11 @@ from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.process.heap import keep_freed
 from grpo_engine.rollout.dataset import RowReader, read_rows
-from grpo_engine.rollout.evaluation import HeldOut
+from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
-from grpo_engine.run.rank_setup import gathering, shard
+from grpo_engine.run.rank_setup import shard, with_gathered_weights
 from grpo_engine.training.loop import Schedule, TrainingLoop
 from grpo_engine.training.probe import Probe
 from grpo_engine.training.supervised import SupervisedTrainer
@@ -94,7 +94,7 @@ def _reinforcement(
     context = longest + settings.max_completion_tokens
     sampler = _sampler(config, method, policy, context, run_dir)
     shard(policy, config)
-    sampler = gathering(sampler, policy)
+    sampler = with_gathered_weights(sampler, policy)
     grading = _grading(config, method, method.grader)
     if config.probe is not None:
         probe = Probe(config, config.probe, method, policy, sampler, grading, training)
@@ -129,7 +129,7 @@ def _grading(config: RunConfig, method: ReinforcementMethod, grader: Grader) -> 
 
 def _held_out(
     config: RunConfig, method: ReinforcementMethod, grading: Grading, prompts: Callable[[str], list[Prompt]]
-) -> list[HeldOut]:
+) -> list[HeldOutSet]:
     """The validation rows, then the retention sets; each with its own grader where it has one."""
     if method.hyperparameters.early_stopping is not None and config.validation_file is None:
         raise ConfigError("early_stopping needs validation_file: it watches the held-out reward")
@@ -139,7 +139,7 @@ def _held_out(
         if path is not None:
             rows = prompts(path)
             chosen = rows[: method.hyperparameters.eval_rows(len(rows))]
-            made.append(HeldOut(chosen, _grading(config, method, grader) if grader else grading, name))
+            made.append(HeldOutSet(chosen, _grading(config, method, grader) if grader else grading, name))
         elif name != VALIDATION:
             raise ConfigError(f"retention_files has no file for the retention set {name!r}")
     return made

@@ -1,6 +1,6 @@
 """One rank's side of a gang: join the others, and hold only a share of the weights where the job says so.
 
-    with joined(config) as config:     nothing happens where the environment speaks of one rank
+    with joined_ranks(config) as config:     nothing happens where the environment speaks of one rank
         …
     shard(policy, config)              FSDP2, in place; nothing where weights are replicated
 
@@ -43,7 +43,7 @@ ROOT_FORWARD = "run_as_forward"
 
 
 @contextmanager
-def joined(config: RunConfig) -> Iterator[RunConfig]:
+def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
     """Inside, this process is one of the ranks that the environment speaks of, its part of the machine."""
     world, runtime = int(os.environ.get("WORLD_SIZE", "1")), config.runtime
     if world == 1:
@@ -57,7 +57,7 @@ def joined(config: RunConfig) -> Iterator[RunConfig]:
         "cpu:gloo,cuda:nccl" if _uses_cuda(runtime) else "gloo", timeout=COLLECTIVE_TIMEOUT
     )
     # At exit, and there in the reverse order: after vLLM, which ends groups of its own and needs this one.
-    leaving = weakref.finalize(joined, _leave)
+    leaving = weakref.finalize(joined_ranks, _leave)
     try:
         yield config.model_copy(update={"runtime": _part_of_machine(runtime, world)})
         dist.barrier()  # none leaves while another one still needs it
@@ -71,7 +71,7 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def agreed(should_stop: Callable[[], bool]) -> Callable[[], bool]:
+def agreed_by_ranks(should_stop: Callable[[], bool]) -> Callable[[], bool]:
     """Asked at the same step by all ranks, it says the same to all of them."""
     return lambda: Ranks.current().any(should_stop())
 
@@ -120,7 +120,7 @@ def _shard_model(model: PreTrainedModel) -> None:
     setattr(model, ROOT_FORWARD, lambda function: function())
     register_fsdp_forward_method(model, ROOT_FORWARD)
     # While the adapter is on: whether a parameter is trained is remembered from the first time it is whole.
-    with whole(model):
+    with gathered_weights(model):
         pass
 
 
@@ -129,7 +129,7 @@ def _sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
 
 
 @contextmanager
-def whole(model: torch.nn.Module) -> Iterator[None]:
+def gathered_weights(model: torch.nn.Module) -> Iterator[None]:
     """Inside, every rank holds all weights and may compute as often as it likes; all ranks must enter."""
     modules = _sharded_modules(model)
     for module in modules:
@@ -143,7 +143,7 @@ def whole(model: torch.nn.Module) -> Iterator[None]:
             module.set_reshard_after_forward(module is not model, recurse=False)
 
 
-def run_root(model: PreTrainedModel, function: Callable[[], T]) -> T:
+def run_with_root_weights(model: PreTrainedModel, function: Callable[[], T]) -> T:
     """`function()` as if it were the root's forward: what it uses of the model is whole meanwhile."""
     result = cast(T, getattr(model, ROOT_FORWARD)(function))
     if not torch.is_grad_enabled():
@@ -155,10 +155,10 @@ class ShardedPolicy(Policy):
     """A policy of which each rank holds a share; every rank must ask for the same passes."""
 
     def _logprobs(self, model: PreTrainedModel, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        return run_root(model, partial(super()._logprobs, model, *arguments, **named))
+        return run_with_root_weights(model, partial(super()._logprobs, model, *arguments, **named))
 
 
-class WholeSampler(AroundSampler):
+class GatheringSampler(AroundSampler):
     """Around a sampler that computes with the trained model: its weights are whole while it samples."""
 
     def __init__(self, inner: Sampler, model: torch.nn.Module) -> None:
@@ -172,11 +172,11 @@ class WholeSampler(AroundSampler):
         sampling: Sampling,
         on_group: OnGroup | None = None,
     ) -> list[Group]:
-        with whole(self.model):
+        with gathered_weights(self.model):
             return self.inner.generate(prompts_P, group_size, sampling, on_group)
 
 
-def gathering(sampler: Sampler, policy: Policy) -> Sampler:
-    """The sampler; where it samples with sharded weights, inside a `WholeSampler`."""
+def with_gathered_weights(sampler: Sampler, policy: Policy) -> Sampler:
+    """The sampler; where it samples with sharded weights, inside a `GatheringSampler`."""
     is_sharded = isinstance(policy.model, FSDPModule)
-    return WholeSampler(sampler, policy.model) if is_sharded and sampler.shares_weights else sampler
+    return GatheringSampler(sampler, policy.model) if is_sharded and sampler.shares_weights else sampler

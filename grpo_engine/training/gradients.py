@@ -22,16 +22,16 @@ from grpo_engine.objective.types import GradedGroup, PackedBatch
 from grpo_engine.parallel.ranks import Ranks, summed
 
 
-class Memory:
+class TokenValues:
     """Values by token that a step computes once: completion → [its trained tokens].
 
-    Kept per completion, so that another packing (after an out-of-memory) finds them again.
+    Kept per completion, so that another packing (after an out-of-memory error) finds them again.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, dict[int, Tensor]] = {}
 
-    def keep(self, name: str, batch: PackedBatch, values_N: Tensor) -> None:
+    def store(self, name: str, batch: PackedBatch, values_N: Tensor) -> None:
         lengths = torch.bincount(batch.sequences_N, minlength=len(batch.indices)).tolist()
         pieces = values_N.detach().split(lengths)
         self._values.setdefault(name, {}).update(zip(batch.indices, pieces, strict=True))
@@ -40,7 +40,7 @@ class Memory:
         """Completion → its tokens' values."""
         return self._values.get(name, {})
 
-    def recall(self, name: str, batch: PackedBatch) -> Tensor | None:
+    def find(self, name: str, batch: PackedBatch) -> Tensor | None:
         """[N], None where not all of it was kept."""
         known = self._values.get(name, {})
         if not all(index in known for index in batch.indices):
@@ -48,7 +48,7 @@ class Memory:
         return torch.cat([known[index] for index in batch.indices])
 
 
-class Term(Protocol):
+class LossTerm(Protocol):
     """Something that moves the weights in a step."""
 
     @property
@@ -82,9 +82,9 @@ class PolicyGradient:
         self.settings = LossSettings.of(hyperparameters, beta)
         self.correction = correction
         self.off_policy = off_policy
-        self.memory = Memory()
+        self.token_values = TokenValues()
         self.kl_in_loss = beta > 0 and hyperparameters.kl_placement != "reward"
-        self.entropies: _Entropies | None = None
+        self.entropies: _EntropyThreshold | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +93,7 @@ class PolicyGradient:
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Forward, loss and backward of every micro-batch of this rank; the metrics are all ranks'."""
         stats = TrainingStats()
-        # After an attempt that ran out of memory they are still there: ranks tell them once an iteration.
+        # Kept across a repetition after out-of-memory: ranks exchange them once per iteration.
         self.entropies = self.entropies or self._entropies(token_budget)
         own, idle = self._passes(token_budget)
         for batch in own:
@@ -114,7 +114,9 @@ class PolicyGradient:
         logprobs_N, _ = self.policy.logprobs(batch)
         (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
 
-    def _accumulate(self, batch: PackedBatch, stats: TrainingStats, entropies: _Entropies | None) -> None:
+    def _accumulate(
+        self, batch: PackedBatch, stats: TrainingStats, entropies: _EntropyThreshold | None
+    ) -> None:
         """One micro-batch: every term of the loss, and its gradient."""
         settings, options = self.settings, self.hyperparameters
         reference_N = self._reference(batch) if self.kl_in_loss else None
@@ -148,11 +150,11 @@ class PolicyGradient:
         """
         if self.off_policy:
             return batch.sampled_logprobs_N
-        stored = self.memory.recall("old", batch)
+        stored = self.token_values.find("old", batch)
         if stored is not None:
             return stored
         if self.hyperparameters.num_iterations > 1:
-            self.memory.keep("old", batch, logprobs_N)
+            self.token_values.store("old", batch, logprobs_N)
         return logprobs_N.detach()
 
     def _weights(self, batch: PackedBatch, old_N: Tensor, chosen_N: Tensor | None) -> Tensor:
@@ -165,19 +167,19 @@ class PolicyGradient:
 
     def _reference(self, batch: PackedBatch) -> Tensor:
         """[N]; the reference is frozen, so later inner iterations recall it."""
-        known = self.memory.recall("reference", batch)
+        known = self.token_values.find("reference", batch)
         if known is not None:
             return known
         reference_N = self.policy.reference_logprobs(batch, self.hyperparameters.temperature)
         if self.hyperparameters.num_iterations > 1:
-            self.memory.keep("reference", batch, reference_N)
+            self.token_values.store("reference", batch, reference_N)
         return reference_N
 
-    def _entropies(self, token_budget: int) -> _Entropies | None:
+    def _entropies(self, token_budget: int) -> _EntropyThreshold | None:
         """Of every trained token of the step, where the loss takes only those with the highest."""
         if self.hyperparameters.top_entropy_quantile >= 1:
             return None
-        found = _Entropies()
+        found = _EntropyThreshold()
         with torch.no_grad():
             own, idle = self._passes(token_budget)
             for batch in own:
@@ -189,20 +191,20 @@ class PolicyGradient:
         return found
 
 
-class _Entropies:
+class _EntropyThreshold:
     """Which tokens of a step are among those with the highest entropy: one threshold for all of them.
 
     Beyond the 80/20 rule (arXiv 2506.01939): train only the tokens where the model hesitates.
     """
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.token_values = TokenValues()
         self.everything: list[np.ndarray] = []
         self.threshold = 0.0
         self.count = 0
 
     def add(self, batch: PackedBatch, entropy_N: Tensor) -> None:
-        self.memory.keep("entropy", batch, entropy_N)
+        self.token_values.store("entropy", batch, entropy_N)
         self.everything.append(entropy_N.double().cpu().numpy())
 
     def choose(self, share: float) -> None:
@@ -212,7 +214,7 @@ class _Entropies:
 
     def chosen(self, batch: PackedBatch) -> Tensor:
         """[N] 1 where the token is trained, else 0."""
-        entropy_N = self.memory.recall("entropy", batch)
+        entropy_N = self.token_values.find("entropy", batch)
         assert entropy_N is not None
         return (entropy_N.double() >= self.threshold).float()
 
@@ -229,7 +231,7 @@ def kl_penalties(
     DeepSeek-R1's and InstructGPT's placement: subtracted from the reward, so it has no gradient of its own.
     """
     temperature, estimator = hyperparameters.temperature, hyperparameters.kl_estimator
-    memory = Memory()
+    token_values = TokenValues()
     indices = itertools.count()
     training = [
         TrainingGroup(
@@ -242,8 +244,8 @@ def kl_penalties(
         for batch in pack(training, token_budget, policy.device):
             logprobs_N, _ = policy.logprobs(batch, temperature)
             reference_N = policy.reference_logprobs(batch, temperature)
-            memory.keep("kl", batch, kl_estimate(logprobs_N, reference_N, estimator))
-    kl = memory.values("kl")
+            token_values.store("kl", batch, kl_estimate(logprobs_N, reference_N, estimator))
+    kl = token_values.values("kl")
     sums = iter(beta * float(kl[index].sum()) for index in sorted(kl))
     tokens = sum(len(values) for values in kl.values())
     mean = sum(float(values.sum()) for values in kl.values()) / max(1, tokens)

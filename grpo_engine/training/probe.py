@@ -19,7 +19,7 @@ from grpo_engine.objective.types import Prompt, ScoredGroup
 from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.sampler.base import Sampler
-from grpo_engine.rollout.scoring import compare, grader_complaints, rollouts
+from grpo_engine.rollout.scoring import grader_complaints, rollouts, with_advantages
 from grpo_engine.training.method import Method
 from grpo_engine.training.run_description import started
 
@@ -71,7 +71,7 @@ class Probe(Method):
         sampling = sampling_of(settings, self.seed, step)
         graded = self.collector.graded(self.batches[step - 1], sampling, timer)
         weights = getattr(self.method.grader, "weights", None)
-        scored = compare(graded, settings, self.policy.decode, weights=weights)
+        scored = with_advantages(graded, settings, self.policy.decode, weights=weights)
         self.scored += scored
         for phase, seconds in timer.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds

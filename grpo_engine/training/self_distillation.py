@@ -22,17 +22,17 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack, trained_tokens
 from grpo_engine.objective.types import PackedBatch, Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.training.gradients import Memory
+from grpo_engine.training.gradients import TokenValues
 
-Retell = Callable[[Prompt, Callable[[str], str]], tuple[int, ...]]
-"""`RowReader.retold`: token ids of a prompt with its last user turn rewritten."""
+RewritePrompt = Callable[[Prompt, Callable[[str], str]], tuple[int, ...]]
+"""`RowReader.rewritten`: token ids of a prompt with its last user turn rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """A step's failed attempts, as the pupil wrote them and as the teacher reads them."""
+class DistillationBatch:
+    """A step's failed attempts, as the student wrote them and as the teacher reads them."""
 
-    pupil: tuple[TrainingGroup, ...]
+    student: tuple[TrainingGroup, ...]
     """The attempts after their own prompts."""
     teacher: Mapping[int, TrainingGroup]
     """Attempt (its sequence's index) → the same tokens after the prompt with the feedback."""
@@ -42,19 +42,19 @@ class Lesson:
     @property
     def num_tokens(self) -> int:
         """Tokens that are distilled."""
-        return sum(group.num_trained for group in self.pupil)
+        return sum(group.num_trained for group in self.student)
 
 
-def prepare(
+def distillation_batch(
     scored_P: Sequence[ScoredGroup],
     settings: ReinforcementHyperparameters,
-    retell: Retell,
+    rewrite: RewritePrompt,
     max_length: int | None = None,
-) -> Lesson:
+) -> DistillationBatch:
     """The failed attempts of a step for which there is feedback. Needs `settings.self_distillation`."""
     options = settings.self_distillation
     assert options is not None
-    pupil: list[TrainingGroup] = []
+    student: list[TrainingGroup] = []
     teacher: dict[int, TrainingGroup] = {}
     index = too_long = 0
     for scored in scored_P:
@@ -63,7 +63,7 @@ def prepare(
             completion = scored.group.completions[place]
             if not trained_tokens(completion, settings.mask_truncated_completions):
                 continue
-            told = retell(scored.group.prompt, _telling(options.template, feedback))
+            told = rewrite(scored.group.prompt, _with_feedback(options.template, feedback))
             if max_length is not None and len(told) + len(completion.token_ids) > max_length:
                 too_long += 1
                 continue
@@ -71,8 +71,8 @@ def prepare(
             teacher[index] = TrainingGroup(told, (sequences[-1],))
             index += 1
         if sequences:
-            pupil.append(TrainingGroup(scored.group.prompt.token_ids, tuple(sequences)))
-    return Lesson(tuple(pupil), teacher, too_long)
+            student.append(TrainingGroup(scored.group.prompt.token_ids, tuple(sequences)))
+    return DistillationBatch(tuple(student), teacher, too_long)
 
 
 def failed_attempts(scored: ScoredGroup, options: SelfDistillation) -> list[tuple[int, str]]:
@@ -108,7 +108,7 @@ def _best_answer(scored: ScoredGroup, options: SelfDistillation) -> str:
     return scored.group.completions[best].text if rewards[best] >= options.success_reward else ""
 
 
-def _telling(template: str, feedback: str) -> Callable[[str], str]:
+def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
     """The user's turn → the turn with feedback; braces in either are left as they are."""
 
     def tell(prompt: str) -> str:
@@ -119,21 +119,23 @@ def _telling(template: str, feedback: str) -> Callable[[str], str]:
 
 
 class DistillationTerm:
-    """The distillation loss of a step, a mean over all of its distilled tokens; a `Term`."""
+    """The distillation loss of a step, a mean over all of its distilled tokens; a `LossTerm`."""
 
-    def __init__(self, policy: Policy, settings: ReinforcementHyperparameters, lesson: Lesson) -> None:
+    def __init__(
+        self, policy: Policy, settings: ReinforcementHyperparameters, batch: DistillationBatch
+    ) -> None:
         assert settings.self_distillation is not None
         self.policy = policy
         self.options: SelfDistillation = settings.self_distillation
         self.temperature = settings.temperature
-        self.lesson = lesson
-        self.num_tokens = lesson.num_tokens
+        self.batch = batch
+        self.num_tokens = batch.num_tokens
         self.ranks = Ranks.current()
 
     def __call__(self, token_budget: int) -> dict[str, float]:
         """Gradients of every micro-batch of this rank; the metrics are all ranks'."""
         total, tokens = 0.0, self.num_tokens
-        for batch in pack(self.ranks.share(self.lesson.pupil), token_budget, self.policy.device):
+        for batch in pack(self.ranks.share(self.batch.student), token_budget, self.policy.device):
             kl_N = self._divergence(batch, self._teacher_states(batch, token_budget))
             loss = self.options.weight * kl_N.sum() / tokens
             loss.backward()  # type: ignore[no-untyped-call]
@@ -142,31 +144,31 @@ class DistillationTerm:
         return {
             "loss": self.options.weight * kl,
             "self_distillation/kl": kl,
-            "self_distillation/attempts": float(len(self.lesson.teacher)),
-            "self_distillation/too_long": float(self.lesson.too_long),
+            "self_distillation/attempts": float(len(self.batch.teacher)),
+            "self_distillation/too_long": float(self.batch.too_long),
         }
 
     def _teacher_states(self, batch: PackedBatch, token_budget: int) -> Tensor:
         """What predicts the batch's tokens under the teacher [N, H], in the batch's order; no gradient.
 
-        Each attempt has a prompt of its own here, so these micro-batches are other ones than the pupil's.
+        Each attempt has a prompt of its own here, so these micro-batches are other ones than the student's.
         """
-        groups, memory = [self.lesson.teacher[index] for index in batch.indices], Memory()
+        groups, token_values = [self.batch.teacher[index] for index in batch.indices], TokenValues()
         with torch.no_grad():
             for told in pack(groups, token_budget, self.policy.device):
-                memory.keep("teacher", told, self.policy.output_states(self.policy.model, told)[0])
-        states_N = memory.recall("teacher", batch)
+                token_values.store("teacher", told, self.policy.output_states(self.policy.model, told)[0])
+        states_N = token_values.find("teacher", batch)
         assert states_N is not None
         return states_N
 
     def _divergence(self, batch: PackedBatch, teacher_N: Tensor) -> Tensor:
-        """KL of each of the batch's tokens [N], with the pupil's gradient."""
+        """KL of each of the batch's tokens [N], with the student's gradient."""
         with self.policy.dropout():
-            pupil_N, head = self.policy.output_states(self.policy.model, batch)
-        size = head.weight.shape[0] if isinstance(head, torch.nn.Linear) else pupil_N.shape[-1]
+            student_N, head = self.policy.output_states(self.policy.model, batch)
+        size = head.weight.shape[0] if isinstance(head, torch.nn.Linear) else student_N.shape[-1]
         with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.policy.autocast):
             return kl_to_teacher(
-                pupil_N,
+                student_N,
                 teacher_N,
                 head,
                 temperature=self.temperature,
@@ -179,10 +181,10 @@ def distillation_terms(
     policy: Policy,
     settings: ReinforcementHyperparameters,
     scored_P: Sequence[ScoredGroup],
-    retell: Retell,
+    rewrite: RewritePrompt,
 ) -> list[DistillationTerm]:
     """The step's term where the job distils and there are failed attempts with feedback; else nothing."""
     if settings.self_distillation is None:
         return []
-    lesson = prepare(scored_P, settings, retell, policy.max_length)
-    return [DistillationTerm(policy, settings, lesson)] if lesson.teacher else []
+    batch = distillation_batch(scored_P, settings, rewrite, policy.max_length)
+    return [DistillationTerm(policy, settings, batch)] if batch.teacher else []

@@ -23,13 +23,13 @@ from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.collector import sampling_of
 from grpo_engine.rollout.dataset import RowReader
-from grpo_engine.rollout.evaluation import HeldOut, Rewards, evaluate_sets
-from grpo_engine.rollout.overlap.one_step_ahead import open_collector
-from grpo_engine.rollout.prompt_source import PromptSource, RestingSource
+from grpo_engine.rollout.evaluation import HeldOutSet, Rewards, evaluate_sets
+from grpo_engine.rollout.overlap.one_step_ahead import open_rollouts
+from grpo_engine.rollout.prompt_source import CurriculumSource, PromptSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.rollout.scoring import compare, outcomes, rollouts, without_signal
+from grpo_engine.rollout.scoring import prompt_outcomes, rollouts, with_advantages, with_zero_advantages
 from grpo_engine.rollout.tools.metrics import tool_metrics
-from grpo_engine.training.gradients import PolicyGradient, Term, kl_penalties
+from grpo_engine.training.gradients import LossTerm, PolicyGradient, kl_penalties
 from grpo_engine.training.method import Method
 from grpo_engine.training.micro_batch_budget import longest_group
 from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
@@ -68,7 +68,7 @@ class Trainer(Method):
         sampler: Sampler,
         grading: Grading,
         prompts: Sequence[Prompt],
-        held_out: Sequence[HeldOut] = (),
+        held_out: Sequence[HeldOutSet] = (),
     ) -> None:
         self.seed = config.seed
         self.hyperparameters = method.hyperparameters
@@ -87,8 +87,8 @@ class Trainer(Method):
         self.updater.budget.add_prompt(max(len(prompt.token_ids) for prompt in prompts))
         self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
         self.state = ReinforcementState()
-        order = RestingSource if self.hyperparameters.curriculum == "rest" else PromptSource
-        self.source, self.collector = open_collector(
+        order = CurriculumSource if self.hyperparameters.curriculum == "rest" else PromptSource
+        self.source, self.collector = open_rollouts(
             method,
             policy,
             sampler,
@@ -143,7 +143,7 @@ class Trainer(Method):
         collected = self.collector.collect(step, self.sampling(step), timer)
         self.sampler.rest()
         scored_P, metrics = self._compare(step, collected.groups, timer)
-        all_scored = [*scored_P, *map(without_signal, collected.discarded)]
+        all_scored = [*scored_P, *map(with_zero_advantages, collected.discarded)]
         yield from rollouts(step, all_scored)
         terms = self._terms(scored_P)
         if terms:
@@ -171,13 +171,13 @@ class Trainer(Method):
                     step, lambda budget: kl_penalties(self.policy, groups_P, settings, self.beta, budget)
                 )
         decode = self.policy.decode
-        return compare(groups_P, settings, decode, weights=weights, penalties_P=penalties), metrics
+        return with_advantages(groups_P, settings, decode, weights=weights, penalties_P=penalties), metrics
 
-    def _terms(self, scored_P: Sequence[ScoredGroup]) -> list[Term]:
+    def _terms(self, scored_P: Sequence[ScoredGroup]) -> list[LossTerm]:
         """Loss terms of the step; none if no group has signal."""
         settings = self.hyperparameters
         groups = training_groups(scored_P, settings)
-        terms: list[Term] = []
+        terms: list[LossTerm] = []
         if groups and not (settings.self_distillation and settings.self_distillation.alone):
             terms.append(
                 PolicyGradient(
@@ -189,7 +189,7 @@ class Trainer(Method):
                     off_policy=self._is_off_policy(scored_P),
                 )
             )
-        return [*terms, *distillation_terms(self.policy, settings, scored_P, self.reader.retold)]
+        return [*terms, *distillation_terms(self.policy, settings, scored_P, self.reader.rewritten)]
 
     def _is_off_policy(self, scored_P: Sequence[ScoredGroup]) -> bool:
         """Whether an older policy sampled the step's completions, which only `max_staleness` allows."""
@@ -203,7 +203,9 @@ class Trainer(Method):
             return configured
         return "none" if self.sampler.shares_weights else "sequence_mask"
 
-    def _update(self, step: int, terms: Sequence[Term], scored_P: Sequence[ScoredGroup]) -> dict[str, float]:
+    def _update(
+        self, step: int, terms: Sequence[LossTerm], scored_P: Sequence[ScoredGroup]
+    ) -> dict[str, float]:
         """`num_iterations` optimiser steps on the same completions; the means of their metrics."""
         rows = [scored.group.prompt.row for scored in scored_P]
         done = [
@@ -218,7 +220,7 @@ class Trainer(Method):
         }
 
     def _gradients(
-        self, step: int, iteration: int, terms: Sequence[Term], token_budget: int
+        self, step: int, iteration: int, terms: Sequence[LossTerm], token_budget: int
     ) -> dict[str, float]:
         """Metrics of all terms, whose gradients and losses are summed."""
         seed_step(self.seed, step, iteration)
@@ -241,7 +243,7 @@ class Trainer(Method):
             beta = adapted_beta(
                 self.beta, metrics["kl"], settings.kl_target, settings.kl_horizon, len(completions)
             )
-        self.source.observe(outcomes(scored))
+        self.source.observe(prompt_outcomes(scored))
         self.state = replace(
             self.state,
             policy_version=self.state.policy_version + int(trained),

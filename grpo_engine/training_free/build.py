@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grpo_engine.config.job import RunConfig
-from grpo_engine.config.training_free import Speaker as Asked
+from grpo_engine.config.training_free import Speaker as ConfiguredModel
 from grpo_engine.config.training_free import TrainingFreeHyperparameters, TrainingFreeMethod
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.graders import Grader
@@ -15,10 +15,10 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader, read_rows
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.training.loop import Schedule, TrainingLoop
-from grpo_engine.training_free.local import LocalSpeaker
+from grpo_engine.training_free.endpoint_client import EndpointBudget, EndpointModelClient
+from grpo_engine.training_free.local_client import LocalModelClient
+from grpo_engine.training_free.model_client import ModelClient
 from grpo_engine.training_free.prompts import Row
-from grpo_engine.training_free.remote import Budget, RemoteSpeaker
-from grpo_engine.training_free.speakers import Speaker
 from grpo_engine.training_free.trainer import ExperienceTrainer, Resources
 
 
@@ -29,17 +29,17 @@ def build_training_free(
     settings = method.hyperparameters
     rows = read_rows(config.training_file)
     validation = read_rows(config.validation_file) if config.validation_file else []
-    budget = Budget(settings)
+    budget = EndpointBudget(settings)
     policy = load() if settings.needs_model else None
     local = None if policy is None else _local(config, policy)
 
-    def speaker(asked: Asked) -> Speaker:
+    def client(asked: ConfiguredModel) -> ModelClient:
         if asked == "model":
             assert local is not None
             return local
-        return RemoteSpeaker(asked, settings, budget)
+        return EndpointModelClient(asked, settings, budget)
 
-    attempting, reflecting = speaker(settings.rollouts), speaker(settings.reflection)
+    attempting, reflecting = client(settings.rollouts), client(settings.reflection)
     _refuse_long([*rows, *validation], attempting, settings)
     resources = Resources(
         attempting,
@@ -54,8 +54,8 @@ def build_training_free(
     return TrainingLoop(config, run_dir, trainer, schedule, artifact=trainer)
 
 
-def _local(config: RunConfig, policy: Policy) -> LocalSpeaker:
-    return LocalSpeaker(
+def _local(config: RunConfig, policy: Policy) -> LocalModelClient:
+    return LocalModelClient(
         RowReader(policy.tokenizer, config.created_at),
         TorchSampler(policy, config.runtime.sample_budget),
         max_length=policy.max_length,
@@ -72,7 +72,7 @@ def _grading(config: RunConfig, grader: Grader, settings: TrainingFreeHyperparam
     )
 
 
-def _refuse_long(rows: Sequence[Row], attempting: Speaker, settings: TrainingFreeHyperparameters) -> None:
+def _refuse_long(rows: Sequence[Row], attempting: ModelClient, settings: TrainingFreeHyperparameters) -> None:
     for number, row in enumerate(rows, 1):
         if not attempting.fits(row, settings.max_completion_tokens):
             raise DatasetError(

@@ -62,7 +62,7 @@ class Experience(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class LibraryChanges:
     """What a step's operations did."""
 
     added: int = 0
@@ -93,7 +93,7 @@ class Library:
 
     def changed(
         self, operations: Sequence[Operation], step: int, *, limit: int, max_chars: int
-    ) -> tuple[Library, Changes]:
+    ) -> tuple[Library, LibraryChanges]:
         """E after the operations in order, at most `limit` lessons of at most `max_chars` characters.
 
         Above the limit the lesson with the oldest `useful_step` goes, of equal ones the lowest number.
@@ -122,7 +122,7 @@ class _Draft:
     next_number: int
     step: int
     max_chars: int
-    changes: Changes = Changes()
+    changes: LibraryChanges = LibraryChanges()
 
     def apply(self, operation: Operation) -> None:
         if isinstance(operation, Add):

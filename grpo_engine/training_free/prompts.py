@@ -104,7 +104,7 @@ def excerpt(text: str, limit: int) -> str:
     return f"{text[:half]}...{text[-half:]}"
 
 
-def summarise(task: str, attempt: str, reward: float, feedback: str) -> Messages:
+def summarise_messages(task: str, attempt: str, reward: float, feedback: str) -> Messages:
     """Asks what an attempt did and which of its decisions mattered."""
     return _chat(
         SUMMARISE,
@@ -118,7 +118,7 @@ def summarise(task: str, attempt: str, reward: float, feedback: str) -> Messages
     )
 
 
-def compare(
+def compare_messages(
     task: str, attempts: Sequence[AttemptView], experiences: Sequence[Experience], max_chars: int
 ) -> Messages:
     """Asks for operations on the library from one group's winners and losers."""
@@ -136,7 +136,7 @@ def compare(
     )
 
 
-def consolidate(
+def consolidate_messages(
     proposals: Sequence[Sequence[Operation]], experiences: Sequence[Experience], limit: int, max_chars: int
 ) -> Messages:
     """Asks for one list of operations from those that a batch's groups propose."""
@@ -154,7 +154,7 @@ def consolidate(
     )
 
 
-def again(messages: Messages, answer: str, fault: str) -> Messages:
+def retry_messages(messages: Messages, answer: str, fault: str) -> Messages:
     """The same question after an answer that could not be read."""
     wish = f"That cannot be used: {fault}. Answer again, with the JSON object alone."
     return [*messages, {"role": "assistant", "content": answer or NOTHING}, {"role": "user", "content": wish}]

@@ -12,27 +12,27 @@ from dataclasses import dataclass, field
 from grpo_engine.config.training_free import TrainingFreeHyperparameters
 from grpo_engine.objective.types import Completion, ScoredGroup
 from grpo_engine.training_free.library import Library, Operation
+from grpo_engine.training_free.model_client import AnswerSettings, ModelClient, Reply
 from grpo_engine.training_free.prompts import (
     MAX_OPERATIONS,
     AttemptView,
     Messages,
     Row,
-    again,
-    compare,
-    consolidate,
+    compare_messages,
+    consolidate_messages,
     excerpt,
-    summarise,
+    retry_messages,
+    summarise_messages,
     task_text,
 )
 from grpo_engine.training_free.proposals import read_operations, without_thoughts
-from grpo_engine.training_free.speakers import Asking, Reply, Speaker
 
 MAX_SUMMARY_CHARS = 2000
 MAX_FEEDBACK_CHARS = 1000
 
 
 @dataclass
-class Tally:
+class ReflectionStats:
     """What a step's reflection cost and how much of it was of no use."""
 
     calls: int = 0
@@ -65,13 +65,13 @@ class Reflection:
     """One step's look back."""
 
     def __init__(
-        self, speaker: Speaker, settings: TrainingFreeHyperparameters, library: Library, step: int
+        self, client: ModelClient, settings: TrainingFreeHyperparameters, library: Library, step: int
     ) -> None:
-        self.speaker = speaker
+        self.client = client
         self.settings = settings
         self.library = library
         self.step = step
-        self.tally = Tally()
+        self.stats = ReflectionStats()
         self.round = 0
 
     def operations(self, groups: Sequence[ScoredGroup], rows: Sequence[Row]) -> list[Operation]:
@@ -83,10 +83,11 @@ class Reflection:
         views = self._summarised([group for group, _ in pairs], tasks)
         experiences, max_chars = self.library.experiences, self.settings.max_experience_chars
         questions = [
-            compare(task, each, experiences, max_chars) for task, each in zip(tasks, views, strict=True)
+            compare_messages(task, each, experiences, max_chars)
+            for task, each in zip(tasks, views, strict=True)
         ]
         listed = self._listed(questions)
-        self.tally.dropped = sum(found is None for found in listed)
+        self.stats.dropped = sum(found is None for found in listed)
         proposals = [found[:MAX_OPERATIONS] for found in listed if found]
         return self._consolidated(proposals) if proposals else []
 
@@ -94,7 +95,7 @@ class Reflection:
         """Every scored attempt in the reflecting model's words; its own where those do not come."""
         attempts = [list(scored_attempts(group)) for group in groups]
         questions = [
-            summarise(task, self._shown(completion), view.reward, view.feedback)
+            summarise_messages(task, self._shown(completion), view.reward, view.feedback)
             for task, group in zip(tasks, attempts, strict=True)
             for completion, view in group
         ]
@@ -113,7 +114,7 @@ class Reflection:
     def _consolidated(self, proposals: Sequence[Sequence[Operation]]) -> list[Operation]:
         """One list of the proposals; as they came, one after the other, where nobody merges them."""
         settings = self.settings
-        question = consolidate(
+        question = consolidate_messages(
             proposals, self.library.experiences, settings.max_experiences, settings.max_experience_chars
         )
         merged = self._listed([question])[0]
@@ -123,7 +124,7 @@ class Reflection:
         """Operations of each answer; one that cannot be read is asked for once more, then given up (None)."""
         found, faults = self._read(questions)
         repeated = sorted(faults)
-        second, _ = self._read([again(questions[place], *faults[place]) for place in repeated])
+        second, _ = self._read([retry_messages(questions[place], *faults[place]) for place in repeated])
         for place, operations in zip(repeated, second, strict=True):
             found[place] = operations
         return found
@@ -140,7 +141,7 @@ class Reflection:
                 try:
                     operations = read_operations(text)
                 except ValueError as error:
-                    self.tally.blame(str(error))
+                    self.stats.blame(str(error))
                     faults[place] = text, str(error)
             found.append(operations)
         return found, faults
@@ -149,20 +150,20 @@ class Reflection:
         """One answer to each question, None where none came."""
         if not questions:
             return []
-        asking = Asking(
+        asking = AnswerSettings(
             max_tokens=self.settings.reflection_max_tokens,
             temperature=self.settings.reflection_temperature,
             step=self.step,
             round=self._next_round(),
         )
         rows: list[Row] = [{"messages": messages} for messages in questions]
-        return [self._text(answers[0]) for answers in self.speaker.answer(rows, 1, asking)]
+        return [self._text(answers[0]) for answers in self.client.answer(rows, 1, asking)]
 
     def _text(self, completion: Completion) -> str | None:
-        self.tally.count(completion)
+        self.stats.count(completion)
         failure = completion.failure
         if failure is not None:
-            self.tally.blame(failure)
+            self.stats.blame(failure)
             return None
         return completion.text
 

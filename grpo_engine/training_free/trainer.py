@@ -34,23 +34,23 @@ from grpo_engine.rollout.scoring import refuse_broken_grader, rollouts
 from grpo_engine.training.method import Method
 from grpo_engine.training.run_description import started
 from grpo_engine.training_free import library_files
+from grpo_engine.training_free.attempts import Attempts, unanswered, with_advantages
+from grpo_engine.training_free.endpoint_client import EndpointBudget
 from grpo_engine.training_free.library import Experience, Library
+from grpo_engine.training_free.model_client import AnswerSettings, ModelClient
 from grpo_engine.training_free.prompts import Row
-from grpo_engine.training_free.reflection import Reflection, Tally
-from grpo_engine.training_free.remote import Budget
-from grpo_engine.training_free.rollouts import Attempts, compare, unanswered
-from grpo_engine.training_free.speakers import Asking, Speaker
+from grpo_engine.training_free.reflection import Reflection, ReflectionStats
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
     """Models, graders and budget of a run."""
 
-    attempting: Speaker
-    reflecting: Speaker
+    attempting: ModelClient
+    reflecting: ModelClient
     grading: Grading
     eval_grading: Grading
-    budget: Budget
+    budget: EndpointBudget
     policy: Policy | None
     """The job's own model; None: endpoints do all the work."""
 
@@ -111,12 +111,12 @@ class ExperienceTrainer(Method):
         rows = [self.rows[prompt.row] for prompt in prompts]
         asked, num_left_out = self._prompted(rows)
         yield from self._told(num_left_out)
-        asking = self._asking(step, self.settings.temperature)
+        asking = self._answer_settings(step, self.settings.temperature)
         graded = self.attempts.graded(
             prompts, asked, self.settings.group_size, asking, self.resources.grading, timer
         )
         self._refuse_broken(graded)
-        scored = compare(graded)
+        scored = with_advantages(graded)
         yield from rollouts(step, scored)
         reflection = Reflection(self.resources.reflecting, self.settings, self.state.library, step)
         with timer.measure("reflect"):
@@ -134,19 +134,19 @@ class ExperienceTrainer(Method):
             "experiences/count": float(len(library.experiences)),
             "experiences/left_out": float(num_left_out),
             **changes.metrics(),
-            **reflection.tally.metrics(),
+            **reflection.stats.metrics(),
         }
-        yield from self._notes(reflection.tally)
+        yield from self._notes(reflection.stats)
         yield self._step_event(step, scored, metrics, timer)
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
         """Make one attempt at each held-out row and score it."""
         rows, num_left_out = self._prompted(self.validation)
         yield from self._told(num_left_out)
-        asking = self._asking(step, self.settings.eval_temperature)
+        asking = self._answer_settings(step, self.settings.eval_temperature)
         prompts = _blank(self.validation)
         graded = self.attempts.graded(prompts, rows, 1, asking, self.resources.eval_grading, PhaseTimer())
-        scored = compare(graded)
+        scored = with_advantages(graded)
         metrics = {
             **unanswered(scored),
             "experiences/count": float(len(self.state.library.experiences)),
@@ -161,8 +161,8 @@ class ExperienceTrainer(Method):
         found = [self.attempts.prompted(row, self.state.library) for row in rows]
         return [row for row, _ in found], max(left_out for _, left_out in found)
 
-    def _asking(self, step: int, temperature: float) -> Asking:
-        return Asking(
+    def _answer_settings(self, step: int, temperature: float) -> AnswerSettings:
+        return AnswerSettings(
             max_tokens=self.settings.max_completion_tokens,
             temperature=temperature,
             step=step,
@@ -204,10 +204,10 @@ class ExperienceTrainer(Method):
             )
             yield Warned(code="experiences_left_out", message=message)
 
-    def _notes(self, tally: Tally) -> Iterator[Warned]:
-        if tally.errors and "reflection_errors" not in self.warned:
+    def _notes(self, stats: ReflectionStats) -> Iterator[Warned]:
+        if stats.errors and "reflection_errors" not in self.warned:
             self.warned.add("reflection_errors")
-            message = f"Some answers of the reflecting model cannot be used: {'; '.join(tally.notes)}."
+            message = f"Some answers of the reflecting model cannot be used: {'; '.join(stats.notes)}."
             yield Warned(code="reflection_errors", message=message)
 
     def finish(self, finished: Finished) -> Iterator[BaseEvent]:

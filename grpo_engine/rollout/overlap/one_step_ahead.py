@@ -24,10 +24,10 @@ from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.rollout.collector import Collected, Collector
-from grpo_engine.rollout.overlap.policy_snapshot import Snapshot
-from grpo_engine.rollout.overlap.rollout_state import packed, unpacked
-from grpo_engine.rollout.prompt_source import Outcome, PromptSource
+from grpo_engine.rollout.collector import Collector, StepGroups
+from grpo_engine.rollout.overlap.policy_snapshot import PolicySnapshot
+from grpo_engine.rollout.overlap.rollout_state import groups_from_json, groups_to_json
+from grpo_engine.rollout.prompt_source import PromptOutcome, PromptSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 
 
@@ -36,7 +36,7 @@ class StepSource(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
-    def observe(self, outcomes: Mapping[int, Outcome]) -> None: ...
+    def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None: ...
 
     @property
     def state(self) -> dict[str, Any]: ...
@@ -45,10 +45,10 @@ class StepSource(Protocol):
 
 
 class StepCollector(Protocol):
-    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected: ...
+    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups: ...
 
 
-def open_collector(
+def open_rollouts(
     method: ReinforcementMethod,
     policy: Policy,
     sampler: Sampler,
@@ -68,15 +68,15 @@ def open_collector(
     if (world := Ranks.current().world) > 1:
         message = f"max_staleness is 1, but {world} ranks share the sampling and talk to each other meanwhile"
         raise ConfigError(message, hint="Set max_staleness to 0, or train on one device.")
-    snapshot = Snapshot(policy, sampler, method)
+    snapshot = PolicySnapshot(policy, sampler, method)
     drawing = make_source()
-    decode = snapshot.still.decode
+    decode = snapshot.policy_copy.decode
     collector = Collector(snapshot.sampler, grading, drawing, method.hyperparameters, decode)
-    ahead = Ahead(snapshot, collector, source, total_steps, version)
+    ahead = OneStepAhead(snapshot, collector, source, total_steps, version)
     return ahead, ahead
 
 
-class Ahead:
+class OneStepAhead:
     """Both a trainer's prompt source and its collector, because a step's rows are drawn early.
 
     `collector` samples from the snapshot the rows that its own source draws; `known` hears every outcome.
@@ -85,7 +85,7 @@ class Ahead:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: PolicySnapshot,
         collector: Collector,
         known: PromptSource,
         total_steps: int,
@@ -98,12 +98,12 @@ class Ahead:
         self.total_steps = total_steps
         self.version = version
         self._background = ThreadPoolExecutor(1, thread_name_prefix="ahead")
-        self._next: Future[tuple[Collected, dict[str, float]]] | None = None
+        self._next: Future[tuple[StepGroups, dict[str, float]]] | None = None
         self._drawn: dict[str, Any] = {}
         """The drawing source's state when it drew the step that is trained now."""
         self._staleness = 0
 
-    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected:
+    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
         """The step's groups, sampled ahead; from here on the next step's are sampled.
 
         Raises GraderError where too many completions could not be scored.
@@ -121,7 +121,7 @@ class Ahead:
             self._start(step + 1, replace(sampling, step=step + 1))
         return collected
 
-    def observe(self, outcomes: Mapping[int, Outcome]) -> None:
+    def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
         """What the step's prompts did; the rows of the next one are drawn already."""
         self.known.load(_at_place_of(self._drawn, self.known.state))
         self.known.observe(outcomes)
@@ -134,7 +134,7 @@ class Ahead:
         """
         content = {"known": self.known.state, "drawn": self.drawing.state, "next": None}
         if self._next is not None and self._next.exception() is None:
-            content["next"] = packed(self._next.result()[0])
+            content["next"] = groups_to_json(self._next.result()[0])
         return content
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ class Ahead:
         self._next = None
         if waiting := state.get("next"):
             self._next = Future()
-            self._next.set_result((unpacked(waiting, self.known.prompts), {}))
+            self._next.set_result((groups_from_json(waiting, self.known.prompts), {}))
 
     def metrics(self) -> dict[str, float]:
         return {"sampling/staleness": float(self._staleness), **self.known.metrics()}
@@ -156,10 +156,10 @@ class Ahead:
 
     def _start(self, step: int, sampling: Sampling) -> None:
         """Sample and grade a step in the background, from the policy as it is now."""
-        self.snapshot.take(self.version())
+        self.snapshot.update(self.version())
         self._next = self._background.submit(self._collect, step, sampling)
 
-    def _collect(self, step: int, sampling: Sampling) -> tuple[Collected, dict[str, float]]:
+    def _collect(self, step: int, sampling: Sampling) -> tuple[StepGroups, dict[str, float]]:
         timer = PhaseTimer()
         return self.collector.collect(step, sampling, timer), timer.seconds
 

@@ -1,4 +1,4 @@
-"""A second policy that stands still while the first one is trained, and a sampler that samples from it.
+"""A second policy that stands copied while the first one is trained, and a sampler that samples from it.
 
 It shares the first one's frozen weights and has its own copy of the trained ones: with LoRA that is the
 adapter (and, where the adapter is merged for sampling, the merged layers for as long as sampling lasts); with
@@ -23,25 +23,25 @@ from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
 
 
-class Snapshot:
+class PolicySnapshot:
     """A policy's weights at one moment, and who samples from them."""
 
     def __init__(self, policy: Policy, sampler: Sampler, method: ReinforcementMethod) -> None:
         self.policy = policy
-        self.still = still_policy(policy)
-        self.sampler = sampler_like(sampler, self.still, method)
+        self.policy_copy = copied_policy(policy)
+        self.sampler = sampler_for(sampler, self.policy_copy, method)
 
-    def take(self, version: int) -> None:
+    def update(self, version: int) -> None:
         """From now on the snapshot is the policy as it is at this moment."""
         with torch.no_grad():
             for own, trained in zip(
-                self.still.trainable.values(), self.policy.trainable.values(), strict=True
+                self.policy_copy.trainable.values(), self.policy.trainable.values(), strict=True
             ):
                 own.copy_(trained)
         self.sampler.load_policy(version)
 
 
-def still_policy(policy: Policy) -> Policy:
+def copied_policy(policy: Policy) -> Policy:
     """The same function with modules of its own; weights that are not trained lie in memory once."""
     # Not the parameter itself is shared but what it holds: merging an adapter puts another tensor into it.
     known: dict[int, Any] = {
@@ -51,21 +51,21 @@ def still_policy(policy: Policy) -> Policy:
     }
     peft_model = copy.deepcopy(policy.peft_model, known)
     model = copy.deepcopy(policy.model, known) if peft_model is None else peft_model.get_base_model()
-    still = Policy(
+    copied = Policy(
         cast(PreTrainedModel, model),
         copy.deepcopy(policy.tokenizer),
         policy.source,
         peft_model,
         autocast=policy.autocast,
     )
-    still.prove_shared_prompts()
-    return still
+    copied.prove_shared_prompts()
+    return copied
 
 
-def sampler_like(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -> Sampler:
+def sampler_for(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -> Sampler:
     """What samples from `policy` as `sampler` does from its own. Raises ConfigError where there is none."""
     if isinstance(sampler, ToolSampler):
-        inner = sampler_like(sampler.inner, policy, method)
+        inner = sampler_for(sampler.inner, policy, method)
         return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
     if isinstance(sampler, TorchSampler):
         return TorchSampler(policy, sampler.sample_budget)

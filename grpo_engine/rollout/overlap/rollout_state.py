@@ -11,27 +11,27 @@ from typing import Any
 
 from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
-from grpo_engine.rollout.collector import Collected
+from grpo_engine.rollout.collector import StepGroups
 
 
-def packed(collected: Collected) -> dict[str, Any]:
+def groups_to_json(collected: StepGroups) -> dict[str, Any]:
     """Plain values; the prompts stay in the dataset and only their rows are named."""
     return {
-        "groups": [_pack_group(each) for each in collected.groups],
-        "discarded": [_pack_group(each) for each in collected.discarded],
+        "groups": [_group_to_json(each) for each in collected.groups],
+        "discarded": [_group_to_json(each) for each in collected.discarded],
     }
 
 
-def unpacked(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> Collected:
-    """What `packed` was given."""
+def groups_from_json(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> StepGroups:
+    """What `groups_to_json` was given."""
     by_row = {prompt.row: prompt for prompt in prompts}
-    return Collected(
-        [_unpack_group(each, by_row) for each in content["groups"]],
-        [_unpack_group(each, by_row) for each in content["discarded"]],
+    return StepGroups(
+        [_group_from_json(each, by_row) for each in content["groups"]],
+        [_group_from_json(each, by_row) for each in content["discarded"]],
     )
 
 
-def _pack_group(graded: GradedGroup) -> dict[str, Any]:
+def _group_to_json(graded: GradedGroup) -> dict[str, Any]:
     completions = graded.group.completions
     return {
         "row": graded.group.prompt.row,
@@ -40,7 +40,7 @@ def _pack_group(graded: GradedGroup) -> dict[str, Any]:
     }
 
 
-def _unpack_group(content: Mapping[str, Any], by_row: Mapping[int, Prompt]) -> GradedGroup:
+def _group_from_json(content: Mapping[str, Any], by_row: Mapping[int, Prompt]) -> GradedGroup:
     completions = tuple(_completion(each) for each in content["completions"])
     scores = tuple(Score.model_validate(each) for each in content["scores"])
     return GradedGroup(Group(by_row[content["row"]], completions), scores)

@@ -32,7 +32,7 @@ from grpo_engine.contract.events import (
 from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.objective.metrics import length_correlation
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
-from grpo_engine.rollout.scoring import without_signal
+from grpo_engine.rollout.scoring import with_zero_advantages
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import parameters_of, sum_rows, write_rows
 
@@ -130,7 +130,7 @@ def test_reward_and_length_are_correlated_over_the_scored_completions(
 ) -> None:
     completions = tuple(Completion("", (1,) * n, (0.0,) * n, FinishReason.STOP, 0) for n in lengths)
     scores = tuple(Score(reward=reward) for reward in rewards)
-    group = without_signal(GradedGroup(Group(Prompt(0, "", (1,), {}), completions), scores))
+    group = with_zero_advantages(GradedGroup(Group(Prompt(0, "", (1,), {}), completions), scores))
     found = length_correlation([group]).get("completions/reward_length_correlation")
     assert found == (None if expected is None else pytest.approx(expected))
 

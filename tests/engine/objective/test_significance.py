@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from grpo_engine.objective.significance import bootstrap_interval, compare, compare_retained
+from grpo_engine.objective.significance import bootstrap_interval, held_out_verdict, retention_verdict
 
 
 def rewards(values: list[float]) -> dict[str, float]:
@@ -24,21 +24,21 @@ def shifted(count: int, before: int, after: int) -> tuple[dict[str, float], dict
 
 
 def test_a_clear_gain_is_told_in_points_with_its_interval() -> None:
-    verdict = compare(*shifted(50, 10, 35))
+    verdict = held_out_verdict(*shifted(50, 10, 35))
     assert verdict.text == "improved by 50.0 points, 95% 36.0–64.0"
     assert verdict.difference == pytest.approx(0.5)
     assert (verdict.low, verdict.high, verdict.rows) == (pytest.approx(0.36), pytest.approx(0.64), 50)
 
 
 def test_a_clear_loss_is_told_with_positive_numbers() -> None:
-    verdict = compare(*shifted(50, 35, 10))
+    verdict = held_out_verdict(*shifted(50, 35, 10))
     assert verdict.text == "worse by 50.0 points, 95% 36.0–64.0"
     assert verdict.difference == pytest.approx(-0.5)
 
 
 def test_what_the_rows_cannot_show_is_not_claimed() -> None:
     before, after = rewards([0, 1, 0, 1, 0, 1, 0, 1, 0, 0]), rewards([1, 0, 1, 0, 0, 1, 0, 1, 1, 0])
-    verdict = compare(before, after)
+    verdict = held_out_verdict(before, after)
     assert verdict.text.startswith("not shown: +10.0 points, 95% -")
     assert verdict.low is not None
     assert verdict.high is not None
@@ -47,18 +47,18 @@ def test_what_the_rows_cannot_show_is_not_claimed() -> None:
 
 def test_nothing_changed_is_not_shown_and_has_no_minus_zero() -> None:
     before, _ = shifted(10, 5, 5)
-    assert compare(before, before).text == "not shown: +0.0 points, 95% 0.0–0.0"
+    assert held_out_verdict(before, before).text == "not shown: +0.0 points, 95% 0.0–0.0"
 
 
 def test_rewards_beyond_one_keep_their_unit_and_say_so() -> None:
     before, after = rewards([1.0, 2.0, 1.5, 3.0] * 10), rewards([2.0, 3.0, 2.0, 4.0] * 10)
-    assert compare(before, after).text == "improved by 0.875 reward units, 95% 0.8–0.938"
+    assert held_out_verdict(before, after).text == "improved by 0.875 reward units, 95% 0.8–0.938"
 
 
 def test_a_row_that_was_not_scored_both_times_is_in_neither_side() -> None:
     before, after = shifted(50, 10, 35)
-    verdict = compare({**before, "lost": 1.0}, {**after, "new": 0.0})
-    assert verdict == compare(before, after)
+    verdict = held_out_verdict({**before, "lost": 1.0}, {**after, "new": 0.0})
+    assert verdict == held_out_verdict(before, after)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_a_row_that_was_not_scored_both_times_is_in_neither_side() -> None:
     ],
 )
 def test_too_few_rows_show_nothing(before: dict[str, float], after: dict[str, float], text: str) -> None:
-    for verdict in (compare(before, after), compare_retained("general", before, after)):
+    for verdict in (held_out_verdict(before, after), retention_verdict("general", before, after)):
         assert (verdict.text, verdict.difference, verdict.low, verdict.high) == (text, None, None, None)
 
 
 def test_retention_says_what_was_lost_and_where() -> None:
-    verdict = compare_retained("general", *shifted(50, 35, 10))
+    verdict = retention_verdict("general", *shifted(50, 35, 10))
     assert verdict.text == "lost 50.0 points on general, 95% 36.0–64.0"
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 40), (40, 40)])
 def test_retention_without_a_loss_is_kept(before: int, after: int) -> None:
-    assert compare_retained("general", *shifted(100, before, after)).text.startswith("kept: +")
+    assert retention_verdict("general", *shifted(100, before, after)).text.startswith("kept: +")
 
 
 def test_the_interval_agrees_with_the_normal_one_for_many_rows() -> None:
@@ -103,16 +103,16 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 def test_the_same_rewards_always_get_the_same_verdict_also_from_json() -> None:
     before, after = shifted(256, 90, 110)
-    again = compare(json.loads(json.dumps(before)), dict(reversed(after.items())))
-    assert again == compare(before, after)
+    again = held_out_verdict(json.loads(json.dumps(before)), dict(reversed(after.items())))
+    assert again == held_out_verdict(before, after)
 
 
 def test_256_rows_take_less_than_50_milliseconds() -> None:
     before, after = shifted(256, 90, 110)
-    compare(before, after)
+    held_out_verdict(before, after)
     seconds = []
     for _ in range(5):
         started = time.process_time()
-        compare(before, after)
+        held_out_verdict(before, after)
         seconds.append(time.process_time() - started)
     assert min(seconds) < 0.05

@@ -14,15 +14,15 @@ from grpo_engine.contract.events import RolloutsRecorded, StepFinished
 from grpo_engine.contract.records import OVERLONG, FinishReason, GradeError, Score
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
-from grpo_engine.rollout.collector import Collected, Collector
-from grpo_engine.rollout.prompt_source import PromptSource, RestingSource
+from grpo_engine.rollout.collector import Collector, StepGroups
+from grpo_engine.rollout.prompt_source import CurriculumSource, PromptSource
 from grpo_engine.rollout.sampler.base import OnGroup, Sampling
 from grpo_engine.rollout.scoring import (
-    compare,
     overlong_punishment,
     punished,
     refuse_broken_grader,
     step_ends,
+    with_advantages,
 )
 from tests.engine.injection import InjectedGrading, injected_trainer, random_steps
 
@@ -70,7 +70,7 @@ def settings(**fields: Any) -> ReinforcementHyperparameters:
     )
 
 
-def collected(sampler: RowSampler, rows: int = 12, **fields: Any) -> Collected:
+def collected(sampler: RowSampler, rows: int = 12, **fields: Any) -> StepGroups:
     prompts = [Prompt(row, "", (1,), {}) for row in range(rows)]
     source = PromptSource(prompts, 3, seed=0)
     collector = Collector(sampler, InjectedGrading(), source, settings(**fields), lambda ids: "x" * len(ids))
@@ -182,7 +182,7 @@ def test_an_unscorable_completion_is_compared_with_nobody() -> None:
         Group(Prompt(0, "", (1,), {}), tuple(completion(r) for r in (1.0, None, 0.0))),
         (Score(reward=1.0), Score(reward=None), Score(reward=0.0)),
     )
-    (found,) = compare([graded], settings(advantage="mean_only"), lambda ids: "x" * len(ids))
+    (found,) = with_advantages([graded], settings(advantage="mean_only"), lambda ids: "x" * len(ids))
     assert found.advantages == (0.5, 0.0, -0.5)
 
 
@@ -207,9 +207,9 @@ def test_a_curriculum_rests_what_taught_nothing_and_says_how_many(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     trainer = injected_trainer(make_config(curriculum="rest"), random_steps(1, 4, 4))
-    assert isinstance(trainer.source, RestingSource)
+    assert isinstance(trainer.source, CurriculumSource)
     prompts = [Prompt(row, "", (7, 8), {}) for row in range(4)]
-    trainer.source = RestingSource(prompts, 4, seed=0)
+    trainer.source = CurriculumSource(prompts, 4, seed=0)
     trainer.collector = Collector(
         RowSampler(alive={0, 1, 2}), InjectedGrading(), trainer.source, settings(), trainer.policy.decode
     )

@@ -25,7 +25,7 @@ from grpo_engine.contract.events import (
 from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
 from grpo_engine.rollout.evaluation import rewards_by_row, verdict_on
-from grpo_engine.rollout.scoring import without_signal
+from grpo_engine.rollout.scoring import with_zero_advantages
 from grpo_engine.run.build import build_loop
 from grpo_engine.training import checkpoint
 from tests.engine.conftest import sum_rows, write_rows
@@ -122,7 +122,9 @@ def test_an_unscorable_row_is_in_neither_side_of_the_comparison() -> None:
 
     def scored(rewards: Sequence[float | None]) -> list[ScoredGroup]:
         return [
-            without_signal(GradedGroup(Group(Prompt(row, "", (1,), {}), (done,)), (Score(reward=reward),)))
+            with_zero_advantages(
+                GradedGroup(Group(Prompt(row, "", (1,), {}), (done,)), (Score(reward=reward),))
+            )
             for row, reward in enumerate(rewards)
         ]
 

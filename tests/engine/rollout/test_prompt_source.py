@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from grpo_engine.objective.types import Prompt
-from grpo_engine.rollout.prompt_source import LONGEST_REST, Outcome, PromptSource, RestingSource
+from grpo_engine.rollout.prompt_source import MAX_REST_EPOCHS, CurriculumSource, PromptOutcome, PromptSource
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -51,12 +51,12 @@ def test_no_more_fresh_rows_come_than_there_are() -> None:
     assert source(0).fresh(1, 1, 3, set(range(5))) == []
 
 
-SIGNAL = Outcome(True, 0.5)
-SOLVED = Outcome(False, 1.0)
-HOPELESS = Outcome(False, 0.0)
+SIGNAL = PromptOutcome(True, 0.5)
+SOLVED = PromptOutcome(False, 1.0)
+HOPELESS = PromptOutcome(False, 0.0)
 
 
-def visit(made: RestingSource, step: int, dull: dict[int, Outcome]) -> list[int]:
+def visit(made: CurriculumSource, step: int, dull: dict[int, PromptOutcome]) -> list[int]:
     """One step: its rows, of which those in `dull` taught nothing."""
     chosen = rows(made.batch(step))
     made.observe({row: dull.get(row, SIGNAL) for row in chosen})
@@ -64,15 +64,15 @@ def visit(made: RestingSource, step: int, dull: dict[int, Outcome]) -> list[int]
 
 
 def test_without_dull_rows_the_resting_source_takes_the_plain_order() -> None:
-    resting, plain = RestingSource(prompts(5), 2, 1), PromptSource(prompts(5), 2, 1)
+    resting, plain = CurriculumSource(prompts(5), 2, 1), PromptSource(prompts(5), 2, 1)
     assert [visit(resting, step, {}) for step in range(1, 9)] == [
         rows(plain.batch(step)) for step in range(1, 9)
     ]
 
 
-def epochs_of(row: int, outcome: Outcome, epochs: int, count: int = 6) -> list[int]:
+def epochs_of(row: int, outcome: PromptOutcome, epochs: int, count: int = 6) -> list[int]:
     """Epochs in which a row that never teaches anything comes."""
-    made = RestingSource(prompts(count), 1, 2)
+    made = CurriculumSource(prompts(count), 1, 2)
     came = []
     while (epoch := made.cursor // count) < epochs:
         if row in visit(made, 1, {row: outcome}):
@@ -82,14 +82,14 @@ def epochs_of(row: int, outcome: Outcome, epochs: int, count: int = 6) -> list[i
 
 
 @pytest.mark.parametrize("outcome", [SOLVED, HOPELESS])
-def test_a_dull_row_rests_for_1_2_4_8_epochs_and_always_comes_again(outcome: Outcome) -> None:
+def test_a_dull_row_rests_for_1_2_4_8_epochs_and_always_comes_again(outcome: PromptOutcome) -> None:
     came = epochs_of(3, outcome, 40)
     assert [later - earlier - 1 for earlier, later in pairwise(came)] == [1, 2, 4, 8, 8, 8]
-    assert LONGEST_REST == 8
+    assert MAX_REST_EPOCHS == 8
 
 
 def test_a_row_that_teaches_again_is_awake_at_once() -> None:
-    made = RestingSource(prompts(4), 1, 2)
+    made = CurriculumSource(prompts(4), 1, 2)
     steps = [visit(made, 1, {2: SOLVED}) for _ in range(4)]
     assert [2] in steps
     awake_again = [visit(made, 1, {}) for _ in range(12)]
@@ -100,21 +100,21 @@ def test_a_row_that_teaches_again_is_awake_at_once() -> None:
 
 
 def test_where_all_rows_rest_resting_ones_come_all_the_same() -> None:
-    made = RestingSource(prompts(3), 2, 0)
+    made = CurriculumSource(prompts(3), 2, 0)
     everything = dict.fromkeys(range(3), SOLVED)
     for _ in range(12):
         assert len(visit(made, 1, everything)) == 2
 
 
 def test_a_step_larger_than_the_dataset_is_filled() -> None:
-    assert len(RestingSource(prompts(3), 8, 0).batch(1)) == 8
+    assert len(CurriculumSource(prompts(3), 8, 0).batch(1)) == 8
 
 
 def test_the_state_survives_json_and_gives_the_same_rows_again() -> None:
-    made = RestingSource(prompts(7), 3, 5)
+    made = CurriculumSource(prompts(7), 3, 5)
     for step in range(1, 6):
         visit(made, step, {1: SOLVED, 4: HOPELESS})
-    again = RestingSource(prompts(7), 3, 5)
+    again = CurriculumSource(prompts(7), 3, 5)
     again.load(json.loads(json.dumps(made.state)))
     assert [visit(again, step, {1: SOLVED}) for step in range(6, 20)] == [
         visit(made, step, {1: SOLVED}) for step in range(6, 20)
@@ -123,13 +123,13 @@ def test_the_state_survives_json_and_gives_the_same_rows_again() -> None:
 
 
 def test_fresh_rows_are_awake() -> None:
-    made = RestingSource(prompts(4), 4, 0)
+    made = CurriculumSource(prompts(4), 4, 0)
     visit(made, 1, {0: SOLVED, 1: HOPELESS})
     assert sorted(rows(made.fresh(2, 1, 9, set()))) == [2, 3]
 
 
 def test_the_metrics_say_how_many_rest_and_why() -> None:
-    made = RestingSource(prompts(4), 4, 0)
+    made = CurriculumSource(prompts(4), 4, 0)
     assert made.metrics()["curriculum/resting"] == 0.0
     visit(made, 1, {0: SOLVED, 1: HOPELESS, 2: HOPELESS})
     assert made.metrics() == {

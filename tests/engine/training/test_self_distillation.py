@@ -18,7 +18,12 @@ from grpo_engine.objective.types import Completion, Group, ScoredGroup
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.optimizer import Optimizer
-from grpo_engine.training.self_distillation import DistillationTerm, Lesson, failed_attempts, prepare
+from grpo_engine.training.self_distillation import (
+    DistillationBatch,
+    DistillationTerm,
+    distillation_batch,
+    failed_attempts,
+)
 from tests.engine.conftest import sum_rows
 from tests.engine.rollout.tools.scripted_sampler import encoded
 
@@ -46,13 +51,15 @@ def scored(policy: Policy, rewards: Sequence[float | None], row: int = 3, feedba
     return ScoredGroup(group, scores, (0.0,) * len(rewards), has_signal=False)
 
 
-def lesson_of(policy: Policy, groups: Sequence[ScoredGroup], **options: Any) -> Lesson:
-    return prepare(groups, settings(**options), RowReader(policy.tokenizer).retold, policy.max_length)
+def lesson_of(policy: Policy, groups: Sequence[ScoredGroup], **options: Any) -> DistillationBatch:
+    return distillation_batch(
+        groups, settings(**options), RowReader(policy.tokenizer).rewritten, policy.max_length
+    )
 
 
-def gradients(policy: Policy, lesson: Lesson, budget: int = 10_000, **options: Any) -> Any:
+def gradients(policy: Policy, batch: DistillationBatch, budget: int = 10_000, **options: Any) -> Any:
     policy.model.zero_grad()
-    metrics = DistillationTerm(policy, settings(**options), lesson)(budget)
+    metrics = DistillationTerm(policy, settings(**options), batch)(budget)
     return metrics, {name: p.grad.clone() for name, p in policy.trainable.items() if p.grad is not None}
 
 
@@ -68,14 +75,14 @@ def test_gradients_are_those_of_a_plain_dense_implementation(
     policy = make_policy(family)
     policy.shares_prompts = shares_prompts
     groups = [scored(policy, (0.0, 1.0, 0.0), 3), scored(policy, (0.2, 0.0), 5, feedback="too small")]
-    lesson = lesson_of(policy, groups)
-    metrics, found = gradients(policy, lesson, weight=0.5, temperature=0.8)
+    batch = lesson_of(policy, groups)
+    metrics, found = gradients(policy, batch, weight=0.5, temperature=0.8)
 
     policy.model.zero_grad()
     total, tokens = torch.zeros(()), 0
-    for group in lesson.pupil:
+    for group in batch.student:
         for sequence in group.sequences:
-            told = lesson.teacher[sequence.index].prompt_ids
+            told = batch.teacher[sequence.index].prompt_ids
             logits = []
             for prompt in (group.prompt_ids, told):
                 ids = torch.tensor([[*prompt, *sequence.token_ids]])
@@ -85,7 +92,7 @@ def test_gradients_are_those_of_a_plain_dense_implementation(
             tokens += len(sequence.token_ids)
     (0.5 * total / tokens).backward()
     expected = {name: p.grad.clone() for name, p in policy.trainable.items() if p.grad is not None}
-    assert lesson.num_tokens == tokens
+    assert batch.num_tokens == tokens
     assert difference(expected, found) < 1e-6
     assert max(float(g.abs().max()) for g in expected.values()) > 1e-4
     kl = float(total.detach()) / tokens
@@ -100,9 +107,9 @@ def test_gradients_do_not_depend_on_how_the_step_is_cut(
 ) -> None:
     policy = make_policy()
     groups = [scored(policy, (0.0, 1.0, 0.0, 0.0), row, feedback="no" * row) for row in (1, 4, 6)]
-    lesson = lesson_of(policy, groups)
-    metrics, whole = gradients(policy, lesson)
-    other, cut = gradients(policy, lesson, budget)
+    batch = lesson_of(policy, groups)
+    metrics, whole = gradients(policy, batch)
+    other, cut = gradients(policy, batch, budget)
     assert difference(whole, cut) < 1e-6
     assert other == pytest.approx(metrics, abs=1e-6)
 
@@ -114,8 +121,8 @@ def test_nothing_is_learnt_where_the_teacher_reads_what_the_pupil_read(
     # An attempt alone in its micro-batch is the same computation twice, to the last bit.
     for rewards, tolerance in (((0.0,), 0.0), ((0.0, 0.0, 0.0), 1e-7)):
         groups = [scored(policy, rewards, row, feedback="no") for row in (3, 5)]
-        lesson = prepare(groups, settings(), lambda prompt, tell: prompt.token_ids)
-        metrics, found = gradients(policy, lesson, budget=1 if tolerance == 0 else 1000)
+        batch = distillation_batch(groups, settings(), lambda prompt, tell: prompt.token_ids)
+        metrics, found = gradients(policy, batch, budget=1 if tolerance == 0 else 1000)
         assert abs(metrics["self_distillation/kl"]) <= tolerance
         assert max(float(gradient.abs().max()) for gradient in found.values()) <= tolerance
 
@@ -126,9 +133,9 @@ def test_tokens_of_a_tool_are_not_distilled(make_policy: Callable[..., Policy]) 
     (attempt,) = group.group.completions
     sampled = tuple(place not in (4, 5, 6) for place in range(len(attempt.token_ids)))
     masked = replace(group, group=Group(group.group.prompt, (replace(attempt, sampled=sampled),)))
-    lesson = lesson_of(policy, [masked])
-    assert lesson.num_tokens == len(attempt.token_ids) - 3
-    metrics, found = gradients(policy, lesson)
+    batch = lesson_of(policy, [masked])
+    assert batch.num_tokens == len(attempt.token_ids) - 3
+    metrics, found = gradients(policy, batch)
     whole, _ = gradients(policy, lesson_of(policy, [group]))
     assert metrics["self_distillation/kl"] != whole["self_distillation/kl"]
     assert all(bool(gradient.isfinite().all()) for gradient in found.values())
@@ -169,8 +176,8 @@ def test_attempts_that_are_not_trained_or_do_not_fit_with_their_feedback_are_lef
     group = scored(policy, (0.0, 0.0), feedback="no")
     first, second = group.group.completions
     cut = replace(first, finish_reason=FinishReason.LENGTH)
-    lesson = lesson_of(policy, [replace(group, group=Group(group.group.prompt, (cut, second)))])
-    assert [each.token_ids for each in lesson.pupil[0].sequences] == [second.token_ids]
+    batch = lesson_of(policy, [replace(group, group=Group(group.group.prompt, (cut, second)))])
+    assert [each.token_ids for each in batch.student[0].sequences] == [second.token_ids]
     assert lesson_of(policy, [scored(policy, (0.0,), feedback="no" * 600)]).too_long == 1
 
 
@@ -179,11 +186,11 @@ def test_the_teacher_reads_the_question_with_the_feedback_in_its_last_user_turn(
 ) -> None:
     policy = make_policy()
     group = scored(policy, (0.0,), feedback="{prompt} is no number")
-    lesson = lesson_of(policy, [group], template="Was: {feedback}. {other} {prompt}", feedback="grader")
-    text = policy.tokenizer.decode(list(lesson.teacher[0].prompt_ids))
+    batch = lesson_of(policy, [group], template="Was: {feedback}. {other} {prompt}", feedback="grader")
+    text = policy.tokenizer.decode(list(batch.teacher[0].prompt_ids))
     assert text.startswith("<|user|>Was: An earlier answer was not right.")
     assert text.endswith("{prompt} is no number. {other} 3+1=<|assistant|>")
-    assert lesson.teacher[0].sequences == lesson.pupil[0].sequences
+    assert batch.teacher[0].sequences == batch.student[0].sequences
 
 
 def test_earlier_turns_and_tools_stay_and_a_plain_prompt_is_rewritten_whole(
@@ -198,11 +205,11 @@ def test_earlier_turns_and_tools_stay_and_a_plain_prompt_is_rewritten_whole(
     ]
     chat, plain = reader.prompts(rows)
     shown = [
-        tokenizer.decode(list(reader.retold(prompt, lambda text: f"[{text}]"))) for prompt in (chat, plain)
+        tokenizer.decode(list(reader.rewritten(prompt, lambda text: f"[{text}]"))) for prompt in (chat, plain)
     ]
     assert shown[0] == "<|system|>be brief<|user|>1+1=<|assistant|>2<|end|><|user|>[2+2=]<|assistant|>"
     assert shown[1] == "[5+5=]"
-    assert reader.retold(chat, str) == chat.token_ids
+    assert reader.rewritten(chat, str) == chat.token_ids
 
 
 def test_the_divergence_from_the_informed_teacher_falls(make_policy: Callable[..., Policy]) -> None:

@@ -20,11 +20,11 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.rollout.collector import Collected, Collector
+from grpo_engine.rollout.collector import Collector, StepGroups
 from grpo_engine.rollout.overlap import one_step_ahead
-from grpo_engine.rollout.overlap.one_step_ahead import Ahead
-from grpo_engine.rollout.overlap.policy_snapshot import sampler_like
-from grpo_engine.rollout.prompt_source import Outcome, RestingSource
+from grpo_engine.rollout.overlap.one_step_ahead import OneStepAhead
+from grpo_engine.rollout.overlap.policy_snapshot import sampler_for
+from grpo_engine.rollout.prompt_source import CurriculumSource, PromptOutcome
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.trainer import Trainer
@@ -110,7 +110,7 @@ def test_whether_training_or_sampling_ends_first_changes_nothing(
 
     def after_sampling(step: int, *rest: Any) -> dict[str, float]:
         collector = sampling_first.collector
-        assert isinstance(collector, Ahead)
+        assert isinstance(collector, OneStepAhead)
         if collector._next is not None:
             collector._next.result()
         return update(step, *rest)
@@ -119,9 +119,9 @@ def test_whether_training_or_sampling_ends_first_changes_nothing(
     list(first_loop.run(lambda: False))
     second_loop = build_loop(config, tmp_path / "b")
     training_first = second_loop.method
-    collect, train = Ahead._collect, training_first._update
+    collect, train = OneStepAhead._collect, training_first._update
 
-    def after_training(self: Ahead, step: int, sampling: Sampling) -> Any:
+    def after_training(self: OneStepAhead, step: int, sampling: Sampling) -> Any:
         if step > 1:
             assert trained_first.wait(60)
             trained_first.clear()
@@ -132,7 +132,7 @@ def test_whether_training_or_sampling_ends_first_changes_nothing(
         trained_first.set()
         return found
 
-    monkeypatch.setattr(Ahead, "_collect", after_training)
+    monkeypatch.setattr(OneStepAhead, "_collect", after_training)
     monkeypatch.setattr(training_first, "_update", then_let_go)
     list(second_loop.run(lambda: False))
     assert largest_difference(parameters_of(sampling_first), parameters_of(training_first)) == 0.0
@@ -196,7 +196,7 @@ def test_a_sampler_that_sleeps_while_the_policy_is_trained_is_refused(
 ) -> None:
     policy, method = make_policy(), make_config(max_staleness=1).method
     with pytest.raises(ConfigError, match="max_staleness is 1, but ScriptedSampler cannot sample"):
-        sampler_like(ScriptedSampler(policy, lambda stream: "1"), policy, method.reinforcement)
+        sampler_for(ScriptedSampler(policy, lambda stream: "1"), policy, method.reinforcement)
 
 
 def test_several_ranks_are_refused(
@@ -222,7 +222,7 @@ def test_a_job_with_tools_samples_ahead(make_config: MakeConfig, tmp_path: Path)
 def test_what_goes_wrong_ahead_is_told_in_its_own_step(make_config: MakeConfig, tmp_path: Path) -> None:
     trainer = trainer_of(make_config(max_staleness=1), tmp_path)
     collector = trainer.collector
-    assert isinstance(collector, Ahead)
+    assert isinstance(collector, OneStepAhead)
     submit = trainer.grading.submit
     graded = [0]
 
@@ -251,34 +251,34 @@ def completion(**fields: Any) -> Completion:
 class _RowsOnly:
     """In a collector's place: which rows it drew, as groups whose rewards differ where the row is even."""
 
-    def __init__(self, source: RestingSource) -> None:
+    def __init__(self, source: CurriculumSource) -> None:
         self.source = source
         self.drawn: list[list[int]] = []
 
-    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> Collected:
+    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
         prompts = self.source.batch(step)
         self.drawn.append([prompt.row for prompt in prompts])
         groups = [GradedGroup(Group(prompt, (completion(),)), (Score(reward=1.0),)) for prompt in prompts]
-        return Collected(groups, [])
+        return StepGroups(groups, [])
 
 
 class _NoSnapshot:
-    def take(self, version: int) -> None:
+    def update(self, version: int) -> None:
         """Nothing to copy."""
 
 
 def test_a_curriculum_hears_every_outcome_one_step_later_and_leaves_no_row_out() -> None:
     prompts = [Prompt(row, "", (1,), {}) for row in range(6)]
-    sources = [RestingSource(prompts, 2, seed=3) for _ in range(2)]
+    sources = [CurriculumSource(prompts, 2, seed=3) for _ in range(2)]
     rows = _RowsOnly(sources[0])
     snapshot: Any = _NoSnapshot()
     made: Any = rows
-    looking = Ahead(snapshot, made, sources[1], total_steps=7, version=lambda: 4)
+    looking = OneStepAhead(snapshot, made, sources[1], total_steps=7, version=lambda: 4)
     for step in range(1, 8):
         found = looking.collect(step, Sampling(max_tokens=1), PhaseTimer())
         drawn = [graded.group.prompt.row for graded in found.groups]
         assert drawn == rows.drawn[step - 1]
-        looking.observe({row: Outcome(has_signal=row != 0, pass_rate=1.0) for row in drawn})
+        looking.observe({row: PromptOutcome(has_signal=row != 0, pass_rate=1.0) for row in drawn})
         looking.load(looking.state)  # as after a resume
     drawn_in_order = [row for drawn in rows.drawn for row in drawn]
     assert sorted(drawn_in_order[:6]) == [0, 1, 2, 3, 4, 5]

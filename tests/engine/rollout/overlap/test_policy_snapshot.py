@@ -13,9 +13,9 @@ import torch
 from grpo_engine.contract.records import FinishReason, GradeError, Score, StepScore
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
-from grpo_engine.rollout.collector import Collected
-from grpo_engine.rollout.overlap.policy_snapshot import still_policy
-from grpo_engine.rollout.overlap.rollout_state import packed, unpacked
+from grpo_engine.rollout.collector import StepGroups
+from grpo_engine.rollout.overlap.policy_snapshot import copied_policy
+from grpo_engine.rollout.overlap.rollout_state import groups_from_json, groups_to_json
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
@@ -24,7 +24,7 @@ def test_a_snapshot_stands_still_and_shares_what_is_not_trained(
     make_policy: Callable[..., Policy], family: str, lora: Any
 ) -> None:
     policy = make_policy(family, lora=lora)
-    still = still_policy(policy)
+    still = copied_policy(policy)
     own = dict(still.model.named_parameters())
     for name, parameter in policy.model.named_parameters():
         assert own[name] is not parameter
@@ -51,5 +51,5 @@ def test_waiting_groups_survive_json() -> None:
         Score(reward=None, errors={"a": GradeError(code="other_error", message="m")}),
     )
     graded = GradedGroup(Group(prompts[2], (completion(answer="b"), called)), scores)
-    collected = Collected([graded], [replace(graded, group=replace(graded.group, prompt=prompts[0]))])
-    assert unpacked(json.loads(json.dumps(packed(collected))), prompts) == collected
+    collected = StepGroups([graded], [replace(graded, group=replace(graded.group, prompt=prompts[0]))])
+    assert groups_from_json(json.loads(json.dumps(groups_to_json(collected))), prompts) == collected

@@ -14,7 +14,7 @@ from pathlib import Path
 from grpo_engine.__main__ import StopRequest
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import Failed
-from grpo_engine.run import gang
+from grpo_engine.run import rank_launcher
 
 MODULE = "tests.engine.run.distributed.fake_ranks"
 
@@ -29,10 +29,10 @@ def main(run_dir: Path, *deeds: str) -> int:
             "runtime": {"ranks": len(deeds), "device": "cpu"},
         }
     )
-    if not gang.is_rank():
-        gang.LAST_SECONDS = 0.3
-        return gang.launch([sys.executable, "-m", MODULE, str(run_dir), *deeds], config, run_dir)
-    gang.follow_launcher()
+    if not rank_launcher.is_rank():
+        rank_launcher.LAST_SECONDS = 0.3
+        return rank_launcher.launch([sys.executable, "-m", MODULE, str(run_dir), *deeds], config, run_dir)
+    rank_launcher.follow_launcher()
     return do(deeds[int(os.environ["RANK"])], config, run_dir)
 
 
@@ -50,7 +50,7 @@ def do(deed: str, config: RunConfig, run_dir: Path) -> int:
     if kind == "die":
         os.kill(os.getpid(), int(value))
     if kind == "fail":
-        log = gang.open_log(config, run_dir)
+        log = rank_launcher.open_log(config, run_dir)
         log.write(Failed(code="spend_limit", message="enough"))
         return 1
     while kind == "hang" or not should_stop():

@@ -1,4 +1,4 @@
-"""A model behind one of the operator's endpoints as a speaker: bounded threads, results in order, a budget.
+"""A model behind one of the operator's endpoints as a client: bounded threads, results in order, a budget.
 
 Passing trouble is retried by the client. What still fails is told as a failure of that one answer, until so
 much fails that the endpoint must be taken for down. Boundary: no key and no address is in any message.
@@ -19,8 +19,8 @@ from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.judging import Account, Ledger, SpendLimitError
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound import chat_client
+from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply
 from grpo_engine.training_free.prompts import Row
-from grpo_engine.training_free.speakers import Asking, OnRow, Reply
 
 ACCOUNT = "job"
 BREAK_AFTER = 6
@@ -31,7 +31,7 @@ SHOWN_FAILURES = 3
 CHARACTERS_PER_TOKEN = 4
 
 
-class Budget:
+class EndpointBudget:
     """What the job's endpoints may be asked and cost, over all its attempts."""
 
     def __init__(self, settings: TrainingFreeHyperparameters) -> None:
@@ -53,8 +53,10 @@ class Budget:
         return self.ledger.accounts[ACCOUNT].usd
 
 
-class RemoteSpeaker:
-    def __init__(self, asked: EndpointModel, settings: TrainingFreeHyperparameters, budget: Budget) -> None:
+class EndpointModelClient:
+    def __init__(
+        self, asked: EndpointModel, settings: TrainingFreeHyperparameters, budget: EndpointBudget
+    ) -> None:
         """Raises ConfigError where the operator has no such endpoint, model or price."""
         self.asked = asked
         self.label = asked.label
@@ -73,12 +75,12 @@ class RemoteSpeaker:
         self._failures_in_a_row = 0
 
     def answer(
-        self, rows: Sequence[Row], count: int, asking: Asking, on_row: OnRow | None = None
+        self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
     ) -> list[tuple[Completion, ...]]:
         """Answers in order. Raises EndpointDownError where more than half of several do not come, and
         OverspentError where the budget is empty."""
         with ThreadPoolExecutor(self.concurrent_calls, thread_name_prefix="endpoint") as threads:
-            futures = [[threads.submit(self._ask, row, asking) for _ in range(count)] for row in rows]
+            futures = [[threads.submit(self._ask, row, settings) for _ in range(count)] for row in rows]
             try:
                 answers = [self._gathered(place, each, on_row) for place, each in enumerate(futures)]
             finally:
@@ -98,25 +100,25 @@ class RemoteSpeaker:
             on_row(place, found)
         return found
 
-    def _ask(self, row: Row, asking: Asking) -> Completion:
-        request = self._request(row, asking)
+    def _ask(self, row: Row, settings: AnswerSettings) -> Completion:
+        request = self._request(row, settings)
         try:
-            answer = self._paid(request, asking.max_tokens)
+            answer = self._paid(request, settings.max_tokens)
         except chat_client.ChatServerError as error:
             self._note_failure(error)
-            return _failed(self._words(error), asking.version)
+            return _failed(self._words(error), settings.version)
         except chat_client.ChatParseError as error:
-            return _failed(str(error), asking.version)
+            return _failed(str(error), settings.version)
         with self._lock:
             self._failures_in_a_row = 0
-        return _reply(answer, asking.version)
+        return _reply(answer, settings.version)
 
-    def _request(self, row: Row, asking: Asking) -> dict[str, Any]:
+    def _request(self, row: Row, settings: AnswerSettings) -> dict[str, Any]:
         messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
         return {
             "messages": messages,
-            "temperature": asking.temperature,
-            self.asked.length_field: asking.max_tokens,
+            "temperature": settings.temperature,
+            self.asked.length_field: settings.max_tokens,
             "tools": row.get("tools") or None,
         }
 
@@ -142,7 +144,7 @@ class RemoteSpeaker:
         return answer
 
     def _note_failure(self, error: chat_client.ChatServerError) -> None:
-        """Raises EndpointDownError where asking on is of no use."""
+        """Raises EndpointDownError where settings on is of no use."""
         with self._lock:
             self._failures_in_a_row += 1
             is_down = self._failures_in_a_row >= BREAK_AFTER

@@ -1,4 +1,4 @@
-"""The job's own model as a speaker: its tokenizer's chat template, the worker's sampler.
+"""The job's own model as a client: its tokenizer's chat template, the worker's sampler.
 
 Boundary: no network. Without a chat template a conversation is read as one text.
 """
@@ -13,14 +13,14 @@ from grpo_engine.contract.records import FinishReason
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.dataset import RowReader, joined
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
+from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply
 from grpo_engine.training_free.prompts import Row
-from grpo_engine.training_free.speakers import Asking, OnRow, Reply
 
 ROUND = 1_000_000
 """Rounds of a step draw as if their prompts were so far apart."""
 
 
-class LocalSpeaker:
+class LocalModelClient:
     def __init__(
         self,
         reader: RowReader,
@@ -38,20 +38,22 @@ class LocalSpeaker:
         self.has_template = has_template
 
     def answer(
-        self, rows: Sequence[Row], count: int, asking: Asking, on_row: OnRow | None = None
+        self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
     ) -> list[tuple[Completion, ...]]:
         """Completions; a row without room for an answer is a failure."""
         prompts = self._prompts(rows)
-        places = [place for place, prompt in enumerate(prompts) if self._has_room(prompt, asking.max_tokens)]
-        self.sampler.load_policy(asking.version)
+        places = [
+            place for place, prompt in enumerate(prompts) if self._has_room(prompt, settings.max_tokens)
+        ]
+        self.sampler.load_policy(settings.version)
         groups = self.sampler.generate(
-            [prompts[place] for place in places], count, self._sampling(asking), _told(on_row, places)
+            [prompts[place] for place in places], count, self._sampling(settings), _told(on_row, places)
         )
         found = {place: group.completions for place, group in zip(places, groups, strict=True)}
         answers = []
         for place in range(len(rows)):
             if place not in found:
-                found[place] = (_too_long(asking.version),) * count
+                found[place] = (_too_long(settings.version),) * count
                 if on_row is not None:
                     on_row(place, found[place])
             answers.append(found[place])
@@ -67,13 +69,13 @@ class LocalSpeaker:
     def _has_room(self, prompt: Prompt, max_tokens: int) -> bool:
         return self.max_length is None or len(prompt.token_ids) + max_tokens <= self.max_length
 
-    def _sampling(self, asking: Asking) -> Sampling:
+    def _sampling(self, settings: AnswerSettings) -> Sampling:
         return Sampling(
-            max_tokens=asking.max_tokens,
-            temperature=asking.temperature,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
             seed=self.seed,
-            step=asking.step,
-            first_prompt=asking.round * ROUND,
+            step=settings.step,
+            first_prompt=settings.round * ROUND,
         )
 
 

@@ -25,7 +25,7 @@ class Reply(Completion):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class AnswerSettings:
     """How to ask."""
 
     max_tokens: int
@@ -42,13 +42,13 @@ OnRow = Callable[[int, tuple[Completion, ...]], None]
 """Called with a row's position as soon as its last answer is there."""
 
 
-class Speaker(Protocol):
+class ModelClient(Protocol):
     """A model that answers."""
 
     label: str
 
     def answer(
-        self, rows: Sequence[Row], count: int, asking: Asking, on_row: OnRow | None = None
+        self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
     ) -> list[tuple[Completion, ...]]:
         """`count` answers to each row, in the order of the rows. Raises EngineError where it cannot."""
         ...

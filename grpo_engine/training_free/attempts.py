@@ -1,6 +1,6 @@
 """Attempts at rows, made with the library in the prompt, graded and compared.
 
-Boundary: groups and their metrics; nobody reflects here. An attempt that a speaker could not make is
+Boundary: groups and their metrics; nobody reflects here. An attempt that a client could not make is
 unscorable like one that a grader could not score.
 """
 
@@ -16,11 +16,11 @@ from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
 from grpo_engine.rollout.scoring import PendingScores
 from grpo_engine.training_free.library import Experience, Library
+from grpo_engine.training_free.model_client import AnswerSettings, ModelClient
 from grpo_engine.training_free.prompts import Row, task_text, with_experiences
-from grpo_engine.training_free.speakers import Asking, Speaker
 
 
-def compare(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
+def with_advantages(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
     """The groups with their advantages (`group_std`); those without signal get exactly 0."""
     rewards = [GroupRewards(tuple(score.reward for score in group.scores)) for group in groups_P]
     return [
@@ -30,10 +30,10 @@ def compare(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
 
 
 class Attempts:
-    """Makes attempts with one speaker."""
+    """Makes attempts with one client."""
 
-    def __init__(self, speaker: Speaker, settings: TrainingFreeHyperparameters) -> None:
-        self.speaker = speaker
+    def __init__(self, client: ModelClient, settings: TrainingFreeHyperparameters) -> None:
+        self.client = client
         self.settings = settings
 
     def prompted(self, row: Row, library: Library) -> tuple[Row, int]:
@@ -46,7 +46,7 @@ class Attempts:
             kept = {each.id for each in by_use[:count]}
             shown: list[Experience] = [each for each in library.experiences if each.id in kept]
             prompted = with_experiences(row, shown, self.settings.template)
-            if count == 0 or self.speaker.fits(prompted, self.settings.max_completion_tokens):
+            if count == 0 or self.client.fits(prompted, self.settings.max_completion_tokens):
                 return prompted, len(by_use) - count
         return row, len(by_use)
 
@@ -55,7 +55,7 @@ class Attempts:
         prompts_P: Sequence[Prompt],
         rows_P: Sequence[Row],
         count: int,
-        asking: Asking,
+        asking: AnswerSettings,
         grading: Grading,
         timer: PhaseTimer,
     ) -> list[GradedGroup]:
@@ -69,7 +69,7 @@ class Attempts:
             pending.submit(place, Group(prompts_P[place], completions))
 
         with timer.measure("sample"):
-            made = self.speaker.answer(rows_P, count, asking, submit)
+            made = self.client.answer(rows_P, count, asking, submit)
         groups = [
             Group(replace(prompt, text=task_text(row)), completions)
             for prompt, row, completions in zip(prompts_P, rows_P, made, strict=True)

@@ -51,7 +51,7 @@ def launch(command: Sequence[str], config: RunConfig, run_dir: Path) -> int:
     """Run the command as `config.runtime.ranks` ranks to their end. Its exit status; a signal ends us too."""
     for path in run_dir.glob(_report(run_dir, "*").name):
         path.unlink()
-    status = Gang(command, config.runtime).wait()
+    status = RankProcesses(command, config.runtime).wait()
     if status < 0:
         _end_by(-status)
     if status:
@@ -66,7 +66,7 @@ def _end_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-class Gang:
+class RankProcesses:
     """Ranks that run. Made and used in the main thread: signals to this process are theirs."""
 
     def __init__(self, command: Sequence[str], runtime: Runtime) -> None:
@@ -143,7 +143,7 @@ class EventLog(Protocol):
     def close(self) -> None: ...
 
 
-class Report:
+class FailureReport:
     """A later rank's log: the first rank tells the same, so only the reason of this one's failure is kept."""
 
     def __init__(self, path: Path) -> None:
@@ -161,7 +161,7 @@ class Report:
 def open_log(config: RunConfig, run_dir: Path) -> EventLog:
     """The run's journal; a later rank's report."""
     rank = os.environ.get("RANK", "0")
-    return Report(_report(run_dir, rank)) if rank != "0" else open_journal(config, run_dir)
+    return FailureReport(_report(run_dir, rank)) if rank != "0" else open_journal(config, run_dir)
 
 
 def open_journal(config: RunConfig, run_dir: Path) -> Journal:

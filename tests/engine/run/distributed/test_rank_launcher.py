@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.job import RunConfig, Runtime
-from grpo_engine.run.gang import rank_environments
+from grpo_engine.run.rank_launcher import rank_environments
 from tests.engine.conftest import cut
 from tests.engine.run.distributed.fake_ranks import MODULE
 from tests.engine.training.test_resume import events, wait_for_step
