@@ -1,6 +1,6 @@
-"""A step's groups: sampled, graded while others are still sampled, replaced where they teach nothing.
+"""Collects a step's groups: samples, grades, and replaces groups without signal.
 
-Boundary: no gradients. What a tool-using job needs is inside its sampler.
+Boundary: no gradients. The sampler of a job with tools runs the tools.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from grpo_engine.rollout.scoring import Decode, PendingScores, group_rewards, pu
 
 @dataclass(frozen=True, slots=True)
 class StepGroups:
-    """What a step has to train on, and what it threw away to get there."""
+    """Groups that a step trains on, and groups that it discarded."""
 
     groups: list[GradedGroup]
     discarded: list[GradedGroup]
-    """Groups without signal that fresh prompts replaced."""
+    """Groups without signal, replaced by fresh prompts."""
 
 
 def sampling_of(settings: ReinforcementHyperparameters, seed: int, step: int) -> Sampling:
@@ -55,7 +55,7 @@ class Collector:
         self.decode = decode
 
     def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
-        """The groups of a step. Raises GraderError where too many completions could not be scored."""
+        """The groups of a step. Raises GraderError if too many completions could not be scored."""
         settings = self.hyperparameters
         groups = self.graded(self.source.batch(step), sampling, timer)
         discarded: list[GradedGroup] = []
@@ -82,9 +82,9 @@ class Collector:
         return groups + without[:missing], without[missing:]
 
     def graded(self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer) -> list[GradedGroup]:
-        """Groups with their scores; each rank samples and grades its part, and learns of the others'.
+        """Groups with their scores, sampled and graded by all ranks and exchanged between them.
 
-        A completion's name, and with it its random numbers, does not depend on the number of ranks.
+        A completion's random numbers do not depend on the number of ranks.
         """
         ranks = Ranks.current()
         first, own = ranks.part(prompts_P)

@@ -1,6 +1,6 @@
-"""Dataset rows as prompts, in an order that depends only on (seed, step).
+"""Reads dataset rows and tokenizes them as prompts or demonstrations.
 
-The service has checked every row at submit; what is refused here is what only the tokenizer can tell.
+The service checks every row at submit; this module rejects only what requires the tokenizer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def item_of(row: dict[str, Any]) -> dict[str, Any]:
-    """What graders see as `item`: the row without its conversation."""
+    """The `item` of graders: the row without its conversation."""
     return {key: value for key, value in row.items() if key not in ("messages", "tools")}
 
 
 class RowReader:
-    """Rows as token sequences of one model, on the job's own date."""
+    """Tokenizes rows for one model; chat templates print the job's creation date."""
 
     def __init__(
         self,
@@ -48,20 +48,20 @@ class RowReader:
         created_at: float = 0.0,
         tools: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """`tools`: function schemas of the job's tools, shown to the model before the row's own; of two with
-        one name the job's is shown. Rows without a conversation say in their prompt what may be called."""
+        """`tools`: function schemas of the job's tools, listed before the row's own and preferred over those
+        of the same name. A row without a conversation describes its tools in its prompt."""
         self.tokenizer = tokenizer
         self.created = datetime.fromtimestamp(created_at, UTC)
         self.tools = tuple(tools)
 
     def prompts(self, rows: Sequence[dict[str, Any]]) -> list[Prompt]:
-        """Rows ready to sample from, in the file's order. Raises DatasetError."""
+        """Prompts in the file's order. Raises DatasetError."""
         return [self._prompt(index, row) for index, row in enumerate(rows)]
 
     def demonstrations(self, rows: Sequence[dict[str, Any]], max_tokens: int) -> list[Prompt]:
-        """Rows with the assistant's last turn as target tokens, end-of-sequence included.
+        """Prompts with the assistant's last turn as target tokens, end-of-sequence included.
 
-        Raises DatasetError where a row is longer than `max_tokens`.
+        Raises DatasetError if a row is longer than `max_tokens`.
         """
         made = [self._demonstration(index, row) for index, row in enumerate(rows)]
         for prompt in made:
@@ -80,14 +80,14 @@ class RowReader:
         conversation = {"messages": row["messages"], "tools": row.get("tools")}
         return Prompt(index, text, self._encode(text), item_of(row), conversation=conversation)
 
-    def rewritten(self, prompt: Prompt, tell: Callable[[str], str]) -> tuple[int, ...]:
-        """Token ids of the prompt with its last user turn (or its whole text) rewritten by `tell`."""
+    def rewritten(self, prompt: Prompt, rewrite: Callable[[str], str]) -> tuple[int, ...]:
+        """Token ids of the prompt with its last user turn (or its whole text) replaced by `rewrite(text)`."""
         if not prompt.conversation:
-            return tuple(self.tokenizer(tell(prompt.text)).input_ids)
+            return tuple(self.tokenizer(rewrite(prompt.text)).input_ids)
         messages = list(prompt.conversation["messages"])
-        asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
-        place = asked[-1] if asked else len(messages) - 1
-        content = tell(str(joined(messages[place].get("content")) or ""))
+        user_turns = [place for place, message in enumerate(messages) if message["role"] == "user"]
+        place = user_turns[-1] if user_turns else len(messages) - 1
+        content = rewrite(str(joined(messages[place].get("content")) or ""))
         messages[place] = {**messages[place], "content": content}
         row = {**prompt.conversation, "messages": messages}
         return self._encode(self._render(prompt.row, row, generate=True))
@@ -105,7 +105,7 @@ class RowReader:
         return Prompt(index, prompt.text, prompt.token_ids, prompt.item, target)
 
     def _ended(self, target: tuple[int, ...]) -> tuple[int, ...]:
-        """Exactly one end-of-sequence, at the end: some chat templates write on after it, others none."""
+        """The target with exactly one end-of-sequence token, at its end, whatever the chat template wrote."""
         end = cast(int, self.tokenizer.eos_token_id)
         return (*target[: target.index(end)], end) if end in target else (*target, end)
 
@@ -137,7 +137,7 @@ def _function_name(tool: Mapping[str, Any]) -> Any:
 
 
 def joined(content: Any) -> Any:
-    """A message's content with its text parts joined: templates of text models know only strings."""
+    """A message's content with its text parts joined: templates of text models accept only strings."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
     return content

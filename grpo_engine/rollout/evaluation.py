@@ -1,6 +1,6 @@
-"""Evaluation of held-out rows, every completion on record, compared row by row with before training.
+"""Evaluates held-out rows and compares their rewards, row by row, with those before training.
 
-Boundary: which policy samples, and what follows from a verdict, is the loop's.
+Boundary: the loop decides when to evaluate and what follows from a verdict.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.rollout.scoring import PendingScores, rollouts, with_zero_advantages
 
 Rewards = dict[str, float]
-"""Row (as text, for JSON) → reward; unscorable rows are left out."""
+"""Row number (as text, for JSON) → reward; unscorable rows are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSet:
-    """Rows to evaluate on, and who scores them."""
+    """Rows to evaluate on, with their grader."""
 
     prompts: Sequence[Prompt]
     grading: Grading
@@ -81,20 +81,20 @@ def evaluation_events(
 
 
 def rewards_by_row(scored: Sequence[ScoredGroup]) -> Rewards:
-    """What verdicts compare."""
+    """Reward of each scored row, for verdicts."""
     found = ((group.group.prompt.row, group.scores[0].reward) for group in scored)
     return {str(row): reward for row, reward in found if reward is not None}
 
 
 def verdict_on(name: str, before: Rewards | None, after: Rewards) -> Verdict | None:
-    """None where nothing is known of before training."""
+    """The verdict on a set; None without rewards from before training."""
     if before is None:
         return None
     return held_out_verdict(before, after) if name == VALIDATION else retention_verdict(name, before, after)
 
 
 def evaluation_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Rewards, lengths, errors and the number of rows."""
+    """Rewards, lengths, share of unscorable rows and number of rows."""
     kept = {
         name: value
         for name, value in reward_metrics(scored).items()

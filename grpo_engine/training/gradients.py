@@ -1,6 +1,6 @@
-"""Gradients of one optimiser step, micro-batch by micro-batch, and what inner iterations remember.
+"""Gradients of one optimiser step, one micro-batch after another.
 
-Boundary: no sampling, no scoring, no optimiser. Gradients are left on the parameters.
+Boundary: no sampling, no scoring, no optimiser step. Gradients accumulate on the parameters.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from grpo_engine.parallel.ranks import Ranks, summed
 
 
 class TokenValues:
-    """Values by token that a step computes once: completion → [its trained tokens].
+    """Values per trained token that a step computes once and later inner iterations reuse.
 
-    Kept per completion, so that another packing (after an out-of-memory error) finds them again.
+    Stored per completion, so that another packing (after an out-of-memory error) finds them.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class TokenValues:
         self._values.setdefault(name, {}).update(zip(batch.indices, pieces, strict=True))
 
     def values(self, name: str) -> dict[int, Tensor]:
-        """Completion → its tokens' values."""
+        """Index of each completion → values of its trained tokens."""
         return self._values.get(name, {})
 
     def find(self, name: str, batch: PackedBatch) -> Tensor | None:
-        """[N], None where not all of it was kept."""
+        """[N] values of the batch's tokens; None unless all of them are stored."""
         known = self._values.get(name, {})
         if not all(index in known for index in batch.indices):
             return None
@@ -49,15 +49,15 @@ class TokenValues:
 
 
 class LossTerm(Protocol):
-    """Something that moves the weights in a step."""
+    """One term of a step's loss."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that have a part in its loss."""
+        """Tokens that contribute to the loss."""
         ...
 
     def __call__(self, token_budget: int) -> dict[str, float]:
-        """Leaves its gradients on the parameters; metrics, its `loss` among them."""
+        """Add its gradients to the parameters; returns metrics, among them `loss`."""
         ...
 
 
@@ -74,7 +74,7 @@ class PolicyGradient:
         correction: str,
         off_policy: bool = False,
     ) -> None:
-        """`off_policy`: an older policy sampled; what it recorded are the old log-probabilities."""
+        """`off_policy`: an older policy sampled, and its recorded log-probabilities are the old ones."""
         self.policy = policy
         self.hyperparameters = hyperparameters
         self.groups = groups
@@ -91,7 +91,7 @@ class PolicyGradient:
         return sum(group.num_trained for group in self.groups)
 
     def __call__(self, token_budget: int) -> dict[str, float]:
-        """Forward, loss and backward of every micro-batch of this rank; the metrics are all ranks'."""
+        """Forward, loss and backward of this rank's micro-batches; returns metrics over all ranks."""
         stats = TrainingStats()
         # Kept across a repetition after out-of-memory: ranks exchange them once per iteration.
         self.entropies = self.entropies or self._entropies(token_budget)
@@ -104,11 +104,11 @@ class PolicyGradient:
         return summed(self.ranks.gather(stats)).metrics()
 
     def _passes(self, token_budget: int) -> tuple[list[PackedBatch], list[PackedBatch]]:
-        """This rank's micro-batches, and those that only keep pace with other ranks."""
+        """This rank's micro-batches, and idle ones that keep sharded ranks in step."""
         return self.ranks.passes(self.groups, token_budget, self.policy.model, self.policy.device)
 
     def _keep_pace(self, batch: PackedBatch) -> None:
-        """The passes of a micro-batch without its effect: other ranks need this share of the weights."""
+        """Run the passes of an idle micro-batch: other ranks need this rank's share of the weights."""
         if self.kl_in_loss:
             self._reference(batch)
         logprobs_N, _ = self.policy.logprobs(batch)
@@ -117,7 +117,7 @@ class PolicyGradient:
     def _accumulate(
         self, batch: PackedBatch, stats: TrainingStats, entropies: _EntropyThreshold | None
     ) -> None:
-        """One micro-batch: every term of the loss, and its gradient."""
+        """Add the loss and gradient of one micro-batch."""
         settings, options = self.settings, self.hyperparameters
         reference_N = self._reference(batch) if self.kl_in_loss else None
         with self.policy.dropout():
@@ -142,11 +142,10 @@ class PolicyGradient:
         stats.add(batch, logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
 
     def _old(self, batch: PackedBatch, logprobs_N: Tensor) -> Tensor:
-        """Log-probabilities under the policy that sampled [N].
+        """[N] log-probabilities under the policy that sampled.
 
-        In the first inner iteration that policy is provably the trained one (same weights, same numerics), so
-        they are the new ones without gradient; they are stored where more iterations follow. Those of an
-        older policy were recorded while it sampled.
+        In the first inner iteration that is the trained policy (same weights, same numerics), so they are the
+        new ones without gradient, stored if more iterations follow. An older policy recorded its own.
         """
         if self.off_policy:
             return batch.sampled_logprobs_N
@@ -158,7 +157,7 @@ class PolicyGradient:
         return logprobs_N.detach()
 
     def _weights(self, batch: PackedBatch, old_N: Tensor, chosen_N: Tensor | None) -> Tensor:
-        """Share of each token in the policy loss: normaliser, chosen tokens, sampler correction."""
+        """[N] weight of each token in the policy loss: normaliser, token selection, sampler correction."""
         weights_N = batch.weights_N if chosen_N is None else batch.weights_N * chosen_N
         if self.correction == "none":
             return weights_N
@@ -166,7 +165,7 @@ class PolicyGradient:
         return weights_N * importance_weights(old_N, sampled_N, batch.sequences_N, self.correction, cap)
 
     def _reference(self, batch: PackedBatch) -> Tensor:
-        """[N]; the reference is frozen, so later inner iterations recall it."""
+        """[N] log-probabilities under the frozen reference, computed once per step."""
         known = self.token_values.find("reference", batch)
         if known is not None:
             return known
@@ -176,7 +175,7 @@ class PolicyGradient:
         return reference_N
 
     def _entropies(self, token_budget: int) -> _EntropyThreshold | None:
-        """Of every trained token of the step, where the loss takes only those with the highest."""
+        """Entropies of all trained tokens, if `top_entropy_quantile` restricts the loss; else None."""
         if self.hyperparameters.top_entropy_quantile >= 1:
             return None
         found = _EntropyThreshold()
@@ -186,34 +185,34 @@ class PolicyGradient:
                 found.add(batch, self.policy.logprobs(batch, self.hyperparameters.temperature)[1])
             for batch in idle:
                 self.policy.logprobs(batch)
-        found.everything = [each for rank in self.ranks.gather(found.everything) for each in rank]
+        found.values_N = [each for rank in self.ranks.gather(found.values_N) for each in rank]
         found.choose(self.hyperparameters.top_entropy_quantile)
         return found
 
 
 class _EntropyThreshold:
-    """Which tokens of a step are among those with the highest entropy: one threshold for all of them.
+    """Selects the tokens with the highest entropy by one threshold for the whole step.
 
-    Beyond the 80/20 rule (arXiv 2506.01939): train only the tokens where the model hesitates.
+    Source: Beyond the 80/20 rule (arXiv 2506.01939).
     """
 
     def __init__(self) -> None:
         self.token_values = TokenValues()
-        self.everything: list[np.ndarray] = []
+        self.values_N: list[np.ndarray] = []
         self.threshold = 0.0
         self.count = 0
 
     def add(self, batch: PackedBatch, entropy_N: Tensor) -> None:
         self.token_values.store("entropy", batch, entropy_N)
-        self.everything.append(entropy_N.double().cpu().numpy())
+        self.values_N.append(entropy_N.double().cpu().numpy())
 
     def choose(self, share: float) -> None:
-        everything = np.concatenate(self.everything)
-        self.threshold = float(np.quantile(everything, 1 - share))
-        self.count = int((everything >= self.threshold).sum())
+        values_N = np.concatenate(self.values_N)
+        self.threshold = float(np.quantile(values_N, 1 - share))
+        self.count = int((values_N >= self.threshold).sum())
 
     def chosen(self, batch: PackedBatch) -> Tensor:
-        """[N] 1 where the token is trained, else 0."""
+        """[N] 1 if the token is trained, otherwise 0."""
         entropy_N = self.token_values.find("entropy", batch)
         assert entropy_N is not None
         return (entropy_N.double() >= self.threshold).float()
@@ -226,9 +225,9 @@ def kl_penalties(
     beta: float,
     token_budget: int,
 ) -> tuple[list[tuple[float, ...]], float]:
-    """β · KL of every completion [P][G], summed over its tokens, and the mean KL of a token.
+    """β · KL of every completion [P][G], summed over its tokens, and the mean KL per token, in nats.
 
-    DeepSeek-R1's and InstructGPT's placement: subtracted from the reward, so it has no gradient of its own.
+    The placement of InstructGPT and DeepSeek-R1: subtracted from the reward, without a gradient of its own.
     """
     temperature, estimator = hyperparameters.temperature, hyperparameters.kl_estimator
     token_values = TokenValues()

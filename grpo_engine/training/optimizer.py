@@ -1,7 +1,7 @@
 """AdamW over the trainable parameters: schedule, gradient clip, refusal of non-finite steps, exact state.
 
-The schedule is a function of the step, so the only state is Adam's own moments; they are saved as plain
-tensors by parameter name.
+The schedule is a function of the step, so the only state is Adam's moments, saved as tensors by parameter
+name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def learning_rate_at(step: int, total_steps: int, hyperparameters: Hyperparamete
 
 
 class Optimizer:
-    """AdamW, one `step` for a whole optimiser step's gradients."""
+    """AdamW with gradient clipping."""
 
     def __init__(
         self, parameters: Mapping[str, torch.nn.Parameter], hyperparameters: Hyperparameters
@@ -47,9 +47,9 @@ class Optimizer:
         )
 
     def step(self, learning_rate: float, loss: float, *, step: int, rows: Sequence[int] = ()) -> float:
-        """Clip, refuse non-finite, move, clear. Returns the gradient norm before clipping.
+        """Clip, update, clear. Returns the gradient norm before clipping.
 
-        Raises NonFiniteError, naming the dataset rows of the step, before any parameter moved.
+        Raises NonFiniteError, naming the dataset rows of the step, before any parameter changes.
         """
         parameters = [p for p in self.parameters.values() if p.grad is not None]
         norm = gathered(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
@@ -63,7 +63,7 @@ class Optimizer:
         return float(norm)
 
     def clear(self) -> None:
-        """Drop the gradients gathered so far."""
+        """Drop the accumulated gradients."""
         self.adamw.zero_grad(set_to_none=True)
 
     def _non_finite(self, norm: float, loss: float, step: int, rows: Sequence[int]) -> NonFiniteError:
@@ -85,7 +85,7 @@ class Optimizer:
         )
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """`<moment>/<parameter>` → tensor, whole; with sharded weights every rank must ask."""
+        """`<moment>/<parameter>` → whole tensor; with sharded weights every rank must call."""
         return {
             f"{key}/{name}": gathered(torch.as_tensor(value)).detach().cpu().contiguous()
             for name, parameter in self.parameters.items()
@@ -93,7 +93,7 @@ class Optimizer:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """What `state_tensors` gave."""
+        """Restore the result of `state_tensors`."""
         for full_name, tensor in tensors.items():
             key, _, name = full_name.partition("/")
             parameter = self.parameters[name]

@@ -1,10 +1,11 @@
-"""SDPO: the policy that is told what went wrong teaches the policy that is not.
+"""SDPO: the policy with feedback in its prompt is the teacher of the policy without.
 
 Reinforcement Learning via Self-Distillation (arXiv 2601.20802): with x the question, y a failed attempt and
 f the feedback on it, L = mean over the attempts' tokens of KL(π(·|x, y_<t) ‖ stop_grad π(·|x, f, y_<t)).
-The teacher is the policy as it is now, its weights and all, so nothing is kept between steps.
+The teacher uses the current weights, so nothing is kept between steps.
 
-Boundary: which attempts, what the teacher reads, and the gradients; the divergence is `distillation.py`'s.
+Boundary: selects the attempts, writes the teacher's prompt, computes gradients; `models/distillation.py` has
+the divergence.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.training.gradients import TokenValues
 
 RewritePrompt = Callable[[Prompt, Callable[[str], str]], tuple[int, ...]]
-"""`RowReader.rewritten`: token ids of a prompt with its last user turn rewritten."""
+"""`RowReader.rewritten`: token ids of a prompt whose last user turn is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationBatch:
-    """A step's failed attempts, as the student wrote them and as the teacher reads them."""
+    """A step's failed attempts, after the student's prompt and after the teacher's."""
 
     student: tuple[TrainingGroup, ...]
-    """The attempts after their own prompts."""
+    """The attempts after their original prompts."""
     teacher: Mapping[int, TrainingGroup]
-    """Attempt (its sequence's index) → the same tokens after the prompt with the feedback."""
+    """Index of an attempt's sequence → the same tokens after the prompt with feedback."""
     too_long: int = 0
-    """Attempts that do not fit the model's context together with the feedback."""
+    """Attempts left out because they exceed the model's context together with the feedback."""
 
     @property
     def num_tokens(self) -> int:
@@ -51,7 +52,7 @@ def distillation_batch(
     rewrite: RewritePrompt,
     max_length: int | None = None,
 ) -> DistillationBatch:
-    """The failed attempts of a step for which there is feedback. Needs `settings.self_distillation`."""
+    """The step's failed attempts with feedback. Requires `settings.self_distillation`."""
     options = settings.self_distillation
     assert options is not None
     student: list[TrainingGroup] = []
@@ -76,7 +77,7 @@ def distillation_batch(
 
 
 def failed_attempts(scored: ScoredGroup, options: SelfDistillation) -> list[tuple[int, str]]:
-    """(place in the group, feedback) of each attempt that failed and of which there is something to tell.
+    """(position in the group, feedback) of each failed attempt that has feedback.
 
     An unscorable attempt has neither failed nor succeeded.
     """
@@ -92,7 +93,7 @@ def failed_attempts(scored: ScoredGroup, options: SelfDistillation) -> list[tupl
 
 
 def feedback_text(message: str, example: str) -> str:
-    """What the teacher reads; empty where there is neither a message nor an example."""
+    """Text of the feedback; empty without a message and an example."""
     parts = []
     if message:
         parts.append(f"An earlier answer was not right. What was said about it:\n{message}")
@@ -102,14 +103,14 @@ def feedback_text(message: str, example: str) -> str:
 
 
 def _best_answer(scored: ScoredGroup, options: SelfDistillation) -> str:
-    """Text of the group's best success, the first of equals; empty where there is none."""
+    """Text of the group's best success, the first of equals; empty if there is none."""
     rewards = [float("-inf") if score.reward is None else score.reward for score in scored.scores]
     best = max(range(len(rewards)), key=rewards.__getitem__)
     return scored.group.completions[best].text if rewards[best] >= options.success_reward else ""
 
 
 def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
-    """The user's turn → the turn with feedback; braces in either are left as they are."""
+    """A function from the user's turn to the turn with feedback; other braces stay unchanged."""
 
     def tell(prompt: str) -> str:
         values = {"prompt": prompt, "feedback": feedback}
@@ -119,7 +120,7 @@ def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
 
 
 class DistillationTerm:
-    """The distillation loss of a step, a mean over all of its distilled tokens; a `LossTerm`."""
+    """The distillation loss of a step, a mean over its distilled tokens; a `LossTerm`."""
 
     def __init__(
         self, policy: Policy, settings: ReinforcementHyperparameters, batch: DistillationBatch
@@ -133,7 +134,7 @@ class DistillationTerm:
         self.ranks = Ranks.current()
 
     def __call__(self, token_budget: int) -> dict[str, float]:
-        """Gradients of every micro-batch of this rank; the metrics are all ranks'."""
+        """Add the gradients of this rank's micro-batches; returns metrics over all ranks."""
         total, tokens = 0.0, self.num_tokens
         for batch in pack(self.ranks.share(self.batch.student), token_budget, self.policy.device):
             kl_N = self._divergence(batch, self._teacher_states(batch, token_budget))
@@ -149,9 +150,9 @@ class DistillationTerm:
         }
 
     def _teacher_states(self, batch: PackedBatch, token_budget: int) -> Tensor:
-        """What predicts the batch's tokens under the teacher [N, H], in the batch's order; no gradient.
+        """[N, H] hidden states that predict the batch's tokens under the teacher, without gradient.
 
-        Each attempt has a prompt of its own here, so these micro-batches are other ones than the student's.
+        Each attempt has its own prompt here, so the teacher's micro-batches differ from the student's.
         """
         groups, token_values = [self.batch.teacher[index] for index in batch.indices], TokenValues()
         with torch.no_grad():
@@ -162,7 +163,7 @@ class DistillationTerm:
         return states_N
 
     def _divergence(self, batch: PackedBatch, teacher_N: Tensor) -> Tensor:
-        """KL of each of the batch's tokens [N], with the student's gradient."""
+        """[N] KL of each token, with the student's gradient."""
         with self.policy.dropout():
             student_N, head = self.policy.output_states(self.policy.model, batch)
         size = head.weight.shape[0] if isinstance(head, torch.nn.Linear) else student_N.shape[-1]
@@ -183,7 +184,7 @@ def distillation_terms(
     scored_P: Sequence[ScoredGroup],
     rewrite: RewritePrompt,
 ) -> list[DistillationTerm]:
-    """The step's term where the job distils and there are failed attempts with feedback; else nothing."""
+    """The step's term, if the job distils and failed attempts have feedback; otherwise nothing."""
     if settings.self_distillation is None:
         return []
     batch = distillation_batch(scored_P, settings, rewrite, policy.max_length)

@@ -1,14 +1,13 @@
-"""Sample the next step while this one is trained (`max_staleness` 1): one step off-policy, as in AReaL
-(arXiv 2505.24298) and most asynchronous systems, but with nothing left to chance.
+"""Samples the next step while this one is trained (`max_staleness` 1): deterministically one step off-policy.
 
-The next step is sampled from a snapshot taken before this one moves the weights, and a step ends when both
-its training and the next one's sampling have. So rollouts are exactly one step behind whatever the threads
-do, a checkpoint holds the rollouts that wait, and an interrupted run equals an uninterrupted one bit for bit.
-The loss compares with the log-probabilities that the sampler recorded (`gradients.py`), so ratio and clip are
-those of the policy that sampled.
+The idea is that of AReaL (arXiv 2505.24298). The next step is sampled from a snapshot taken before this
+step's update, and a step ends when both its training and the next step's sampling have ended. So rollouts are
+exactly one step behind, a checkpoint holds the rollouts that are not trained yet, and an interrupted run
+equals an uninterrupted one bit for bit. The loss uses the log-probabilities that the sampler recorded
+(`gradients.py`).
 
-Costs: the snapshot's memory (`snapshot.py`), and a shared processor: it pays where sampling leaves cores or
-the device idle. Evaluations run between steps with the policy as it is.
+Costs: the snapshot's memory (`policy_snapshot.py`) and a shared processor. It pays if sampling leaves cores
+or the device idle. Evaluations run between steps with the current policy.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from grpo_engine.rollout.sampler.base import Sampler, Sampling
 
 
 class StepSource(Protocol):
-    """What a trainer tells its prompt source and asks of it."""
+    """A trainer's view of its prompt source."""
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
@@ -58,15 +57,15 @@ def open_rollouts(
     total_steps: int,
     version: Callable[[], int],
 ) -> tuple[StepSource, StepCollector]:
-    """Where a step's groups come from: sampled when the step begins, or one step ahead.
+    """The prompt source and the collector of a job: sampled when a step begins, or one step ahead.
 
-    `version`: the policy's own, now. Raises ConfigError where nothing can be sampled ahead.
+    `version`: returns the policy's current version. Raises ConfigError if sampling ahead is impossible.
     """
     source = make_source()
     if not method.hyperparameters.max_staleness:
         return source, Collector(sampler, grading, source, method.hyperparameters, policy.decode)
     if (world := Ranks.current().world) > 1:
-        message = f"max_staleness is 1, but {world} ranks share the sampling and talk to each other meanwhile"
+        message = f"max_staleness is 1, but {world} ranks share the sampling and communicate during training"
         raise ConfigError(message, hint="Set max_staleness to 0, or train on one device.")
     snapshot = PolicySnapshot(policy, sampler, method)
     drawing = make_source()
@@ -77,10 +76,10 @@ def open_rollouts(
 
 
 class OneStepAhead:
-    """Both a trainer's prompt source and its collector, because a step's rows are drawn early.
+    """A trainer's prompt source and collector in one, because a step's rows are drawn early.
 
-    `collector` samples from the snapshot the rows that its own source draws; `known` hears every outcome.
-    Rows of a step are drawn before the outcomes of the step before it are known.
+    `collector` samples rows of its own source from the snapshot; `known` receives every outcome. The rows of
+    a step are drawn before the outcomes of the previous step exist.
     """
 
     def __init__(
@@ -100,13 +99,13 @@ class OneStepAhead:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._next: Future[tuple[StepGroups, dict[str, float]]] | None = None
         self._drawn: dict[str, Any] = {}
-        """The drawing source's state when it drew the step that is trained now."""
+        """State of the drawing source when it drew the step that is trained now."""
         self._staleness = 0
 
     def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
-        """The step's groups, sampled ahead; from here on the next step's are sampled.
+        """The step's groups, sampled ahead; starts sampling the next step.
 
-        Raises GraderError where too many completions could not be scored.
+        Raises GraderError if too many completions could not be scored.
         """
         if self._next is None:
             self._start(step, sampling)
@@ -122,15 +121,15 @@ class OneStepAhead:
         return collected
 
     def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
-        """What the step's prompts did; the rows of the next one are drawn already."""
+        """Record the step's outcomes; the rows of the next step are already drawn."""
         self.known.load(_at_place_of(self._drawn, self.known.state))
         self.known.observe(outcomes)
 
     @property
     def state(self) -> dict[str, Any]:
-        """JSON that `load` takes back; waits until the next step is sampled.
+        """JSON for `load`; waits until the next step is sampled.
 
-        What went wrong there is that step's to tell.
+        An error there is raised by `collect` of that step.
         """
         content = {"known": self.known.state, "drawn": self.drawing.state, "next": None}
         if self._next is not None and self._next.exception() is None:
@@ -150,12 +149,12 @@ class OneStepAhead:
         return {"sampling/staleness": float(self._staleness), **self.known.metrics()}
 
     def _draw_next(self) -> None:
-        """Past the rows of the step that was drawn last, with every outcome that is known by now."""
+        """Advance past the rows that were drawn last, with all outcomes so far."""
         self.drawing.observe({})
         self.drawing.load(_at_place_of(self.drawing.state, self.known.state))
 
     def _start(self, step: int, sampling: Sampling) -> None:
-        """Sample and grade a step in the background, from the policy as it is now."""
+        """Sample and grade a step in the background from the current policy."""
         self.snapshot.update(self.version())
         self._next = self._background.submit(self._collect, step, sampling)
 
@@ -165,5 +164,5 @@ class OneStepAhead:
 
 
 def _at_place_of(place: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of the rows, at another state's place in their order."""
+    """The outcomes in `known`, at the position of `place`."""
     return {**known, **{name: value for name, value in place.items() if name == "cursor"}}

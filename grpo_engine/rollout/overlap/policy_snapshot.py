@@ -24,7 +24,7 @@ from grpo_engine.rollout.tools.sampler import ToolSampler
 
 
 class PolicySnapshot:
-    """A policy's weights at one moment, and who samples from them."""
+    """A policy's weights at one moment and a sampler that uses them."""
 
     def __init__(self, policy: Policy, sampler: Sampler, method: ReinforcementMethod) -> None:
         self.policy = policy
@@ -32,7 +32,7 @@ class PolicySnapshot:
         self.sampler = sampler_for(sampler, self.policy_copy, method)
 
     def update(self, version: int) -> None:
-        """From now on the snapshot is the policy as it is at this moment."""
+        """Copy the policy's current weights; `version` is the policy's."""
         with torch.no_grad():
             for own, trained in zip(
                 self.policy_copy.trainable.values(), self.policy.trainable.values(), strict=True
@@ -42,8 +42,8 @@ class PolicySnapshot:
 
 
 def copied_policy(policy: Policy) -> Policy:
-    """The same function with modules of its own; weights that are not trained lie in memory once."""
-    # Not the parameter itself is shared but what it holds: merging an adapter puts another tensor into it.
+    """A policy with its own modules and trained weights; frozen weights are shared."""
+    # Share the tensor, not the parameter: merging an adapter puts another tensor into the parameter.
     known: dict[int, Any] = {
         id(each): Parameter(each.data, requires_grad=False)
         for each in policy.model.parameters()
@@ -63,7 +63,7 @@ def copied_policy(policy: Policy) -> Policy:
 
 
 def sampler_for(sampler: Sampler, policy: Policy, method: ReinforcementMethod) -> Sampler:
-    """What samples from `policy` as `sampler` does from its own. Raises ConfigError where there is none."""
+    """A sampler like `sampler` for `policy`. Raises ConfigError if it cannot sample during training."""
     if isinstance(sampler, ToolSampler):
         inner = sampler_for(sampler.inner, policy, method)
         return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)

@@ -1,7 +1,6 @@
-"""Graded groups as JSON and back: a step that is sampled but not trained yet is part of a checkpoint.
+"""Converts graded groups to JSON and back, for checkpoints with sampled steps that are not trained yet.
 
-Numbers survive exactly (Python writes floats so that they read back equal), so a resumed run trains on the
-very rollouts that the interrupted one had.
+Floats survive exactly, so a resumed run trains on the same rollouts as the interrupted one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from grpo_engine.rollout.collector import StepGroups
 
 
 def groups_to_json(collected: StepGroups) -> dict[str, Any]:
-    """Plain values; the prompts stay in the dataset and only their rows are named."""
+    """JSON values; prompts are stored as row numbers."""
     return {
         "groups": [_group_to_json(each) for each in collected.groups],
         "discarded": [_group_to_json(each) for each in collected.discarded],
@@ -23,7 +22,7 @@ def groups_to_json(collected: StepGroups) -> dict[str, Any]:
 
 
 def groups_from_json(content: Mapping[str, Any], prompts: Sequence[Prompt]) -> StepGroups:
-    """What `groups_to_json` was given."""
+    """The inverse of `groups_to_json`."""
     by_row = {prompt.row: prompt for prompt in prompts}
     return StepGroups(
         [_group_from_json(each, by_row) for each in content["groups"]],
