@@ -1,7 +1,7 @@
-"""`python -m grpo_engine --config job.json --run-dir DIR`: one job, one process or one gang (`gang.py`).
+"""`python -m grpo_engine --config job.json --run-dir DIR`: one job, in one process or several ranks.
 
-`python -m grpo_engine --warm` loads everything first and takes its job from standard input (`warm.py`).
-Writes `events.jsonl` and `checkpoints/` into the run directory and goes on from what it finds there.
+`python -m grpo_engine --warm` imports everything first and reads its job from standard input (`prestart.py`).
+Writes `events.jsonl` and `checkpoints/` into the run directory and resumes from their content.
 SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or stopped, 1 the job cannot
 succeed (the `failed` event says why), 2 the configuration cannot be read; anything else is a crash.
 """
@@ -29,7 +29,7 @@ set_defaults()
 
 
 class StopRequest:
-    """Set by SIGTERM and SIGINT; asked at every step boundary."""
+    """Set by SIGTERM and SIGINT; checked at every step boundary."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -1,6 +1,6 @@
-"""What every training method can be told, with ranges and consequences; and the supervised method's own.
+"""Hyperparameters of all training methods, with ranges and consequences, and of the supervised method.
 
-Boundary: plain data of the engine's door. Validating an expanded configuration again changes nothing.
+Boundary: plain data. Validating an expanded configuration again changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Lora(Input):
 
 
 class Hyperparameters(Input):
-    """What every training method has."""
+    """Hyperparameters that every method with weights has."""
 
     model_config = ConfigDict(json_schema_extra=filled_in("learning_rate"))
 

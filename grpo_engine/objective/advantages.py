@@ -4,9 +4,9 @@ Sources: `group_std` DeepSeekMath (arXiv 2402.03300) eq. 3, `process` its §4.1.
 (2503.20783); `leave_one_out` RLOO (2402.14740); `reinforce_plus_plus` (2501.03262); `gdpo` (2601.05242);
 `batch_std` as TRL's `scale_rewards="batch"`.
 
-Whatever the estimator: an unscorable completion (None) is left out of every mean and spread and gets exactly
-0, and so does every completion of a group without signal, which is decided by max and min and never by a
-rounded spread.
+With every estimator, an unscorable completion (None) is left out of every mean and standard deviation and
+gets exactly 0. So does every completion of a group without signal, which is decided by max and min, never by
+a rounded standard deviation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHITENING_EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class GroupRewards:
-    """One group as the estimators see it; G completions."""
+    """Input of the estimators for one group of G completions."""
 
     rewards: tuple[float | None, ...]
     lengths: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class GroupRewards:
     steps: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Each completion's reasoning steps as (tokens up to the step's end, reward); `process` only."""
     penalties: tuple[float, ...] = ()
-    """Subtracted from the rewards after the signal is decided: the KL in the reward."""
+    """KL penalties, subtracted from the rewards after the signal is decided."""
 
     @property
     def scored(self) -> list[int]:
@@ -50,11 +50,11 @@ class GroupAdvantages:
     values: tuple[float, ...]
     """G; with step rewards the mean over the completion's tokens."""
     by_token: tuple[tuple[float, ...], ...] | None = None
-    """G × trained tokens, where tokens of one completion differ."""
+    """G × trained tokens, if tokens of one completion differ; otherwise None."""
 
 
 def differ(values: Sequence[float]) -> bool:
-    """Whether there is anything to compare: max ≠ min."""
+    """Whether the values are not all equal: max ≠ min."""
     return bool(values) and max(values) != min(values)
 
 
@@ -74,7 +74,7 @@ def advantages(
     ddof: int = 1,
     weights: Mapping[str, float] | None = None,
 ) -> list[GroupAdvantages]:
-    """P groups of rewards → P groups of advantages. `weights` of the parts: `gdpo` only, 1 where missing."""
+    """P groups of rewards → P groups of advantages. `weights` of the parts: `gdpo` only, 1 if missing."""
     signal = [has_signal(group, estimator) for group in groups_P]
     if estimator == "process":
         return [_process(group, ddof, each) for group, each in zip(groups_P, signal, strict=True)]
@@ -87,7 +87,7 @@ def advantages(
 
 
 def _placed(group: GroupRewards, values: Sequence[float], signal: bool) -> GroupAdvantages:
-    """The scored completions' values in their places, 0 elsewhere."""
+    """The scored completions' values at their positions, 0 elsewhere."""
     placed = [0.0] * len(group.rewards)
     if signal:
         for index, value in zip(group.scored, values, strict=True):
@@ -99,7 +99,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-def _spread(values: Sequence[float], ddof: int) -> float:
+def _std(values: Sequence[float], ddof: int) -> float:
     """Standard deviation; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
@@ -113,8 +113,8 @@ def _less_mean(values: Sequence[float], ddof: int) -> list[float]:
 
 
 def _z_scores(values: Sequence[float], ddof: int) -> list[float]:
-    spread = _spread(values, ddof)
-    return [value / (spread + EPSILON) for value in _less_mean(values, ddof)]
+    std = _std(values, ddof)
+    return [value / (std + EPSILON) for value in _less_mean(values, ddof)]
 
 
 def _less_others(values: Sequence[float], ddof: int) -> list[float]:
@@ -139,16 +139,16 @@ def _as_is(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Cen
     return centred
 
 
-def _over_batch_spread(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:
-    """Divided by the spread of all the batch's rewards."""
-    spread = _spread([value for group in groups_P for value in group.values], ddof)
-    return [[value / (spread + EPSILON) for value in values] for values in centred]
+def _over_batch_std(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:
+    """Divided by the standard deviation of the batch's rewards."""
+    std = _std([value for group in groups_P for value in group.values], ddof)
+    return [[value / (std + EPSILON) for value in values] for values in centred]
 
 
 def _standardised_over_batch(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:
     everything = [value for values in centred for value in values]
-    mean, spread = _mean(everything), _spread(everything, ddof)
-    return [[(value - mean) / (spread + EPSILON) for value in values] for values in centred]
+    mean, std = _mean(everything), _std(everything, ddof)
+    return [[(value - mean) / (std + EPSILON) for value in values] for values in centred]
 
 
 def _whitened_over_tokens(groups_P: Sequence[GroupRewards], centred: Centred, ddof: int) -> Centred:
@@ -167,7 +167,7 @@ def _whitened_over_tokens(groups_P: Sequence[GroupRewards], centred: Centred, dd
 
 
 ACROSS_GROUPS: Mapping[str, Callable[[Sequence[GroupRewards], Centred, int], Centred]] = {
-    "batch_std": _over_batch_spread,
+    "batch_std": _over_batch_std,
     "reinforce_plus_plus": _whitened_over_tokens,
     "gdpo": _standardised_over_batch,
 }
@@ -204,12 +204,12 @@ def _process(group: GroupRewards, ddof: int, signal: bool) -> GroupAdvantages:
         return GroupAdvantages(False, (0.0,) * len(group.rewards), zeros)
     scored = set(group.scored)
     everything = [reward for index in group.scored for _, reward in group.steps[index]]
-    mean, spread = _mean(everything), _spread(everything, ddof)
+    mean, std = _mean(everything), _std(everything, ddof)
     penalties = group.penalties or (0.0,) * len(group.rewards)
     by_token = []
     for index, length in enumerate(group.lengths):
         steps = group.steps[index] if index in scored else ()
-        gains = [(end, (reward - mean) / (spread + EPSILON)) for end, reward in steps]
+        gains = [(end, (reward - mean) / (std + EPSILON)) for end, reward in steps]
         gains.append((length, -penalties[index] if index in scored else 0.0))
         by_token.append(tuple(sum(gain for end, gain in gains if end > t) for t in range(length)))
     return GroupAdvantages(True, tuple(_mean(values) for values in by_token), tuple(by_token))

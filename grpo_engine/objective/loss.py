@@ -1,8 +1,8 @@
 """The policy loss, token by token: pure functions of flat tensors [N].
 
-A micro-batch holds whole completions; `sequences_N` says which one each token belongs to. Its loss is
-`Σ weights · policy + Σ kl_weights · β · KL − entropy bonus`. All weights are made for the whole optimiser
-step before its first micro-batch, so that splitting, packing and ordering change nothing.
+A micro-batch holds whole completions; `sequences_N` maps each token to its completion. Its loss is
+`Σ weights · policy + Σ kl_weights · β · KL − entropy bonus`. All weights are computed for the whole
+optimiser step before its first micro-batch, so splitting, packing and ordering do not change the result.
 
 ρ = exp(lp − lp_old). Sources: GRPO DeepSeekMath (arXiv 2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476),
 GSPO (2507.18071), CISPO MiniMax-M1 (2506.13585), SAPO (2511.20347); LUSPO and BNPO as TRL 1.16 defines them.
@@ -22,7 +22,7 @@ from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """What the formulas need of a job's hyperparameters, under the same names."""
+    """The hyperparameters of the formulas, under the names of the job's configuration."""
 
     loss_type: str = "grpo"
     beta: float = 0.0
@@ -50,12 +50,12 @@ def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings:
 
 
 def cispo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
-    """−stop_grad(min(ρ, ε_high))·A·lp: a clipped ratio still lets its token learn."""
+    """−stop_grad(min(ρ, ε_high))·A·lp: a token with a clipped ratio keeps a gradient."""
     return -ratio_N.clamp(max=settings.epsilon_high).detach() * advantages_N * logprobs_N
 
 
 def sapo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
-    """−(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A: a soft gate in the place of the clip."""
+    """−(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A: a soft gate in place of the clip."""
     temperature = torch.where(
         advantages_N > 0, settings.sapo_temperature_positive, settings.sapo_temperature_negative
     )
@@ -85,7 +85,7 @@ SEQUENCE_RATIO = frozenset({"gspo", "luspo"})
 
 
 def ratios(logprobs_N: Tensor, old_N: Tensor, sequences_N: Tensor, loss_type: str) -> Tensor:
-    """ρ of each token [N]; one value for a whole sequence where the loss asks for it."""
+    """[N] ρ of each token; one value per sequence for the losses in `SEQUENCE_RATIO`."""
     difference = logprobs_N - old_N
     if loss_type in SEQUENCE_RATIO:
         difference = sequence_means(difference, sequences_N)[sequences_N]
@@ -142,7 +142,7 @@ def kl_losses(
 
 
 def adapted_beta(beta: float, kl: float, target: float, horizon: int, completions: int) -> float:
-    """β · (1 + clip(kl/target − 1, ±0.2) · completions/horizon): more KL than wanted raises β."""
+    """β · (1 + clip(kl/target − 1, ±0.2) · completions/horizon): KL above the target raises β."""
     error = min(0.2, max(-0.2, kl / target - 1))
     return beta * (1 + error * completions / horizon)
 
@@ -150,7 +150,7 @@ def adapted_beta(beta: float, kl: float, target: float, horizon: int, completion
 def importance_weights(
     logprobs_N: Tensor, sampled_N: Tensor, sequences_N: Tensor, correction: str, cap: float
 ) -> Tensor:
-    """π_train/π_sampler of each token [N], for a sampler that computes otherwise than the trainer.
+    """π_train/π_sampler of each token [N], for a sampler whose numerics differ from the trainer's.
 
     `token_…`: each token's own ratio; `sequence_…`: the product over the completion. `…_truncate` takes `cap`
     for a larger ratio, `…_mask` takes 0. No gradient. Source: truncated importance sampling.

@@ -1,4 +1,4 @@
-"""A step's metrics, under TRL's names: flat, finite, token-weighted, one place for each name."""
+"""Metrics of a step under TRL's names: flat, finite and token-weighted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PhaseTimer:
 
 
 class TrainingStats:
-    """Sums over the trained tokens of an optimiser step, whatever its micro-batches."""
+    """Sums over the trained tokens of an optimiser step, independent of its micro-batches."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -59,7 +59,7 @@ class TrainingStats:
         entropy_N: Tensor,
         settings: LossSettings,
     ) -> None:
-        """One micro-batch; all tensors [N] without gradient."""
+        """Add one micro-batch; all tensors are [N], without gradient."""
         self.tokens += len(logprobs_N)
         ratio_N = ratios(logprobs_N, old_N, batch.sequences_N, settings.loss_type)
         low, high = clip_counts(ratio_N, batch.advantages_N, settings)
@@ -116,7 +116,7 @@ def reward_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Lengths in tokens and the share that was cut."""
+    """Lengths in tokens and the truncated share."""
     lengths = [float(completion.num_tokens) for completion in completions]
     cut = [1.0 if completion.finish_reason is FinishReason.LENGTH else 0.0 for completion in completions]
     return {
@@ -128,7 +128,7 @@ def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def length_correlation(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Pearson's correlation over the scored completions; nothing where all are alike in one of them."""
+    """Pearson's correlation over the scored completions; empty if all rewards or all lengths are equal."""
     pairs = [
         (score.reward, float(len(completion.token_ids)))
         for each in scored
@@ -141,7 +141,7 @@ def length_correlation(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def step_metrics(scored: Sequence[ScoredGroup], timer: PhaseTimer, device: torch.device) -> dict[str, float]:
-    """What every step has: rewards, completions, speed, memory, seconds by phase."""
+    """Metrics of every step: rewards, completions, speed, memory, seconds by phase."""
     completions = [completion for each in scored for completion in each.group.completions]
     sampled, seconds = sum(one.num_sampled for one in completions), timer.seconds.get("sample")
     speed = {"perf/sampled_tokens_per_second": sampled / max(1e-9, seconds)} if seconds is not None else {}
@@ -168,7 +168,7 @@ def peak_memory_bytes(device: torch.device) -> float:
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
-    """Without what is not a number: JSON has no NaN, and a chart no use for it."""
+    """The finite metrics only, because JSON has no NaN."""
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 

@@ -1,7 +1,7 @@
-"""Groups → micro-batches: the only place that shifts, packs and masks.
+"""Packs groups into micro-batches: the only module that shifts, packs and masks tokens.
 
-A group is one stretch of a row: the prompt once, then its completions, positions starting again after the
-prompt for each. Rows hold groups up to a token budget; nothing is padded.
+A group occupies a contiguous part of a row: the prompt once, then its completions; positions restart after
+the prompt for each. Rows hold groups up to a token budget, without padding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TrainingSequence:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """T; of the sampling policy."""
+    """T; log-probabilities under the sampling policy."""
     advantages: tuple[float, ...]
     """T."""
     weight: float
@@ -34,7 +34,7 @@ class TrainingSequence:
     index: int = 0
     """Position among the optimiser step's completions."""
     trained: tuple[bool, ...] = ()
-    """T; False where a token has no part in the loss. Empty: all are trained."""
+    """T; False if the token has no part in the loss. Empty: all are trained."""
 
     @classmethod
     def unweighted(cls, completion: Completion, index: int) -> Self:
@@ -54,7 +54,7 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
-    """A prompt and those of its completions that are trained."""
+    """A prompt and its trained completions."""
 
     prompt_ids: tuple[int, ...]
     sequences: tuple[TrainingSequence, ...]
@@ -72,10 +72,10 @@ class TrainingGroup:
 def training_groups(
     scored_P: Sequence[ScoredGroup], settings: ReinforcementHyperparameters
 ) -> list[TrainingGroup]:
-    """Groups with signal and their trainable completions, each token with its share of the whole step.
+    """Groups with signal and their trainable completions, each token with its weight in the whole step.
 
-    The shares count every completion of the step, so leaving out a group that would move nothing changes
-    nothing for the others. Cut completions count no tokens where they are masked.
+    The weights count every completion of the step, so leaving out a group without signal does not change the
+    others. Masked truncated completions count no tokens.
     """
     completions = [completion for scored in scored_P for completion in scored.group.completions]
     lengths = [trained_tokens(completion, settings.mask_truncated_completions) for completion in completions]
@@ -109,7 +109,7 @@ def trained_tokens(completion: Completion, mask_truncated: bool) -> int:
 
 
 def _token_advantages(scored: ScoredGroup, place: int) -> tuple[float, ...]:
-    """One for each token; what a tool wrote has none."""
+    """One advantage per token; 0 for tokens that a tool wrote."""
     completion = scored.group.completions[place]
     if scored.token_advantages is None:
         return (scored.advantages[place],) * len(completion.token_ids)
@@ -122,11 +122,11 @@ def _token_advantages(scored: ScoredGroup, place: int) -> tuple[float, ...]:
 def pack(groups: Sequence[TrainingGroup], token_budget: int, device: torch.device) -> Iterator[PackedBatch]:
     """Micro-batches of at most `token_budget` tokens, longest groups first.
 
-    A group that is larger than the budget is split by completions (its prompt is then repeated); a single
-    completion that is larger makes a micro-batch of its own.
+    A group that exceeds the budget is split by completions and its prompt repeated; a single completion that
+    exceeds it becomes a micro-batch of its own.
     """
-    pieces = [piece for group in groups for piece in _split(group, token_budget)]
-    for row in _fill(sorted(pieces, key=lambda piece: -piece.num_tokens), token_budget):
+    parts = [part for group in groups for part in _split(group, token_budget)]
+    for row in _fill(sorted(parts, key=lambda part: -part.num_tokens), token_budget):
         yield _batch(row, device)
 
 
@@ -144,7 +144,7 @@ def _split(group: TrainingGroup, token_budget: int) -> Iterator[TrainingGroup]:
 
 
 def _fill(pieces: Sequence[TrainingGroup], token_budget: int) -> list[list[TrainingGroup]]:
-    """First-fit: each piece goes into the first row that still has room."""
+    """First-fit: each part goes into the first row with enough room."""
     rows: list[list[TrainingGroup]] = []
     room: list[int] = []
     for piece in pieces:

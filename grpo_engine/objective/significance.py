@@ -1,7 +1,7 @@
-"""Did training help? A paired bootstrap over held-out rows, and a sentence that people can act on.
+"""Tests whether training changed the held-out rewards, by a paired bootstrap over rows.
 
-Boundary: pure functions of rewards by row. A row that could not be scored before or after training is in
-neither side of the comparison.
+Boundary: pure functions of rewards by row. A row that could not be scored before or after training is left
+out of both sides.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from grpo_engine.contract.events import Verdict
 
 RESAMPLES = 10_000
 INTERVAL = (2.5, 97.5)
-"""Percentiles of the resampled means: 95 % of them lie between."""
+"""Percentiles of the resampled means that bound the 95 % interval."""
 SEED = 20_251_121
-"""Fixed, so that the same rewards always give the same words."""
+"""Fixed, so that the same rewards always give the same verdict."""
 DRAWS_AT_A_TIME = 100_000
-"""Draws at a time: they stay in the cache, and a large evaluation needs no memory."""
+"""Limits memory, and keeps the draws in the cache."""
 
 
 def bootstrap_interval(differences: np.ndarray) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def held_out_verdict(before: Mapping[str, float], after: Mapping[str, float]) ->
 
 
 def retention_verdict(name: str, before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
-    """The same for rows of another domain: "kept: …", or "lost … on <name>" where the loss is shown."""
+    """The same for rows of another domain: "kept: …", or "lost … on <name>" if the loss is significant."""
     return _verdict(before, after, partial(_retained, name))
 
 

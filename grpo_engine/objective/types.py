@@ -1,4 +1,4 @@
-"""What travels inside the engine: frozen records of tensors and tokens, a shape per field.
+"""Frozen records of tokens and tensors that the engine's rooms exchange, with the shape of each field.
 
 Notation: P prompts of a step, G samples of a prompt's group, N trained tokens of a micro-batch, T tokens
 of a packed row. A trained token is one that the model sampled and that is not masked.
@@ -28,25 +28,25 @@ class Prompt:
     target_ids: tuple[int, ...] = ()
     """Supervised only: tokens of the assistant's turn, end-of-sequence included."""
     conversation: Mapping[str, Any] = field(default_factory=dict)
-    """`messages` and `tools` of the row, for prompts that are made again; empty: `text` is all there is."""
+    """`messages` and `tools` of the row, for prompts that are rendered again; empty for a plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     text: str
     token_ids: tuple[int, ...]
-    """T sampled tokens, end-of-sequence included where the model gave one."""
+    """T sampled tokens, end-of-sequence included if the model emitted it."""
     logprobs: tuple[float, ...]
     """T log-probabilities under the sampling policy, at the sampling temperature."""
     finish_reason: FinishReason
     policy_version: int
     sampled: tuple[bool, ...] = ()
-    """T; False where a token came from a tool and not from the model. Empty: the model wrote all of them."""
+    """T; False if a tool wrote the token. Empty: the model wrote all tokens."""
     turns: int = 1
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """What the model called, with arguments and answers, in order."""
+    """Tool calls with arguments and answers, in order."""
     answer: str | None = None
-    """The last turn's text, what graders see; None: `text` is the whole answer."""
+    """The last turn's text, which graders see; None: `text` is the whole answer."""
 
     @property
     def num_tokens(self) -> int:
@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GradedGroup:
-    """A group with its scores, not compared yet."""
+    """A group with its scores, before advantages are computed."""
 
     group: Group
     scores: tuple[Score, ...]
@@ -85,10 +85,10 @@ class ScoredGroup:
     scores: tuple[Score, ...]
     """G scores; a reward of None is unscorable."""
     advantages: tuple[float, ...]
-    """G; exactly 0 where the group has no signal or the completion is unscorable."""
+    """G; exactly 0 if the group has no signal or the completion is unscorable."""
     has_signal: bool
     token_advantages: tuple[tuple[float, ...], ...] | None = None
-    """G × sampled tokens, where the tokens of a completion differ (step rewards)."""
+    """G × sampled tokens, if the tokens of a completion differ (step rewards); otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class GroupSpan:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A micro-batch: groups in one row without padding, and what is trained in it."""
+    """A micro-batch: groups in one row without padding, and its N trained tokens."""
 
     input_ids: Tensor
     """[1, T]."""
@@ -124,7 +124,7 @@ class PackedBatch:
     targets_N: Tensor
     """[N] trained token ids."""
     advantages_N: Tensor
-    """[N] advantage of the token's completion, or of the token where they differ."""
+    """[N] advantage of the token's completion, or of the token itself (step rewards)."""
     weights_N: Tensor
     """[N] share of the token in the optimiser step's policy loss; a step's micro-batches sum to the step."""
     kl_weights_N: Tensor
@@ -134,4 +134,4 @@ class PackedBatch:
     indices: tuple[int, ...]
     """Completions of the micro-batch by their position in the optimiser step."""
     sampled_logprobs_N: Tensor
-    """[N] log-probability under the sampling policy; 0 where nothing was sampled (supervised)."""
+    """[N] log-probability under the sampling policy; 0 for supervised rows."""

@@ -1,8 +1,8 @@
-"""Data-parallel ranks: who samples and trains which part of a step, and how the parts become one.
+"""Data-parallel ranks: divide a step's prompts and groups, and combine the results.
 
-Every rank knows the whole step (its groups and each token's share of it), so it only has to train its own
-part and add up. Started without torch.distributed there is one rank, and nothing here does anything.
-Boundary: no start of processes and no sharding of weights (`distributed.py`); all ranks take the same steps.
+Every rank has the whole step (its groups and each token's weight), trains its own part and sums the
+gradients. Without torch.distributed there is one rank, and nothing here has an effect. Boundary: `run/`
+starts processes and shards weights. All ranks make the same steps.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those that train together."""
+    """This process's rank and the number of ranks."""
 
     rank: int = 0
     world: int = 1
 
     @classmethod
     def current(cls) -> Self:
-        """As torch.distributed was initialised; a single rank where it was not."""
+        """From torch.distributed; a single rank if it is not initialised."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
 
     @property
     def is_first(self) -> bool:
-        """The one that writes events and checkpoints."""
+        """Whether this rank writes events and checkpoints."""
         return self.rank == 0
 
     def part(self, values: Sequence[T]) -> tuple[int, Sequence[T]]:
-        """Position of this rank's first value, and its values: a stretch that no other rank has."""
+        """Position of this rank's first value, and its contiguous part of the values."""
         start, stop = (len(values) * rank // self.world for rank in (self.rank, self.rank + 1))
         return start, values[start:stop]
 
     def share(self, groups: Sequence[TrainingGroup]) -> list[TrainingGroup]:
-        """This rank's groups: longest first, each to the rank with the fewest tokens so far."""
+        """This rank's groups. Longest first, each group goes to the rank with the fewest tokens so far."""
         if self.world == 1:
             return list(groups)
         tokens = [0] * self.world
@@ -69,20 +69,19 @@ class Ranks:
         return [each for each in found if each is not None]
 
     def joined(self, parts: Sequence[T]) -> list[T]:
-        """All ranks' parts, one after another."""
+        """All ranks' parts, concatenated."""
         return [each for part in self.gather(parts) for each in part]
 
     def any(self, flag: bool) -> bool:
-        """Whether some rank says so; all of them must ask."""
+        """Whether the flag is set on any rank; all ranks must call."""
         return any(self.gather(flag))
 
     def passes(
         self, groups: Sequence[TrainingGroup], token_budget: int, model: torch.nn.Module, device: torch.device
     ) -> tuple[list[PackedBatch], list[PackedBatch]]:
-        """This rank's micro-batches of the groups, and then some to compute without effect.
+        """This rank's micro-batches of the groups, and idle ones without effect.
 
-        The latter keep pace with the busiest rank, and only with sharded weights: there no rank can compute
-        a layer while another one does not.
+        Idle ones exist only with sharded weights, where all ranks must run the same number of passes.
         """
         own = list(pack(self.share(groups), token_budget, device))
         is_sharded = self.world > 1 and isinstance(model, FSDPModule)
@@ -90,9 +89,9 @@ class Ranks:
         return own, [next(pack([idle_group(number)], 1, device)) for number in range(missing)]
 
     def reduce(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Sum the gradients over all ranks; a parameter that no rank touched keeps none.
+        """Sum the gradients over all ranks. A parameter without a gradient on every rank keeps none.
 
-        Those of sharded parameters are sums already.
+        Gradients of sharded parameters are already sums.
         """
         every = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         if self.world == 1 or not every:
@@ -108,12 +107,12 @@ class Ranks:
 
 
 def idle_group(number: int) -> TrainingGroup:
-    """What a rank computes while others still need its share of the weights; nothing of it counts."""
+    """A group of weight 0, for a rank whose share of the weights others still need."""
     return TrainingGroup((0,), (TrainingSequence((0,), (0.0,), (0.0,), weight=0.0, index=-1 - number),))
 
 
 def summed(stats_R: Sequence[TrainingStats]) -> TrainingStats:
-    """The ranks' statistics of one optimiser step as if one rank had trained it all."""
+    """The statistics of all ranks for one optimiser step, combined."""
     total = TrainingStats()
     for stats in stats_R:
         total.tokens += stats.tokens

@@ -1,6 +1,6 @@
-"""Tensors of which each rank may hold only a share: all of one, and one filled from all of it.
+"""Gathers and fills tensors that may be sharded over the ranks; plain tensors stay unchanged.
 
-Boundary: no start of ranks, no wrapping of models (`distributed.py`). A plain tensor stays as it is.
+Boundary: `run/rank_setup.py` shards the models.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """All of a tensor; every rank must ask."""
+    """The whole tensor; every rank must call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def fill(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into one that may be sharded; each rank takes its share without asking others."""
+    """Copy a whole tensor into one that may be sharded; needs no communication."""
     target.copy_(share_of(target, value))
 
 
 def share_of(like: Tensor, value: Tensor) -> Tensor:
-    """A whole tensor as this rank holds it, on the device and sharded as `like` is."""
+    """This rank's share of a whole tensor, on the device and with the sharding of `like`."""
     value = value.to(like.device)
     if not isinstance(like, DTensor):
         return value

@@ -1,4 +1,4 @@
-"""Which prompts a step takes: by (seed, step) alone, or letting rest what teaches nothing.
+"""Chooses the prompts of a step: by (seed, step) alone, or skipping prompts without signal.
 
 Boundary: no model. `state` is all that a checkpoint must keep.
 """
@@ -16,7 +16,7 @@ from grpo_engine.objective.types import Prompt
 
 
 class PromptSource:
-    """Hands out the rows of each step. Every epoch is a new permutation; nothing is kept between steps."""
+    """Every epoch is a new permutation of the rows; nothing is kept between steps."""
 
     def __init__(self, prompts: Sequence[Prompt], rows_per_step: int, seed: int) -> None:
         self.prompts = prompts
@@ -25,34 +25,34 @@ class PromptSource:
         self._epoch: tuple[int, np.ndarray] | None = None
 
     def batch(self, step: int) -> list[Prompt]:
-        """Rows of step 1, 2, …"""
+        """Prompts of step 1, 2, …"""
         first = (step - 1) * self.rows_per_step
         return [self._at(position) for position in range(first, first + self.rows_per_step)]
 
     def fresh(self, step: int, attempt: int, count: int, used: Collection[int]) -> list[Prompt]:
-        """At most `count` rows in the place of groups without signal; none of those `used`."""
+        """At most `count` prompts to replace groups without signal; none of the rows in `used`."""
         if count <= 0:
             return []
         digest = hashlib.blake2b(f"{self.seed}/{step}/{attempt}".encode(), digest_size=16).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
         order = [self.prompts[int(index)] for index in generator.permutation(len(self.prompts))]
-        return [prompt for prompt in order if self._may_come(prompt) and prompt.row not in used][:count]
+        return [prompt for prompt in order if self._is_available(prompt) and prompt.row not in used][:count]
 
     def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
-        """What the step's prompts did, by row; of no interest to this order."""
+        """Record the step's outcomes by row; this order ignores them."""
 
     @property
     def state(self) -> dict[str, Any]:
-        """JSON that `load` takes back."""
+        """JSON for `load`."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from another source's `state`."""
+        """Continue from another source's `state`."""
 
     def metrics(self) -> dict[str, float]:
         return {}
 
-    def _may_come(self, prompt: Prompt) -> bool:
+    def _is_available(self, prompt: Prompt) -> bool:
         return True
 
     def _at(self, position: int) -> Prompt:
@@ -60,7 +60,7 @@ class PromptSource:
         return self.prompts[int(self._order(epoch)[offset])]
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The epoch's permutation; kept, because the rows of a step mostly share it."""
+        """The epoch's permutation of the rows; the newest one is cached."""
         if self._epoch is None or self._epoch[0] != epoch:
             generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
             self._epoch = epoch, generator.permutation(len(self.prompts))
@@ -69,32 +69,32 @@ class PromptSource:
 
 @dataclass(frozen=True, slots=True)
 class PromptOutcome:
-    """One visit of a prompt."""
+    """Result of one visit of a prompt."""
 
     has_signal: bool
     pass_rate: float
-    """Share of its completions with full reward."""
+    """Share of its scored completions with full reward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """What is known of a prompt."""
+    """History of a prompt."""
 
     visits: int = 0
     pass_rate: float = 0.0
     """Of the newest visit."""
-    dull: int = 0
-    """Visits in a row without signal."""
-    rests_until: int = 0
-    """Epoch in which it comes again."""
+    visits_without_signal: int = 0
+    """In a row."""
+    skipped_until: int = 0
+    """Epoch in which it is used again."""
 
 
 MAX_REST_EPOCHS = 8
-"""Epochs; a prompt always comes again, because the policy changes."""
+"""A prompt is always used again, because the policy changes."""
 
 
 class CurriculumSource(PromptSource):
-    """Leaves out prompts that taught nothing lately, solved or hopeless: they rest for 1, 2, 4, 8 epochs."""
+    """Skips prompts whose newest visits had no signal (solved or hopeless) for 1, 2, 4, 8 epochs."""
 
     def __init__(self, prompts: Sequence[Prompt], rows_per_step: int, seed: int) -> None:
         super().__init__(prompts, rows_per_step, seed)
@@ -102,30 +102,30 @@ class CurriculumSource(PromptSource):
         self.difficulty: dict[int, Difficulty] = {}
 
     def batch(self, step: int) -> list[Prompt]:
-        """The next rows that do not rest; where too few are awake, resting ones come too."""
+        """The next prompts that are not skipped; if too few remain, skipped ones too."""
         return [self._at(position) for position in self._positions()]
 
     def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:
-        """Move past the step's rows and note what they did."""
+        """Advance past the step's rows and record their outcomes."""
         epoch, positions = self.cursor // len(self.prompts), self._positions()
         came = {self._at(position).row: position // len(self.prompts) for position in positions}
         self.cursor = positions[-1] + 1
         for row, outcome in outcomes.items():
             known = self.difficulty.get(row, Difficulty())
-            dull = 0 if outcome.has_signal else known.dull + 1
-            rest = min(MAX_REST_EPOCHS, 2 ** (dull - 1)) if dull else 0
+            count = 0 if outcome.has_signal else known.visits_without_signal + 1
+            rest = min(MAX_REST_EPOCHS, 2 ** (count - 1)) if count else 0
             self.difficulty[row] = replace(
                 known,
                 visits=known.visits + 1,
                 pass_rate=outcome.pass_rate,
-                dull=dull,
-                rests_until=came.get(row, epoch) + 1 + rest if dull else 0,
+                visits_without_signal=count,
+                skipped_until=came.get(row, epoch) + 1 + rest if count else 0,
             )
 
     @property
     def state(self) -> dict[str, Any]:
         rows = {
-            str(row): [known.visits, known.pass_rate, known.dull, known.rests_until]
+            str(row): [known.visits, known.pass_rate, known.visits_without_signal, known.skipped_until]
             for row, known in sorted(self.difficulty.items())
         }
         return {"cursor": self.cursor, "rows": rows}
@@ -135,9 +135,9 @@ class CurriculumSource(PromptSource):
         self.difficulty = {int(row): Difficulty(*values) for row, values in state.get("rows", {}).items()}
 
     def metrics(self) -> dict[str, float]:
-        """How many prompts rest, and why."""
+        """Number of skipped prompts, by reason."""
         epoch = self.cursor // len(self.prompts)
-        resting = [known for known in self.difficulty.values() if known.rests_until > epoch]
+        resting = [known for known in self.difficulty.values() if known.skipped_until > epoch]
         solved = sum(known.pass_rate >= 1 for known in resting)
         return {
             "curriculum/resting": float(len(resting)),
@@ -145,21 +145,21 @@ class CurriculumSource(PromptSource):
             "curriculum/hopeless": float(sum(known.pass_rate <= 0 for known in resting)),
         }
 
-    def _may_come(self, prompt: Prompt) -> bool:
-        return self._awake(prompt.row, self.cursor // len(self.prompts))
+    def _is_available(self, prompt: Prompt) -> bool:
+        return self._is_due(prompt.row, self.cursor // len(self.prompts))
 
-    def _awake(self, row: int, epoch: int) -> bool:
-        return self.difficulty.get(row, Difficulty()).rests_until <= epoch
+    def _is_due(self, row: int, epoch: int) -> bool:
+        return self.difficulty.get(row, Difficulty()).skipped_until <= epoch
 
     def _positions(self) -> list[int]:
-        """Positions of the next step's rows; at most one epoch is looked through."""
-        awake: list[int] = []
-        resting: list[int] = []
+        """Positions of the next step's rows; searches at most one epoch."""
+        due: list[int] = []
+        skipped: list[int] = []
         for position in range(self.cursor, self.cursor + len(self.prompts)):
             row = self._at(position).row
-            (awake if self._awake(row, position // len(self.prompts)) else resting).append(position)
-            if len(awake) == self.rows_per_step:
-                return awake
-        chosen = awake + resting[: self.rows_per_step - len(awake)]
+            (due if self._is_due(row, position // len(self.prompts)) else skipped).append(position)
+            if len(due) == self.rows_per_step:
+                return due
+        chosen = due + skipped[: self.rows_per_step - len(due)]
         further = self.cursor + len(self.prompts)
         return sorted(chosen) + list(range(further, further + self.rows_per_step - len(chosen)))

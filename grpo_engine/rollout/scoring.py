@@ -1,6 +1,6 @@
-"""Scores of a step's groups: graded while others are still sampled, compared when all are there.
+"""Grades groups while others are sampled, and computes advantages once all are graded.
 
-An error is counted and named, never a silent 0.
+A grading error is counted and named, never a silent reward of 0.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ UNANSWERED = "rollout"
 """Part that carries the reason for a missing completion."""
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids → text, as the completion's own text was made."""
+"""Token ids → text, decoded as the completion's own text was."""
 
 
 def sample_of(completion: Completion) -> Sample:
-    """The completion as graders see it: its last turn, and what it called on the way."""
+    """The completion as graders see it: its last turn and its tool calls."""
     return make_sample(
         completion.text if completion.answer is None else completion.answer,
         num_tokens=completion.num_tokens,
@@ -71,7 +71,7 @@ def _unscorable(failure: str) -> Score:
 
 
 def overlong_punishment(num_tokens: int, settings: ReinforcementHyperparameters) -> float:
-    """DAPO (arXiv 2503.14476) eq. 13: 0, then falling linearly over the last `overlong_buffer_tokens`."""
+    """DAPO (arXiv 2503.14476) eq. 13: 0, then a linear decrease over the last `overlong_buffer_tokens`."""
     buffer = settings.overlong_buffer_tokens
     if buffer == 0:
         return 0.0
@@ -98,7 +98,7 @@ def _punished_score(score: Score, completion: Completion, settings: Reinforcemen
 def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
     """Raise GraderError if more than `limit` of the completions could not be scored.
 
-    Raises MachineError instead if the grader is within the limit and this machine's sandbox is not.
+    Raises MachineError instead if only failures of this machine's sandbox exceed the limit.
     """
     scores = [score for group in graded for score in group.scores]
     broken = [score for score in scores if score.reward is None]
@@ -116,12 +116,12 @@ def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:
 
 
 def _lost_the_sandbox(score: Score) -> bool:
-    """Whether the machine, not the grader or the completion, is the reason why there is no reward."""
+    """Whether the machine, not the grader or the completion, caused the missing reward."""
     return any(error.code == "python_grader_server_error" for error in score.errors.values())
 
 
 def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:
-    """Why these could not be scored, in their order."""
+    """The errors of these scores, in order."""
     for score in scores:
         for part, error in score.errors.items():
             yield f"{part}: {error.code}: {error.message}"
@@ -135,8 +135,8 @@ def with_advantages(
     weights: Mapping[str, float] | None = None,
     penalties_P: Sequence[tuple[float, ...]] | None = None,
 ) -> list[ScoredGroup]:
-    """Advantages of all groups of a step. `weights` of a multi grader's parts matter to `gdpo` only;
-    `penalties_P` [P][G] are subtracted from the rewards."""
+    """All groups of a step with their advantages. `weights` of a multi grader's parts are used by `gdpo`
+    only; `penalties_P` [P][G] are subtracted from the rewards."""
     penalties = penalties_P or [()] * len(graded_P)
     rewards = [
         group_rewards(graded, settings, decode, each)
@@ -150,12 +150,12 @@ def with_advantages(
 
 
 def with_zero_advantages(graded: GradedGroup) -> ScoredGroup:
-    """A group that was thrown away: nothing to learn from."""
+    """The group with advantages of 0 and no signal: it was discarded, or evaluated only."""
     return ScoredGroup(graded.group, graded.scores, (0.0,) * len(graded.scores), has_signal=False)
 
 
 def prompt_outcomes(scored: Sequence[ScoredGroup]) -> dict[int, PromptOutcome]:
-    """What each prompt did in the step, by row."""
+    """Outcome of each prompt of the step, by row."""
     return {each.group.prompt.row: PromptOutcome(each.has_signal, _pass_rate(each.scores)) for each in scored}
 
 
@@ -170,7 +170,7 @@ def group_rewards(
     decode: Decode,
     penalties: tuple[float, ...] = (),
 ) -> GroupRewards:
-    """What the advantage estimators need of a group."""
+    """Input of the advantage estimators for one group."""
     completions = graded.group.completions
     return GroupRewards(
         rewards=tuple(score.reward for score in graded.scores),
@@ -185,7 +185,7 @@ def group_rewards(
 
 
 def step_ends(completion: Completion, score: Score, decode: Decode) -> tuple[tuple[int, float], ...]:
-    """Each reasoning step as (sampled tokens up to its end, reward): characters → tokens of the last turn."""
+    """Each reasoning step as (sampled tokens up to its end, reward); ends are given in characters."""
     sampled = completion.sampled or (True,) * len(completion.token_ids)
     start = max((column + 1 for column, own in enumerate(sampled) if not own), default=0)
     turn, before = completion.token_ids[start:], sum(sampled[:start])
@@ -197,7 +197,7 @@ def step_ends(completion: Completion, score: Score, decode: Decode) -> tuple[tup
 
 
 EVENT_TOKENS = 200_000
-"""Completion tokens of one rollouts event: a few MiB as JSON, well below the longest line."""
+"""Completion tokens per rollouts event: a few MiB of JSON, well below `MAX_LINE_BYTES`."""
 
 
 def rollouts(
@@ -222,7 +222,7 @@ def rollouts(
 
 
 def record(scored: ScoredGroup) -> GroupRecord:
-    """The group as it is stored and shown."""
+    """The group as it is stored and displayed."""
     group = scored.group
     return GroupRecord(
         row=group.prompt.row,

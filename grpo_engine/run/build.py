@@ -112,7 +112,7 @@ def _reinforcement(
 def _sampler(
     config: RunConfig, method: ReinforcementMethod, policy: Policy, context_tokens: int, run_dir: Path
 ) -> Sampler:
-    """Around it, where the job has tools, what runs them."""
+    """The job's sampler, wrapped in a `ToolSampler` if it has tools."""
     inner = open_sampler(config.runtime, policy, method.hyperparameters, context_tokens, run_dir)
     if not method.tools:
         return inner
@@ -130,7 +130,7 @@ def _grading(config: RunConfig, method: ReinforcementMethod, grader: Grader) -> 
 def _held_out(
     config: RunConfig, method: ReinforcementMethod, grading: Grading, prompts: Callable[[str], list[Prompt]]
 ) -> list[HeldOutSet]:
-    """The validation rows, then the retention sets; each with its own grader where it has one."""
+    """The validation rows, then the retention sets, each with its own grader if it has one."""
     if method.hyperparameters.early_stopping is not None and config.validation_file is None:
         raise ConfigError("early_stopping needs validation_file: it watches the held-out reward")
     sets = [(each.name, config.retention_files.get(each.name), each.grader) for each in method.retention]
@@ -158,17 +158,17 @@ def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: 
 
 
 def choose_device(runtime: Runtime) -> torch.device:
-    """The named device; "auto" is the first CUDA device, else the CPU."""
+    """The configured device; "auto" is the first CUDA device, or the CPU if there is none."""
     if runtime.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(runtime.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"runtime.device is {runtime.device!r}, but no CUDA device is to be had")
+        raise ConfigError(f"runtime.device is {runtime.device!r}, but no CUDA device is available")
     return device
 
 
 def choose_dtype(runtime: Runtime, device: torch.device) -> torch.dtype:
-    """ "auto": bfloat16 on a GPU that has it, else float32."""
+    """The configured type; "auto" is bfloat16 on a GPU that supports it, otherwise float32."""
     if runtime.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[runtime.dtype]
     if device.type == "cuda" and torch.cuda.is_bf16_supported():

@@ -1,11 +1,11 @@
-"""An engine that is started before its job: loads what every job needs, then waits for one.
+"""Starts an engine before its job: imports what every job needs, then waits for one.
 
     python -m grpo_engine --warm
 
-The job is one line on standard input, `{"directory": …, "arguments": ["--config", …, "--run-dir", …]}`; from
-then on the process is what it would be if it had been started in that directory with those arguments.
-Boundary: modules are loaded and nothing is computed. No device is touched, no random number drawn, no thread
-started, so that waiting costs memory only and the job's numbers are those of a fresh process.
+The job is one line on standard input, `{"directory": …, "arguments": ["--config", …, "--run-dir", …]}`. Then
+the process continues as if it had been started in that directory with those arguments. Boundary: imports
+only. No device is initialised, no random number drawn and no thread started, so waiting costs only memory and
+the job computes the same numbers as a fresh process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import sys
 from grpo_engine.process.loading import without_collector
 
 LOADED_AHEAD = ("grpo_engine.run.build", "peft.utils.transformers_weight_conversion")
-"""All that a job's imports lead to, and what its libraries import only while they load a model."""
+"""All modules that a job imports, and those that its libraries import while loading a model."""
 
 
 def load_ahead() -> None:
-    """Import the engine: seconds of every start."""
+    """Import the engine, which takes seconds."""
     with without_collector():
         for name in LOADED_AHEAD:
             importlib.import_module(name)
 
 
 def await_job() -> list[str]:
-    """Arguments of the job, with its directory entered and standard input closed.
+    """Wait for the job and return its arguments; enters its directory and closes standard input.
 
-    Ends the process quietly where standard input ends first: who should have sent the job is gone.
+    Exits with status 0 if standard input ends first, because the parent has ended.
     """
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):

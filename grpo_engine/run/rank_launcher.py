@@ -1,12 +1,12 @@
-"""A gang: one engine run as several processes (ranks), started, stopped and ended as one.
+"""Runs one engine as several processes (ranks) that start, stop and end together.
 
     launch([sys.executable, "-m", "grpo_engine", "--config", …], config, run_dir)
 
-Each rank finds the variables that `torchrun` sets, so `torchrun --nproc-per-node N -m grpo_engine …` does as
-well; but torchrun's agent makes a failure of a checkpoint on SIGTERM, and exit status 1 of a crash.
-The first rank writes events and checkpoints. The gang's exit status is a single engine's: 0 only if all ranks
-end so; where one dies, the others are ended within seconds and its status (or signal) is the gang's.
-Boundary: processes; no torch here. Left out: gangs over several machines.
+Each rank receives the variables that `torchrun` sets, so `torchrun --nproc-per-node N -m grpo_engine …` works
+too; but torchrun reports a checkpoint on SIGTERM as a failure, and a crash as exit status 1.
+The first rank writes events and checkpoints. The exit status is that of a single engine: 0 only if all ranks
+exit with 0. If one dies, the others are killed within seconds and its status (or signal) is returned.
+Boundary: processes, no torch. Left out: ranks on several machines.
 """
 
 from __future__ import annotations
@@ -29,50 +29,51 @@ from grpo_engine.process.devices import VARIABLE, visible_gpus
 from grpo_engine.process.parent_death import end_with_parent
 
 LAUNCHER = "GRPO_GANG_LAUNCHER"
-"""Process id of the launcher, for its ranks."""
+"""Environment variable with the process id of the launcher."""
 LAST_SECONDS = 10.0
-"""From the end of a gang's first process until what is left of it is killed."""
+"""Seconds from the end of the first rank until the remaining ones are killed."""
 LOOPBACK = "127.0.0.1"
 STOPS = {signal.SIGTERM, signal.SIGINT}
 
 
 def is_rank() -> bool:
-    """Whether this process is one of a gang's, and not where it starts."""
+    """Whether this process is a rank, not the launcher."""
     return "RANK" in os.environ
 
 
 def follow_launcher() -> None:
-    """A rank that `launch` started ends with it."""
+    """If `launch` started this rank, end it when the launcher ends."""
     if LAUNCHER in os.environ:
         end_with_parent(int(os.environ[LAUNCHER]))
 
 
 def launch(command: Sequence[str], config: RunConfig, run_dir: Path) -> int:
-    """Run the command as `config.runtime.ranks` ranks to their end. Its exit status; a signal ends us too."""
+    """Run the command as `config.runtime.ranks` ranks and return the exit status; a signal is repeated
+    here."""
     for path in run_dir.glob(_report(run_dir, "*").name):
         path.unlink()
     status = RankProcesses(command, config.runtime).wait()
     if status < 0:
         _end_by(-status)
     if status:
-        _tell_failure(config, run_dir)
+        _record_failure(config, run_dir)
     return status
 
 
 def _end_by(number: int) -> None:
-    """Never returns: who waits for this process sees the signal that ended the rank."""
+    """End this process by the signal that ended the rank; never returns."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 class RankProcesses:
-    """Ranks that run. Made and used in the main thread: signals to this process are theirs."""
+    """Running ranks. Use in the main thread only: signals to this process are passed on to them."""
 
     def __init__(self, command: Sequence[str], runtime: Runtime) -> None:
         self._killed = False
         environments = rank_environments(os.environ, runtime)
-        # Ranks are born with the signals blocked and open them when they can stop with a checkpoint.
+        # Ranks start with the signals blocked and unblock them once they can stop with a checkpoint.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         self._running = {
             process.pid: process
@@ -84,7 +85,8 @@ class RankProcesses:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     def wait(self) -> int:
-        """Until all have ended. 0, or what went wrong: a signal (negative) rather than a status."""
+        """Wait for all ranks. Returns 0, a negative signal number if a rank died by one, or the highest
+        status."""
         found: list[int] = []
         while self._running:
             pid, status = os.wait()
@@ -103,14 +105,14 @@ class RankProcesses:
             process.send_signal(number)
 
     def _kill(self, number: int, frame: FrameType | None) -> None:
-        """What is left waits for ranks that have gone."""
+        """Kill the remaining ranks, which wait for one that has ended."""
         self._killed = True
         for process in self._running.values():
             process.kill()
 
 
 def rank_environments(environment: Mapping[str, str], runtime: Runtime) -> list[dict[str, str]]:
-    """What each rank finds: torch.distributed's variables and, where there are GPUs, one of its own."""
+    """Environment of each rank: torch.distributed's variables and, if there are GPUs, one GPU."""
     world = runtime.ranks
     gpus = [] if runtime.device == "cpu" else visible_gpus(environment)
     common = {
@@ -125,7 +127,7 @@ def rank_environments(environment: Mapping[str, str], runtime: Runtime) -> list[
     ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     if gpus:
         for rank, gpu in zip(ranks, gpus, strict=False):
-            rank |= {VARIABLE: gpu, "LOCAL_RANK": "0"}  # the only device that it sees
+            rank |= {VARIABLE: gpu, "LOCAL_RANK": "0"}  # the only visible device
     return ranks
 
 
@@ -136,7 +138,7 @@ def _free_port() -> int:
 
 
 class EventLog(Protocol):
-    """Where an engine's events go."""
+    """Receives an engine's events."""
 
     def write(self, event: BaseEvent) -> BaseEvent | None: ...
 
@@ -144,7 +146,7 @@ class EventLog(Protocol):
 
 
 class FailureReport:
-    """A later rank's log: the first rank tells the same, so only the reason of this one's failure is kept."""
+    """Log of a later rank: stores only its failure, because the first rank writes all other events."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -159,7 +161,7 @@ class FailureReport:
 
 
 def open_log(config: RunConfig, run_dir: Path) -> EventLog:
-    """The run's journal; a later rank's report."""
+    """The run's event log on the first rank; a failure report on the others."""
     rank = os.environ.get("RANK", "0")
     return FailureReport(_report(run_dir, rank)) if rank != "0" else open_journal(config, run_dir)
 
@@ -176,8 +178,8 @@ def _report(run_dir: Path, rank: str) -> Path:
     return run_dir / f"failed-rank-{rank}.json"
 
 
-def _tell_failure(config: RunConfig, run_dir: Path) -> None:
-    """Write the `failed` event of a later rank where the first one could not know of it."""
+def _record_failure(config: RunConfig, run_dir: Path) -> None:
+    """Write the `failed` event of a later rank if the first one has written none."""
     reports = sorted(run_dir.glob(_report(run_dir, "*").name))
     if not reports:
         return
@@ -186,6 +188,6 @@ def _tell_failure(config: RunConfig, run_dir: Path) -> None:
         if not journal.ends_with_failure:
             journal.write(Failed.model_validate_json(reports[0].read_bytes()))
     except ValidationError:
-        return  # its rank was killed while it wrote: a crash, which needs no reason
+        return  # the rank was killed while writing: a crash without a reason
     finally:
         journal.close()

@@ -1,12 +1,12 @@
-"""One rank's side of a gang: join the others, and hold only a share of the weights where the job says so.
+"""Joins this process to the other ranks, and shards the weights if the job asks for it.
 
-    with joined_ranks(config) as config:     nothing happens where the environment speaks of one rank
+    with joined_ranks(config) as config:     no effect with a single rank
         …
-    shard(policy, config)              FSDP2, in place; nothing where weights are replicated
+    shard(policy, config)              FSDP2, in place; no effect if weights are replicated
 
-`python -m grpo_engine` starts its ranks itself (`gang.py`); `torchrun` may do it as well.
-Sharded, a rank holds its share of every layer and of the rest. Layers are made whole one at a time while they
-train and all together while the torch sampler samples, because ranks need different numbers of tokens.
+`python -m grpo_engine` starts its ranks itself (`rank_launcher.py`); `torchrun` works too.
+A sharded rank holds a share of every parameter. Layers are gathered one at a time during training and all
+together while the torch sampler samples, because ranks sample different numbers of tokens.
 Left out: tensor parallelism, and loading models that do not fit one device.
 """
 
@@ -36,15 +36,15 @@ from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sa
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=20)
-"""Longest wait of a rank for the others; then it ends, and the gang with it. A dead rank is seen at once."""
+"""Longest wait of a rank for the others before the run fails. A dead rank is detected at once."""
 
 ROOT_FORWARD = "run_as_forward"
-"""Method of a sharded model that calls a function with the root's weights made whole."""
+"""Method of a sharded model that calls a function with the root's weights gathered."""
 
 
 @contextmanager
 def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
-    """Inside, this process is one of the ranks that the environment speaks of, its part of the machine."""
+    """Join the ranks that the environment names; yields the config with this rank's part of the machine."""
     world, runtime = int(os.environ.get("WORLD_SIZE", "1")), config.runtime
     if world == 1:
         yield config
@@ -56,13 +56,13 @@ def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if _uses_cuda(runtime) else "gloo", timeout=COLLECTIVE_TIMEOUT
     )
-    # At exit, and there in the reverse order: after vLLM, which ends groups of its own and needs this one.
+    # At exit, in reverse order: after vLLM, which destroys its own groups and needs this one.
     leaving = weakref.finalize(joined_ranks, _leave)
     try:
         yield config.model_copy(update={"runtime": _part_of_machine(runtime, world)})
-        dist.barrier()  # none leaves while another one still needs it
+        dist.barrier()  # no rank leaves while another one still needs it
     except BaseException:
-        leaving.detach()  # the others may wait for this rank in a collective: it ends without asking them
+        leaving.detach()  # do not wait: the others may be in a collective
         raise
 
 
@@ -72,7 +72,7 @@ def _leave() -> None:
 
 
 def agreed_by_ranks(should_stop: Callable[[], bool]) -> Callable[[], bool]:
-    """Asked at the same step by all ranks, it says the same to all of them."""
+    """`should_stop` with one result for all ranks, which must call it at the same step."""
     return lambda: Ranks.current().any(should_stop())
 
 
@@ -81,7 +81,7 @@ def _uses_cuda(runtime: Runtime) -> bool:
 
 
 def _part_of_machine(runtime: Runtime, world: int) -> Runtime:
-    """Threads and grading processes are divided over the ranks."""
+    """The runtime with threads and grading processes divided by the number of ranks."""
     threads = runtime.num_threads or len(os.sched_getaffinity(0))
     return runtime.model_copy(
         update={
@@ -92,34 +92,34 @@ def _part_of_machine(runtime: Runtime, world: int) -> Runtime:
 
 
 def shard(policy: Policy, config: RunConfig) -> None:
-    """Share the policy's weights (and its reference's) out over the ranks, where the runtime asks for it.
+    """Shard the policy's weights (and its reference's) over the ranks if `runtime.sharding` is `fsdp`.
 
-    In place, as `fully_shard` itself does it: a sampler that holds the policy goes on with it.
+    In place, as `fully_shard` does: samplers keep their reference to the policy.
     """
     if config.runtime.sharding != "fsdp" or Ranks.current().world == 1:
         return
     if getattr(hyperparameters_of(config.method), "self_distillation", None) is not None:
-        raise ConfigError("runtime.sharding: fsdp does not go with self_distillation; use replicated")
+        raise ConfigError("runtime.sharding: fsdp does not support self_distillation; use replicated")
     for model in (policy.model, policy.reference_model):
         if model is not None:
             _shard_model(model)
-    policy.fast = None  # it reads weights without the layers' own forward, which makes them whole
+    policy.fast = None  # it bypasses the layers' forward, which gathers the weights
     policy.__class__ = ShardedPolicy
 
 
 def _shard_model(model: PreTrainedModel) -> None:
-    """Each decoder layer on its own, all else with the root."""
+    """Shard each decoder layer by itself and everything else with the root."""
     names = set(model._no_split_modules or ())
     for layer in [module for module in model.modules() if type(module).__name__ in names]:
         fully_shard(layer)
     fully_shard(model)
-    # A loss that is a mean over the whole step already: the ranks' gradients are summed, not averaged.
+    # The loss is a mean over the whole step already, so gradients are summed, not averaged.
     for module in _sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     setattr(model, ROOT_FORWARD, lambda function: function())
     register_fsdp_forward_method(model, ROOT_FORWARD)
-    # While the adapter is on: whether a parameter is trained is remembered from the first time it is whole.
+    # FSDP records which parameters are trained when it first gathers them: do it while the adapter is on.
     with gathered_weights(model):
         pass
 
@@ -130,7 +130,7 @@ def _sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
 
 @contextmanager
 def gathered_weights(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, every rank holds all weights and may compute as often as it likes; all ranks must enter."""
+    """Inside, every rank holds all weights and computes independently; all ranks must enter."""
     modules = _sharded_modules(model)
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
@@ -144,22 +144,22 @@ def gathered_weights(model: torch.nn.Module) -> Iterator[None]:
 
 
 def run_with_root_weights(model: PreTrainedModel, function: Callable[[], T]) -> T:
-    """`function()` as if it were the root's forward: what it uses of the model is whole meanwhile."""
+    """`function()` as if it were the root's forward, with the root's weights gathered."""
     result = cast(T, getattr(model, ROOT_FORWARD)(function))
     if not torch.is_grad_enabled():
-        cast(FSDPModule, model).reshard()  # with gradients the backward pass does it
+        cast(FSDPModule, model).reshard()  # with gradients, the backward pass does it
     return result
 
 
 class ShardedPolicy(Policy):
-    """A policy of which each rank holds a share; every rank must ask for the same passes."""
+    """A policy of which each rank holds a share; all ranks must run the same passes."""
 
     def _logprobs(self, model: PreTrainedModel, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
         return run_with_root_weights(model, partial(super()._logprobs, model, *arguments, **named))
 
 
 class GatheringSampler(AroundSampler):
-    """Around a sampler that computes with the trained model: its weights are whole while it samples."""
+    """Gathers the weights while a sampler computes with the trained model."""
 
     def __init__(self, inner: Sampler, model: torch.nn.Module) -> None:
         super().__init__(inner)
@@ -177,6 +177,6 @@ class GatheringSampler(AroundSampler):
 
 
 def with_gathered_weights(sampler: Sampler, policy: Policy) -> Sampler:
-    """The sampler; where it samples with sharded weights, inside a `GatheringSampler`."""
+    """The sampler, wrapped in a `GatheringSampler` if it samples with sharded weights."""
     is_sharded = isinstance(policy.model, FSDPModule)
     return GatheringSampler(sampler, policy.model) if is_sharded and sampler.shares_weights else sampler

@@ -1,7 +1,7 @@
-"""Attempts at rows, made with the library in the prompt, graded and compared.
+"""Attempts at rows with the library in the prompt: made, graded and compared.
 
-Boundary: groups and their metrics; nobody reflects here. An attempt that a client could not make is
-unscorable like one that a grader could not score.
+Boundary: groups and their metrics. An attempt that the model failed to make is unscorable, like one that a
+grader could not score.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def with_advantages(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
 
 
 class Attempts:
-    """Makes attempts with one client."""
+    """Makes attempts with one model."""
 
     def __init__(self, client: ModelClient, settings: TrainingFreeHyperparameters) -> None:
         self.client = client
         self.settings = settings
 
     def prompted(self, row: Row, library: Library) -> tuple[Row, int]:
-        """The row with as much of the library as fits, and how many lessons had to stay out.
+        """The row with as much of the library as fits, and the number of lessons left out.
 
-        The lesson that was longest of no use stays out first.
+        Lessons that were useful longest ago are left out first.
         """
         by_use = library.by_use()
         for count in range(len(by_use), -1, -1):
@@ -59,9 +59,9 @@ class Attempts:
         grading: Grading,
         timer: PhaseTimer,
     ) -> list[GradedGroup]:
-        """P groups of `count` attempts with their scores; `rows_P` are asked as they are.
+        """P groups of `count` attempts with their scores; `rows_P` are sent unchanged.
 
-        A finished group is graded while others are still made.
+        A finished group is graded while others are being made.
         """
         pending = PendingScores(grading)
 

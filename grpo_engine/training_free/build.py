@@ -1,4 +1,4 @@
-"""From a configuration to a training-free run. Weights are loaded only where somebody speaks with them."""
+"""From a configuration to a training-free run; loads weights only if the job uses its own model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from grpo_engine.training_free.trainer import ExperienceTrainer, Resources
 def build_training_free(
     config: RunConfig, method: TrainingFreeMethod, run_dir: Path, load: Callable[[], Policy]
 ) -> TrainingLoop[ExperienceTrainer]:
-    """`load` gives the job's own model. Raises an EngineError that names what is wrong."""
+    """`load` loads the job's own model. Raises an EngineError that names the problem."""
     settings = method.hyperparameters
     rows = read_rows(config.training_file)
     validation = read_rows(config.validation_file) if config.validation_file else []

@@ -1,7 +1,7 @@
-"""A model behind one of the operator's endpoints as a client: bounded threads, results in order, a budget.
+"""Answers with a model behind one of the operator's endpoints: bounded threads, ordered results, a budget.
 
-Passing trouble is retried by the client. What still fails is told as a failure of that one answer, until so
-much fails that the endpoint must be taken for down. Boundary: no key and no address is in any message.
+The chat client retries temporary errors. Other errors count as a failure of that answer, until so many fail
+that the endpoint is considered down. Boundary: messages contain no key and no address.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from grpo_engine.training_free.prompts import Row
 
 ACCOUNT = "job"
 BREAK_AFTER = 6
-"""Answers in a row that did not come: nobody is asked any more."""
+"""Failed answers in a row after which the endpoint is considered down."""
 HOPELESS = (401, 403, 404)
-"""Statuses that no further request changes: key, permission, address or model."""
+"""Statuses that a retry cannot change: key, permission, address or model."""
 SHOWN_FAILURES = 3
 CHARACTERS_PER_TOKEN = 4
 
 
 class EndpointBudget:
-    """What the job's endpoints may be asked and cost, over all its attempts."""
+    """Limits on calls to endpoints and their cost, over all attempts of the job."""
 
     def __init__(self, settings: TrainingFreeHyperparameters) -> None:
         self.max_calls = settings.max_calls
@@ -41,7 +41,7 @@ class EndpointBudget:
         self.restore(0, 0.0)
 
     def restore(self, num_calls: int, cost_usd: float) -> None:
-        """Go on from what was spent."""
+        """Continue from what an earlier attempt spent."""
         self.ledger.accounts[ACCOUNT] = Account(calls=num_calls, usd=cost_usd)
 
     @property
@@ -57,7 +57,7 @@ class EndpointModelClient:
     def __init__(
         self, asked: EndpointModel, settings: TrainingFreeHyperparameters, budget: EndpointBudget
     ) -> None:
-        """Raises ConfigError where the operator has no such endpoint, model or price."""
+        """Raises ConfigError if the operator has no such endpoint, model or price."""
         self.asked = asked
         self.label = asked.label
         self.budget = budget
@@ -77,8 +77,8 @@ class EndpointModelClient:
     def answer(
         self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
     ) -> list[tuple[Completion, ...]]:
-        """Answers in order. Raises EndpointDownError where more than half of several do not come, and
-        OverspentError where the budget is empty."""
+        """Answers in order. Raises EndpointDownError if more than half of several fail, and OverspentError if
+        the budget is used up."""
         with ThreadPoolExecutor(self.concurrent_calls, thread_name_prefix="endpoint") as threads:
             futures = [[threads.submit(self._ask, row, settings) for _ in range(count)] for row in rows]
             try:
@@ -89,7 +89,7 @@ class EndpointModelClient:
         return answers
 
     def fits(self, row: Row, max_tokens: int) -> bool:
-        """The server's own limit is not known here; what exceeds it comes back as a failure."""
+        """Always true: the server's limit is unknown, and exceeding it is a failed answer."""
         return True
 
     def _gathered(
@@ -123,7 +123,7 @@ class EndpointModelClient:
         }
 
     def _paid(self, request: dict[str, Any], max_tokens: int) -> chat_client.ChatAnswer:
-        """The answer, counted. Raises ChatServerError, ChatParseError, OverspentError."""
+        """Send the request within the budget. Raises ChatServerError, ChatParseError, OverspentError."""
         size = len(json.dumps(request)) // CHARACTERS_PER_TOKEN
         expected = self.endpoint.cost_usd(size, max_tokens) or 0.0
         try:
@@ -144,7 +144,7 @@ class EndpointModelClient:
         return answer
 
     def _note_failure(self, error: chat_client.ChatServerError) -> None:
-        """Raises EndpointDownError where settings on is of no use."""
+        """Raises EndpointDownError if further requests are useless."""
         with self._lock:
             self._failures_in_a_row += 1
             is_down = self._failures_in_a_row >= BREAK_AFTER
@@ -152,7 +152,7 @@ class EndpointModelClient:
             raise self._down([self._words(error)])
 
     def _words(self, error: chat_client.ChatServerError) -> str:
-        """The error without the operator's host, which is no job's business."""
+        """The error message with the endpoint's name in place of the operator's host."""
         return str(error).replace(urlsplit(self.endpoint.url).hostname or "\0", self.asked.endpoint)
 
     def _refuse_silence(self, replies: Sequence[Completion]) -> None:
@@ -170,7 +170,7 @@ def _failed(reason: str, version: int) -> Reply:
 
 
 def _reply(answer: chat_client.ChatAnswer, version: int) -> Reply:
-    """A refusal is an answer: its words, or none."""
+    """The answer as a completion; a refusal counts as an answer."""
     cut = answer.finish_reason == "length"
     return Reply(
         answer.text or answer.refusal or "",

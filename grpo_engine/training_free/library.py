@@ -1,12 +1,12 @@
-"""The experience library E: short lessons with ids, changed by operations and by nothing else.
+"""The experience library E: short lessons with ids, changed only by operations.
 
-Boundary: plain data. Who proposes operations and why is `reflection.py`'s; the prompt is `prompts.py`'s.
+Boundary: plain data. `reflection.py` proposes the operations; `prompts.py` writes the prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -17,7 +17,7 @@ Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class _Operation(BaseModel):
-    """As a model writes it: fields beyond those that are asked for are passed over."""
+    """An operation as a model writes it; additional fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -39,7 +39,7 @@ class Delete(_Operation):
 
 
 class Keep(_Operation):
-    """This lesson was of use: it goes last when room is needed."""
+    """The lesson was useful: it is evicted last."""
 
     operation: Literal["keep"]
     id: str
@@ -52,26 +52,26 @@ class Experience(Record):
     """One lesson."""
 
     id: str
-    """`G0`, `G1`, …; a number is never given twice."""
+    """`G0`, `G1`, …; numbers are never reused."""
     text: str
     """One line."""
     created_step: int
     changed_step: int
     useful_step: int
-    """Newest step that added, changed or kept it."""
+    """Newest step that added, changed or kept the lesson."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryChanges:
-    """What a step's operations did."""
+    """Effects of a step's operations."""
 
     added: int = 0
     modified: int = 0
     deleted: int = 0
     evicted: int = 0
-    """Made room for others."""
+    """Removed to stay within the limit."""
     ignored: int = 0
-    """Operations on ids that are not there, and lessons that are there already."""
+    """Operations on unknown ids, and lessons that exist already."""
 
     @property
     def any(self) -> bool:
@@ -88,15 +88,15 @@ class Library:
 
     experiences: tuple[Experience, ...] = ()
     next_number: int = 0
-    version: int = field(default=0)
-    """Steps that changed it; attempts carry the version they were made with."""
+    version: int = 0
+    """Number of steps that changed it; attempts carry the version they were made with."""
 
     def changed(
         self, operations: Sequence[Operation], step: int, *, limit: int, max_chars: int
     ) -> tuple[Library, LibraryChanges]:
         """E after the operations in order, at most `limit` lessons of at most `max_chars` characters.
 
-        Above the limit the lesson with the oldest `useful_step` goes, of equal ones the lowest number.
+        Above the limit, the lesson with the oldest `useful_step` is evicted, of equal ones the lowest number.
         """
         draft = _Draft({each.id: each for each in self.experiences}, self.next_number, step, max_chars)
         for operation in operations:
@@ -116,7 +116,7 @@ def number_of(experience: Experience) -> int:
 
 @dataclass
 class _Draft:
-    """A library while operations run over it."""
+    """A library while operations are applied to it."""
 
     lessons: dict[str, Experience]
     next_number: int

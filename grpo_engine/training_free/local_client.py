@@ -1,6 +1,6 @@
-"""The job's own model as a client: its tokenizer's chat template, the worker's sampler.
+"""Answers with the job's own model: its tokenizer's chat template and a sampler.
 
-Boundary: no network. Without a chat template a conversation is read as one text.
+Boundary: no network. Without a chat template, a conversation is joined into one text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply
 from grpo_engine.training_free.prompts import Row
 
 ROUND = 1_000_000
-"""Rounds of a step draw as if their prompts were so far apart."""
+"""Distance between the prompt numbers of two rounds, so that each draws different tokens."""
 
 
 class LocalModelClient:
@@ -40,14 +40,17 @@ class LocalModelClient:
     def answer(
         self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
     ) -> list[tuple[Completion, ...]]:
-        """Completions; a row without room for an answer is a failure."""
+        """Completions; a row without room for an answer gets a failure."""
         prompts = self._prompts(rows)
         places = [
             place for place, prompt in enumerate(prompts) if self._has_room(prompt, settings.max_tokens)
         ]
         self.sampler.load_policy(settings.version)
         groups = self.sampler.generate(
-            [prompts[place] for place in places], count, self._sampling(settings), _told(on_row, places)
+            [prompts[place] for place in places],
+            count,
+            self._sampling(settings),
+            _group_callback(on_row, places),
         )
         found = {place: group.completions for place, group in zip(places, groups, strict=True)}
         answers = []
@@ -79,7 +82,7 @@ class LocalModelClient:
         )
 
 
-def _told(on_row: OnRow | None, places: Sequence[int]) -> Callable[[int, Group], None] | None:
+def _group_callback(on_row: OnRow | None, places: Sequence[int]) -> Callable[[int, Group], None] | None:
     if on_row is None:
         return None
     return lambda position, group: on_row(places[position], group.completions)

@@ -1,6 +1,6 @@
-"""Who speaks: what the rest needs of a model, whether it runs here or behind an endpoint.
+"""The interface to a model that runs in this process or behind an endpoint.
 
-Boundary: rows in, completions out, in order. What the words mean is others' business.
+Boundary: rows in, completions out, in order; callers interpret the text.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from grpo_engine.training_free.prompts import Row
 
 @dataclass(frozen=True, slots=True)
 class Reply(Completion):
-    """A completion that is known as text: no token ids, and perhaps no answer at all."""
+    """A completion known only as text, without token ids; or the reason why there is none."""
 
     num_tokens: int = 0
     """Completion tokens as the server counts them."""
     num_prompt_tokens: int = 0
     failure: str | None = None
-    """Why there is no answer; then the text is empty and nobody grades it."""
+    """Why there is no answer; then the text is empty and is not graded."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """How to ask."""
+    """How a model is asked."""
 
     max_tokens: int
     temperature: float
     """0 is greedy."""
     step: int = 0
     round: int = 0
-    """Which of a step's rounds of questions: another one draws other tokens."""
+    """Number of the question round in the step; each round draws different tokens."""
     version: int = 0
-    """Of the library; completions carry it as their policy's."""
+    """Version of the library; completions carry it as their policy version."""
 
 
 OnRow = Callable[[int, tuple[Completion, ...]], None]
-"""Called with a row's position as soon as its last answer is there."""
+"""Called with a row's position as soon as its last answer has arrived."""
 
 
 class ModelClient(Protocol):
-    """A model that answers."""
+    """A model that answers rows."""
 
     label: str
 
     def answer(
         self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
     ) -> list[tuple[Completion, ...]]:
-        """`count` answers to each row, in the order of the rows. Raises EngineError where it cannot."""
+        """`count` answers to each row, in the order of the rows. Raises EngineError if the model fails."""
         ...
 
     def fits(self, row: Row, max_tokens: int) -> bool:
-        """Whether the row leaves room for an answer."""
+        """Whether the row leaves room for `max_tokens` of answer."""
         ...

@@ -1,6 +1,6 @@
-"""What a reflecting model wrote → operations, or why it cannot be used.
+"""Parses a reflecting model's answer into operations.
 
-Boundary: pure. Strict: one JSON object, alone or in a fence, whose every operation is known and complete.
+Boundary: pure. Strict: one JSON object, alone or in a code fence, with known and complete operations only.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def read_operations(text: str) -> list[Operation]:
 
 
 def without_thoughts(text: str) -> str:
-    """What a reasoning model said after it had thought."""
+    """The answer of a reasoning model without its thoughts."""
     return text.rpartition(THOUGHTS_END)[2].strip()

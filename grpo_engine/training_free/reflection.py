@@ -1,7 +1,7 @@
-"""A batch's groups → operations on the library: summarise, compare, consolidate.
+"""From a batch's groups to operations on the library: summarise, compare, consolidate.
 
-The semantic advantage of Training-Free GRPO (arXiv 2510.08191 §2): numeric advantages say who won, a model
-says in words why. Boundary: no task is attempted or graded here, and the library is not changed here.
+The semantic advantage of Training-Free GRPO (arXiv 2510.08191 §2): numeric advantages show which attempts
+won, a model describes why. Boundary: makes no attempts and does not change the library.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ MAX_FEEDBACK_CHARS = 1000
 
 @dataclass
 class ReflectionStats:
-    """What a step's reflection cost and how much of it was of no use."""
+    """Cost and failures of a step's reflection."""
 
     calls: int = 0
     tokens: int = 0
-    """Read and written, as far as they are counted."""
+    """Prompt and completion tokens, as far as the endpoint counts them."""
     errors: int = 0
-    """Answers that did not come or could not be read."""
+    """Answers that failed or could not be read."""
     dropped: int = 0
-    """Proposals that were given up."""
+    """Proposals that were dropped."""
     notes: list[str] = field(default_factory=list)
-    """Why, for the first few."""
+    """Reasons of the first three errors."""
 
     def count(self, completion: Completion) -> None:
         self.calls += 1
@@ -55,14 +55,14 @@ class ReflectionStats:
         names = ("calls", "tokens", "errors", "dropped")
         return {f"reflection/{name}": float(getattr(self, name)) for name in names}
 
-    def blame(self, reason: str) -> None:
+    def add_error(self, reason: str) -> None:
         self.errors += 1
         if len(self.notes) < 3:
             self.notes.append(reason)
 
 
 class Reflection:
-    """One step's look back."""
+    """The reflection of one step."""
 
     def __init__(
         self, client: ModelClient, settings: TrainingFreeHyperparameters, library: Library, step: int
@@ -75,7 +75,7 @@ class Reflection:
         self.round = 0
 
     def operations(self, groups: Sequence[ScoredGroup], rows: Sequence[Row]) -> list[Operation]:
-        """What to do to the library, from the groups with signal; `rows` without the library in front."""
+        """Operations on the library, from the groups with signal; `rows` are without the library."""
         pairs = [(group, row) for group, row in zip(groups, rows, strict=True) if group.has_signal]
         if not pairs:
             return []
@@ -92,7 +92,7 @@ class Reflection:
         return self._consolidated(proposals) if proposals else []
 
     def _summarised(self, groups: Sequence[ScoredGroup], tasks: Sequence[str]) -> list[list[AttemptView]]:
-        """Every scored attempt in the reflecting model's words; its own where those do not come."""
+        """A summary of every scored attempt by the reflecting model; the attempt's text if that fails."""
         attempts = [list(scored_attempts(group)) for group in groups]
         questions = [
             summarise_messages(task, self._shown(completion), view.reward, view.feedback)
@@ -112,7 +112,7 @@ class Reflection:
         return excerpt(completion.text, self.settings.max_attempt_chars)
 
     def _consolidated(self, proposals: Sequence[Sequence[Operation]]) -> list[Operation]:
-        """One list of the proposals; as they came, one after the other, where nobody merges them."""
+        """The proposals merged by the model; concatenated if its answer cannot be read."""
         settings = self.settings
         question = consolidate_messages(
             proposals, self.library.experiences, settings.max_experiences, settings.max_experience_chars
@@ -121,7 +121,7 @@ class Reflection:
         return [each for proposal in proposals for each in proposal] if merged is None else merged
 
     def _listed(self, questions: Sequence[Messages]) -> list[list[Operation] | None]:
-        """Operations of each answer; one that cannot be read is asked for once more, then given up (None)."""
+        """Operations of each answer; an unreadable one is requested once more, then dropped (None)."""
         found, faults = self._read(questions)
         repeated = sorted(faults)
         second, _ = self._read([retry_messages(questions[place], *faults[place]) for place in repeated])
@@ -132,7 +132,7 @@ class Reflection:
     def _read(
         self, questions: Sequence[Messages]
     ) -> tuple[list[list[Operation] | None], dict[int, tuple[str, str]]]:
-        """Operations of each answer, and (answer, fault) of those that cannot be read."""
+        """Operations of each answer, and (answer, fault) by position of those that cannot be read."""
         found: list[list[Operation] | None] = []
         faults: dict[int, tuple[str, str]] = {}
         for place, text in enumerate(self._texts(questions)):
@@ -141,13 +141,13 @@ class Reflection:
                 try:
                     operations = read_operations(text)
                 except ValueError as error:
-                    self.stats.blame(str(error))
+                    self.stats.add_error(str(error))
                     faults[place] = text, str(error)
             found.append(operations)
         return found, faults
 
     def _texts(self, questions: Sequence[Messages]) -> list[str | None]:
-        """One answer to each question, None where none came."""
+        """One answer to each question, None if it failed."""
         if not questions:
             return []
         asking = AnswerSettings(
@@ -163,7 +163,7 @@ class Reflection:
         self.stats.count(completion)
         failure = completion.failure
         if failure is not None:
-            self.stats.blame(failure)
+            self.stats.add_error(failure)
             return None
         return completion.text
 
@@ -173,7 +173,7 @@ class Reflection:
 
 
 def scored_attempts(group: ScoredGroup) -> list[tuple[Completion, AttemptView]]:
-    """The group's attempts that have a reward, with what the comparing model is told of each."""
+    """The group's attempts that have a reward, with the view that the comparing model gets."""
     return [
         (
             completion,

@@ -57,7 +57,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class ExperienceState:
-    """The trainer's part of a run's state, beside what its endpoints were asked and cost."""
+    """The trainer's part of a run's state, beside the calls to endpoints and their cost."""
 
     step: int = 0
     num_tokens: int = 0
@@ -85,7 +85,7 @@ class ExperienceTrainer(Method):
         self.rows = rows
         self.validation = validation[: settings.eval_rows(len(validation))]
         self.has_held_out_rows = bool(self.validation)
-        self.source = PromptSource(_blank(rows), settings.rows_per_step(len(rows)), config.seed)
+        self.source = PromptSource(_row_prompts(rows), settings.rows_per_step(len(rows)), config.seed)
         self.total_steps = settings.total_steps(len(rows))
         self.state = ExperienceState()
         self.warned: set[str] = set()
@@ -110,7 +110,7 @@ class ExperienceTrainer(Method):
         prompts = self.source.batch(step)
         rows = [self.rows[prompt.row] for prompt in prompts]
         asked, num_left_out = self._prompted(rows)
-        yield from self._told(num_left_out)
+        yield from self._warn_left_out(num_left_out)
         asking = self._answer_settings(step, self.settings.temperature)
         graded = self.attempts.graded(
             prompts, asked, self.settings.group_size, asking, self.resources.grading, timer
@@ -136,15 +136,15 @@ class ExperienceTrainer(Method):
             **changes.metrics(),
             **reflection.stats.metrics(),
         }
-        yield from self._notes(reflection.stats)
+        yield from self._warn_unreadable(reflection.stats)
         yield self._step_event(step, scored, metrics, timer)
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
         """Make one attempt at each held-out row and score it."""
         rows, num_left_out = self._prompted(self.validation)
-        yield from self._told(num_left_out)
+        yield from self._warn_left_out(num_left_out)
         asking = self._answer_settings(step, self.settings.eval_temperature)
-        prompts = _blank(self.validation)
+        prompts = _row_prompts(self.validation)
         graded = self.attempts.graded(prompts, rows, 1, asking, self.resources.eval_grading, PhaseTimer())
         scored = with_advantages(graded)
         metrics = {
@@ -157,7 +157,7 @@ class ExperienceTrainer(Method):
         self.state = replace(self.state, baseline=baseline)
 
     def _prompted(self, rows: Sequence[Row]) -> tuple[list[Row], int]:
-        """The rows with the library, and the most lessons that had to stay out of one."""
+        """The rows with the library, and the largest number of lessons left out of one."""
         found = [self.attempts.prompted(row, self.state.library) for row in rows]
         return [row for row, _ in found], max(left_out for _, left_out in found)
 
@@ -170,7 +170,7 @@ class ExperienceTrainer(Method):
         )
 
     def _refuse_broken(self, graded: Sequence[GradedGroup]) -> None:
-        """Raises GraderError where the grader fails on too many of the attempts that were made."""
+        """Raises GraderError if the grader fails on too many of the attempts that were made."""
         made = []
         for group in graded:
             pairs = zip(group.group.completions, group.scores, strict=True)
@@ -181,7 +181,7 @@ class ExperienceTrainer(Method):
     def _step_event(
         self, step: int, scored: Sequence[ScoredGroup], metrics: dict[str, float], timer: PhaseTimer
     ) -> StepFinished | StepSkipped:
-        """The step's event; one whose groups taught nothing is skipped and says so."""
+        """The step's metrics; StepSkipped if no group has signal."""
         own = {
             "num_tokens": float(self.state.num_tokens),
             "policy_version": float(self.state.library.version),
@@ -195,16 +195,16 @@ class ExperienceTrainer(Method):
             return StepFinished(step=step, metrics=everything)
         return StepSkipped(step=step, reason="no_signal", metrics=everything)
 
-    def _told(self, num_left_out: int) -> Iterator[Warned]:
+    def _warn_left_out(self, num_left_out: int) -> Iterator[Warned]:
         if num_left_out and "experiences_left_out" not in self.warned:
             self.warned.add("experiences_left_out")
             message = (
-                f"{num_left_out} lessons do not fit the model's context beside the longest prompt and stay "
-                "out of it: lower max_experiences, max_experience_chars or max_completion_tokens."
+                f"{num_left_out} lessons do not fit the model's context beside the longest prompt and are "
+                "left out: lower max_experiences, max_experience_chars or max_completion_tokens."
             )
             yield Warned(code="experiences_left_out", message=message)
 
-    def _notes(self, stats: ReflectionStats) -> Iterator[Warned]:
+    def _warn_unreadable(self, stats: ReflectionStats) -> Iterator[Warned]:
         if stats.errors and "reflection_errors" not in self.warned:
             self.warned.add("reflection_errors")
             message = f"Some answers of the reflecting model cannot be used: {'; '.join(stats.notes)}."
@@ -257,6 +257,6 @@ class ExperienceTrainer(Method):
         self.resources.eval_grading.close()
 
 
-def _blank(rows: Sequence[Row]) -> list[Prompt]:
-    """Rows by their number: the words are put together anew for each step."""
+def _row_prompts(rows: Sequence[Row]) -> list[Prompt]:
+    """Prompts that only name their row: each step composes the text with the current library."""
     return [Prompt(number, "", (), item_of(row)) for number, row in enumerate(rows)]

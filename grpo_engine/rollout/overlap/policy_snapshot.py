@@ -1,9 +1,8 @@
-"""A second policy that stands copied while the first one is trained, and a sampler that samples from it.
+"""A copy of the policy that stays fixed while the policy is trained, and a sampler of it.
 
-It shares the first one's frozen weights and has its own copy of the trained ones: with LoRA that is the
-adapter (and, where the adapter is merged for sampling, the merged layers for as long as sampling lasts); with
-full fine-tuning a second model. Modules are its own, so that merging, switching adapters and attention
-layouts of the two never meet.
+The copy shares the frozen weights and owns the trained ones: with LoRA the adapter (and, if it is merged for
+sampling, the merged layers during sampling); with full fine-tuning a second model. Its modules are separate,
+so merging, switching adapters and attention layouts do not interfere.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_a_row_that_teaches_again_is_awake_at_once() -> None:
     awake_again = [visit(made, 1, {}) for _ in range(12)]
     # one epoch of rest, then every epoch
     assert awake_again.count([2]) == 2
-    assert made.difficulty[2].dull == 0
+    assert made.difficulty[2].visits_without_signal == 0
     assert made.difficulty[2].visits == 3
 
 
