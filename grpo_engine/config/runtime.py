@@ -23,7 +23,7 @@ class Runtime(Record):
     sampler_memory: float = Field(0.45, gt=0, lt=1)
     """Share of a GPU's memory (on a CPU: of the machine's) that vLLM's weights and cache may take."""
     ranks: int = Field(1, ge=1, le=64)
-    """Processes that train as one gang, each on its own device."""
+    """Processes that train one job together, each on its own device."""
     sharding: Literal["replicated", "fsdp"] = "replicated"
     """Of several ranks: each holds the whole model, or a share of every layer."""
     num_threads: int | None = Field(None, ge=1)

@@ -83,16 +83,14 @@ def punished(graded: GradedGroup, settings: ReinforcementHyperparameters) -> Gra
     """The group with the soft overlong punishment as a part of each reward."""
     if settings.overlong_buffer_tokens == 0:
         return graded
-    pairs = zip(graded.scores, graded.group.completions, strict=True)
-    return GradedGroup(graded.group, tuple(_punished_score(*pair, settings) for pair in pairs))
-
-
-def _punished_score(score: Score, completion: Completion, settings: ReinforcementHyperparameters) -> Score:
-    if score.reward is None:
-        return score
-    punishment = overlong_punishment(len(completion.token_ids), settings)
-    parts = {**score.parts, OVERLONG: punishment}
-    return score.model_copy(update={"reward": score.reward + punishment, "parts": parts})
+    scores = []
+    for score, completion in zip(graded.scores, graded.group.completions, strict=True):
+        if score.reward is not None:
+            punishment = overlong_punishment(completion.num_tokens, settings)
+            update = {"reward": score.reward + punishment, "parts": {**score.parts, OVERLONG: punishment}}
+            score = score.model_copy(update=update)
+        scores.append(score)
+    return GradedGroup(graded.group, tuple(scores))
 
 
 def refuse_broken_grader(graded: Sequence[GradedGroup], limit: float) -> None:

@@ -32,6 +32,7 @@ from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training import checkpoint
 from grpo_engine.training.checkpoint import LoopState
 from grpo_engine.training.method import Artifact, Method
+from grpo_engine.training.run_description import started
 
 M = TypeVar("M", bound=Method)
 
@@ -98,7 +99,7 @@ class TrainingLoop(Generic[M]):
 
     def _run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
         skipped = self._resume()
-        yield self.method.started(self.state.step)
+        yield started(self.method, self.state.step)
         yield from skipped
         fault_point("engine.loaded")
         self.method.prepare()
@@ -230,7 +231,7 @@ class TrainingLoop(Generic[M]):
         return Finished(
             step=self.state.step,
             path=self._artifact_path(self.state.step),
-            num_tokens=self.method.num_tokens,
+            num_tokens=self.method.state.num_tokens,
             best_step=best,
             best_path=best_path if has_best else None,
         )

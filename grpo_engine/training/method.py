@@ -7,27 +7,36 @@ is what a checkpoint holds beside the run's state. `loop.py` does everything aro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from grpo_engine.contract.events import BaseEvent, Finished, Started
+from grpo_engine.contract.events import BaseEvent, Finished
+from grpo_engine.models.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class MethodState:
+    """A method's part of a run's state: fields that JSON can hold. Methods extend it."""
+
+    policy_version: int = 0
+    num_tokens: int = 0
+    """Completion or target tokens of all steps so far."""
 
 
 class Method(Protocol):
     """A training method. Members with a body are optional: inherit from `Method` to get them."""
 
     total_steps: int
+    num_rows: int
+    """Rows of the training file."""
+    policy: Policy | None
+    """The job's own model; None: only endpoints are used."""
+    state: MethodState
+    sampler_name: str = "none"
+    trains_weights: bool = True
     phase: Literal["training", "probing"] = "training"
     has_held_out_rows: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        """Completion tokens processed in all steps so far."""
-        return 0
-
-    def started(self, step: int) -> Started:
-        """The run's first event; the run resumes after `step` (0: from the start)."""
-        ...
 
     def prepare(self) -> None:
         """Called once, before the first step or evaluation."""
@@ -47,11 +56,11 @@ class Method(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """JSON from which `load_state` continues exactly."""
-        return {}
+        return {each.name: getattr(self.state, each.name) for each in fields(self.state)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()` of an earlier run."""
-        return
+        self.state = type(self.state)(**state)
 
     def close(self) -> None:
         """Release what the method holds outside this process."""

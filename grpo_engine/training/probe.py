@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from grpo_engine.config.job import ProbeSize, ReinforcementMethod, RunConfig
-from grpo_engine.contract.events import BaseEvent, Finished, Probed, Started, StepFinished
+from grpo_engine.contract.events import BaseEvent, Finished, Probed, StepFinished
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
@@ -20,8 +20,7 @@ from grpo_engine.rollout.collector import Collector, sampling_of
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.scoring import grader_complaints, rollouts, with_advantages
-from grpo_engine.training.method import Method
-from grpo_engine.training.run_description import started
+from grpo_engine.training.method import Method, MethodState
 
 
 class Probe(Method):
@@ -50,17 +49,10 @@ class Probe(Method):
         self.collector = Collector(sampler, grading, source, settings, policy.decode)
         self.batches = batches(source, min(size.prompts, len(prompts)))
         self.total_steps = len(self.batches)
+        self.state = MethodState()
+        self.sampler_name = type(sampler).__name__
         self.scored: list[ScoredGroup] = []
         self.seconds: dict[str, float] = {}
-
-    def started(self, step: int) -> Started:
-        return started(
-            self.policy,
-            total_steps=self.total_steps,
-            step=step,
-            sampler_name=type(self.sampler).__name__,
-            num_rows=self.num_rows,
-        )
 
     def prepare(self) -> None:
         self.sampler.load_policy(0)

@@ -10,22 +10,21 @@ import torch
 
 from grpo_engine.contract.events import Started
 from grpo_engine.models.fast import native
-from grpo_engine.models.policy import Policy
+from grpo_engine.training.method import Method
 
 
-def started(
-    policy: Policy | None, *, total_steps: int, step: int, sampler_name: str, num_rows: int
-) -> Started:
-    """A run's first event. `policy`: the model that is trained or probed; None: no weights are loaded."""
+def started(method: Method, step: int) -> Started:
+    """A run's first event; the run resumes after `step` (0: from the start)."""
+    policy = method.policy
     run = Started(
-        total_steps=total_steps,
+        total_steps=method.total_steps,
         resumed_from_step=step,
         device="none",
         dtype="none",
-        sampler=sampler_name,
+        sampler=method.sampler_name,
         num_parameters=0,
         num_trainable_parameters=0,
-        num_rows=num_rows,
+        num_rows=method.num_rows,
         versions=library_versions(),
     )
     if policy is None:
@@ -35,10 +34,11 @@ def started(
         "device": str(policy.device),
         "machine": machine_name(policy.device),
         "dtype": str(policy.model.dtype).removeprefix("torch."),
-        "num_parameters": sum(p.numel() for p in parameters),
-        "num_trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-        "base_fingerprint": policy.base_fingerprint,
+        "num_parameters": sum(each.numel() for each in parameters),
     }
+    if method.trains_weights:
+        model["num_trainable_parameters"] = sum(each.numel() for each in parameters if each.requires_grad)
+        model["base_fingerprint"] = policy.base_fingerprint
     return run.model_copy(update=model)
 
 

@@ -64,12 +64,12 @@ def distillation_batch(
             completion = scored.group.completions[place]
             if not trained_tokens(completion, settings.mask_truncated_completions):
                 continue
-            told = rewrite(scored.group.prompt, _with_feedback(options.template, feedback))
-            if max_length is not None and len(told) + len(completion.token_ids) > max_length:
+            teacher_prompt = rewrite(scored.group.prompt, _with_feedback(options.template, feedback))
+            if max_length is not None and len(teacher_prompt) + len(completion.token_ids) > max_length:
                 too_long += 1
                 continue
             sequences.append(TrainingSequence.unweighted(completion, index))
-            teacher[index] = TrainingGroup(told, (sequences[-1],))
+            teacher[index] = TrainingGroup(teacher_prompt, (sequences[-1],))
             index += 1
         if sequences:
             student.append(TrainingGroup(scored.group.prompt.token_ids, tuple(sequences)))
@@ -112,11 +112,11 @@ def _best_answer(scored: ScoredGroup, options: SelfDistillation) -> str:
 def _with_feedback(template: str, feedback: str) -> Callable[[str], str]:
     """A function from the user's turn to the turn with feedback; other braces stay unchanged."""
 
-    def tell(prompt: str) -> str:
+    def with_feedback(prompt: str) -> str:
         values = {"prompt": prompt, "feedback": feedback}
         return re.sub(r"\{(prompt|feedback)\}", lambda match: values[match[1]], template)
 
-    return tell
+    return with_feedback
 
 
 class DistillationTerm:
@@ -156,8 +156,10 @@ class DistillationTerm:
         """
         groups, token_values = [self.batch.teacher[index] for index in batch.indices], TokenValues()
         with torch.no_grad():
-            for told in pack(groups, token_budget, self.policy.device):
-                token_values.store("teacher", told, self.policy.output_states(self.policy.model, told)[0])
+            for teacher_batch in pack(groups, token_budget, self.policy.device):
+                token_values.store(
+                    "teacher", teacher_batch, self.policy.output_states(self.policy.model, teacher_batch)[0]
+                )
         states_N = token_values.find("teacher", batch)
         assert states_N is not None
         return states_N

@@ -5,32 +5,20 @@ It shares packing, log-probabilities and the updater with GRPO; a demonstration 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from grpo_engine.config.job import RunConfig, SupervisedMethod
-from grpo_engine.contract.events import BaseEvent, Evaluated, Started, StepFinished
+from grpo_engine.contract.events import BaseEvent, Evaluated, StepFinished
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PhaseTimer, finite, peak_memory_bytes
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.objective.types import Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.prompt_source import PromptSource
-from grpo_engine.training.method import Method
+from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
-from grpo_engine.training.run_description import started
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisedState:
-    """The trainer's part of a run's state, beside weights and moments."""
-
-    policy_version: int = 0
-    num_tokens: int = 0
-    """Target tokens trained so far."""
 
 
 class SupervisedTrainer(Method):
@@ -52,17 +40,8 @@ class SupervisedTrainer(Method):
         self.has_held_out_rows = bool(self.validation)
         self.total_steps = settings.total_steps(len(demonstrations))
         self.updater = PolicyUpdater(policy, settings, config.runtime.token_budget, self.total_steps)
-        self.state = SupervisedState()
-
-    @property
-    def num_tokens(self) -> int:
-        return self.state.num_tokens
-
-    def started(self, step: int) -> Started:
-        num_rows = len(self.source.prompts)
-        return started(
-            self.policy, total_steps=self.total_steps, step=step, sampler_name="none", num_rows=num_rows
-        )
+        self.num_rows = len(demonstrations)
+        self.state = MethodState()
 
     def step(self, step: int) -> Iterator[BaseEvent]:
         """One update by the mean cross-entropy over all target tokens of the step's rows."""
@@ -73,7 +52,7 @@ class SupervisedTrainer(Method):
                 step, lambda budget: self._gradients(step, rows, budget), [row.row for row in rows]
             )
         tokens = sum(len(row.target_ids) for row in rows)
-        self.state = SupervisedState(self.state.policy_version + 1, self.state.num_tokens + tokens)
+        self.state = MethodState(self.state.policy_version + 1, self.state.num_tokens + tokens)
         own = {
             "num_tokens": float(self.state.num_tokens),
             "policy_version": float(self.state.policy_version),
@@ -111,12 +90,6 @@ class SupervisedTrainer(Method):
             loss += float(share.detach())
             entropy += float((entropy_N * (batch.weights_N > 0)).sum()) / tokens
         return {"loss": sum(ranks.gather(loss)), "entropy": sum(ranks.gather(entropy))}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self.state, name) for name in SupervisedState.__slots__}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.state = SupervisedState(**state)
 
 
 def _demonstration_group(row: Prompt, token_weight: float) -> TrainingGroup:

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_engine.config.job import ReinforcementMethod, RunConfig
 from grpo_engine.config.tools import function_schemas
-from grpo_engine.contract.events import BaseEvent, Started, StepFinished, StepSkipped
+from grpo_engine.contract.events import BaseEvent, StepFinished, StepSkipped
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import adapted_beta
@@ -30,24 +30,20 @@ from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.rollout.scoring import prompt_outcomes, rollouts, with_advantages, with_zero_advantages
 from grpo_engine.rollout.tools.metrics import tool_metrics
 from grpo_engine.training.gradients import LossTerm, PolicyGradient, kl_penalties
-from grpo_engine.training.method import Method
+from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group
 from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
-from grpo_engine.training.run_description import started
 from grpo_engine.training.self_distillation import distillation_terms
 from grpo_engine.training.skipped_steps import refuse_silence, skip_reason
 
 
 @dataclass(frozen=True, slots=True)
-class ReinforcementState:
+class ReinforcementState(MethodState):
     """The trainer's part of a run's state, beside weights and moments.
 
     Every seed is a function of (seed, step), and so is the order of the prompts without a curriculum.
     """
 
-    policy_version: int = 0
-    num_tokens: int = 0
-    """Completion tokens of all steps, discarded groups included."""
     skipped_in_a_row: int = 0
     beta: float | None = None
     """After it was adapted or raised; None: as configured."""
@@ -86,7 +82,9 @@ class Trainer(Method):
         )
         self.updater.budget.add_prompt(max(len(prompt.token_ids) for prompt in prompts))
         self.reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
-        self.state = ReinforcementState()
+        self.num_rows = len(prompts)
+        self.sampler_name = type(sampler).__name__
+        self.state: ReinforcementState = ReinforcementState()
         order = CurriculumSource if self.hyperparameters.curriculum == "rest" else PromptSource
         self.source, self.collector = open_rollouts(
             method,
@@ -99,10 +97,6 @@ class Trainer(Method):
         )
 
     @property
-    def num_tokens(self) -> int:
-        return self.state.num_tokens
-
-    @property
     def beta(self) -> float:
         """Current weight of the KL term: as configured, adapted or raised."""
         return self.hyperparameters.beta if self.state.beta is None else self.state.beta
@@ -111,15 +105,6 @@ class Trainer(Method):
         """Double the weight of the KL term and return it."""
         self.state = replace(self.state, beta=2 * self.beta)
         return self.beta
-
-    def started(self, step: int) -> Started:
-        return started(
-            self.policy,
-            total_steps=self.total_steps,
-            step=step,
-            sampler_name=type(self.sampler).__name__,
-            num_rows=len(self.prompts),
-        )
 
     def prepare(self) -> None:
         """On a GPU, find a token budget that fits before the first step."""
@@ -140,17 +125,17 @@ class Trainer(Method):
         """Sample and score groups, compute advantages, train; the next step's sampling loads the result."""
         timer = PhaseTimer()
         self.sampler.load_policy(self.state.policy_version)
-        collected = self.collector.collect(step, self.sampling(step), timer)
+        step_groups = self.collector.collect(step, self.sampling(step), timer)
         self.sampler.rest()
-        scored_P, metrics = self._compare(step, collected.groups, timer)
-        all_scored = [*scored_P, *map(with_zero_advantages, collected.discarded)]
+        scored_P, metrics = self._with_advantages(step, step_groups.groups, timer)
+        all_scored = [*scored_P, *map(with_zero_advantages, step_groups.discarded)]
         yield from rollouts(step, all_scored)
         terms = self._terms(scored_P)
         if terms:
             with timer.measure("train"):
                 metrics |= self._update(step, terms, scored_P)
         self._advance(all_scored, metrics, trained=bool(terms))
-        metrics |= {"sampling/discarded_groups": float(len(collected.discarded))}
+        metrics |= {"sampling/discarded_groups": float(len(step_groups.discarded))}
         yield self._step_event(step, all_scored, metrics, timer)
         yield from self.updater.budget.take_warnings()
         refuse_silence(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)
@@ -159,7 +144,7 @@ class Trainer(Method):
         """How the step's completions are drawn."""
         return sampling_of(self.hyperparameters, self.seed, step)
 
-    def _compare(
+    def _with_advantages(
         self, step: int, groups_P: Sequence[GradedGroup], timer: PhaseTimer
     ) -> tuple[list[ScoredGroup], dict[str, float]]:
         """The groups with their advantages; `kl_placement: reward` subtracts the KL from the rewards."""
@@ -273,11 +258,8 @@ class Trainer(Method):
             return StepFinished(step=step, metrics=everything)
         return StepSkipped(step=step, reason=skip_reason(scored, self.hyperparameters), metrics=everything)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self.state, name) for name in ReinforcementState.__slots__}
-
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.state = ReinforcementState(**state)
+        super().load_state(state)
         self.source.load(self.state.prompts)
 
     def close(self) -> None:

@@ -82,8 +82,7 @@ class LibraryChanges:
         return {f"experiences/{name}": float(getattr(self, name)) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(Record):
     """E, in the order of the lessons' numbers."""
 
     experiences: tuple[Experience, ...] = ()
@@ -103,7 +102,10 @@ class Library:
             draft.apply(operation)
         draft.shrink(limit)
         version = self.version + draft.changes.any
-        return Library(tuple(draft.lessons.values()), draft.next_number, version), draft.changes
+        changed = Library(
+            experiences=tuple(draft.lessons.values()), next_number=draft.next_number, version=version
+        )
+        return changed, draft.changes
 
     def by_use(self) -> list[Experience]:
         """Most recently useful first."""

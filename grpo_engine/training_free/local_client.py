@@ -5,12 +5,12 @@ Boundary: no network. Without a chat template, a conversation is joined into one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from grpo_engine.contract.records import FinishReason
-from grpo_engine.objective.types import Completion, Group, Prompt
+from grpo_engine.objective.types import Completion, Prompt
 from grpo_engine.rollout.dataset import RowReader, joined
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply
@@ -50,16 +50,14 @@ class LocalModelClient:
             [prompts[place] for place in places],
             count,
             self._sampling(settings),
-            _group_callback(on_row, places),
+            None if on_row is None else lambda position, group: on_row(places[position], group.completions),
         )
-        found = {place: group.completions for place, group in zip(places, groups, strict=True)}
-        answers = []
-        for place in range(len(rows)):
-            if place not in found:
-                found[place] = (_too_long(settings.version),) * count
-                if on_row is not None:
-                    on_row(place, found[place])
-            answers.append(found[place])
+        answers: list[tuple[Completion, ...]] = [(_too_long(settings.version),) * count for _ in rows]
+        for place, group in zip(places, groups, strict=True):
+            answers[place] = group.completions
+        if on_row is not None:
+            for place in sorted({*range(len(rows))} - {*places}):
+                on_row(place, answers[place])
         return answers
 
     def fits(self, row: Row, max_tokens: int) -> bool:
@@ -80,12 +78,6 @@ class LocalModelClient:
             step=settings.step,
             first_prompt=settings.round * ROUND,
         )
-
-
-def _group_callback(on_row: OnRow | None, places: Sequence[int]) -> Callable[[int, Group], None] | None:
-    if on_row is None:
-        return None
-    return lambda position, group: on_row(places[position], group.completions)
 
 
 def _too_long(version: int) -> Reply:

@@ -18,7 +18,6 @@ from grpo_engine.contract.events import (
     VALIDATION,
     BaseEvent,
     Finished,
-    Started,
     StepFinished,
     StepSkipped,
     Warned,
@@ -31,12 +30,11 @@ from grpo_engine.rollout.dataset import item_of
 from grpo_engine.rollout.evaluation import Rewards, evaluation_events
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.scoring import refuse_broken_grader, rollouts
-from grpo_engine.training.method import Method
-from grpo_engine.training.run_description import started
+from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training_free import library_files
 from grpo_engine.training_free.attempts import Attempts, unanswered, with_advantages
 from grpo_engine.training_free.endpoint_client import EndpointBudget
-from grpo_engine.training_free.library import Experience, Library
+from grpo_engine.training_free.library import Library
 from grpo_engine.training_free.model_client import AnswerSettings, ModelClient
 from grpo_engine.training_free.prompts import Row
 from grpo_engine.training_free.reflection import Reflection, ReflectionStats
@@ -56,12 +54,10 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class ExperienceState:
-    """The trainer's part of a run's state, beside the calls to endpoints and their cost."""
+class ExperienceState(MethodState):
+    """The trainer's part of a run's state; `policy_version` is the library's version."""
 
     step: int = 0
-    num_tokens: int = 0
-    """Tokens of all attempts."""
     library: Library = field(default_factory=Library)
     baseline: Mapping[str, Rewards] = field(default_factory=dict)
     """Evaluated set → row → reward before step 1."""
@@ -69,6 +65,8 @@ class ExperienceState:
 
 class ExperienceTrainer(Method):
     """Learns an experience library; the library is also the run's `Artifact`."""
+
+    trains_weights = False
 
     def __init__(
         self,
@@ -87,22 +85,11 @@ class ExperienceTrainer(Method):
         self.has_held_out_rows = bool(self.validation)
         self.source = PromptSource(_row_prompts(rows), settings.rows_per_step(len(rows)), config.seed)
         self.total_steps = settings.total_steps(len(rows))
-        self.state = ExperienceState()
+        self.num_rows = len(rows)
+        self.policy = resources.policy
+        self.sampler_name = resources.attempting.label
+        self.state: ExperienceState = ExperienceState()
         self.warned: set[str] = set()
-
-    @property
-    def num_tokens(self) -> int:
-        return self.state.num_tokens
-
-    def started(self, step: int) -> Started:
-        run = started(
-            self.resources.policy,
-            total_steps=self.total_steps,
-            step=step,
-            sampler_name=self.resources.attempting.label,
-            num_rows=len(self.rows),
-        )
-        return run.model_copy(update={"num_trainable_parameters": 0, "base_fingerprint": ""})
 
     def step(self, step: int) -> Iterator[BaseEvent]:
         """Attempt with the library, score and compare, reflect, change the library."""
@@ -128,8 +115,13 @@ class ExperienceTrainer(Method):
             max_chars=self.settings.max_experience_chars,
         )
         tokens = sum(each.num_tokens for group in scored for each in group.group.completions)
-        num_tokens = self.state.num_tokens + tokens
-        self.state = replace(self.state, step=step, library=library, num_tokens=num_tokens)
+        self.state = replace(
+            self.state,
+            policy_version=library.version,
+            num_tokens=self.state.num_tokens + tokens,
+            step=step,
+            library=library,
+        )
         metrics = {
             "experiences/count": float(len(library.experiences)),
             "experiences/left_out": float(num_left_out),
@@ -166,7 +158,7 @@ class ExperienceTrainer(Method):
             max_tokens=self.settings.max_completion_tokens,
             temperature=temperature,
             step=step,
-            version=self.state.library.version,
+            version=self.state.policy_version,
         )
 
     def _refuse_broken(self, graded: Sequence[GradedGroup]) -> None:
@@ -184,7 +176,7 @@ class ExperienceTrainer(Method):
         """The step's metrics; StepSkipped if no group has signal."""
         own = {
             "num_tokens": float(self.state.num_tokens),
-            "policy_version": float(self.state.library.version),
+            "policy_version": float(self.state.policy_version),
             "endpoint/calls": float(self.resources.budget.num_calls),
             "endpoint/cost_usd": self.resources.budget.cost_usd,
         }
@@ -217,23 +209,15 @@ class ExperienceTrainer(Method):
         yield finished
 
     def state_dict(self) -> dict[str, Any]:
-        library, budget = self.state.library, self.resources.budget
-        return {
-            "step": self.state.step,
-            "num_tokens": self.state.num_tokens,
-            "library_next_number": library.next_number,
-            "library_version": library.version,
-            "experiences": [each.model_dump() for each in library.experiences],
-            "baseline": self.state.baseline,
-            "num_calls": budget.num_calls,
-            "cost_usd": budget.cost_usd,
-        }
+        budget = self.resources.budget
+        spent = {"num_calls": budget.num_calls, "cost_usd": budget.cost_usd}
+        return {**super().state_dict(), "library": self.state.library.model_dump(), "spent": spent}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        lessons = tuple(Experience.model_validate(each) for each in state["experiences"])
-        library = Library(lessons, state["library_next_number"], state["library_version"])
-        self.state = ExperienceState(state["step"], state["num_tokens"], library, state["baseline"])
-        self.resources.budget.restore(state["num_calls"], state["cost_usd"])
+        library = Library.model_validate(state["library"])
+        own = {name: value for name, value in state.items() if name != "spent"}
+        super().load_state({**own, "library": library})
+        self.resources.budget.restore(**state["spent"])
 
     @property
     def folder_name(self) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from grpo_engine.config.job import ReinforcementMethod
 from grpo_engine.contract.errors import ConfigError
@@ -30,23 +30,6 @@ from grpo_engine.rollout.prompt_source import PromptOutcome, PromptSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 
 
-class StepSource(Protocol):
-    """A trainer's view of its prompt source."""
-
-    def load(self, state: Mapping[str, Any]) -> None: ...
-
-    def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None: ...
-
-    @property
-    def state(self) -> dict[str, Any]: ...
-
-    def metrics(self) -> dict[str, float]: ...
-
-
-class StepCollector(Protocol):
-    def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups: ...
-
-
 def open_rollouts(
     method: ReinforcementMethod,
     policy: Policy,
@@ -56,7 +39,7 @@ def open_rollouts(
     *,
     total_steps: int,
     version: Callable[[], int],
-) -> tuple[StepSource, StepCollector]:
+) -> tuple[PromptSource | OneStepAhead, Collector | OneStepAhead]:
     """The prompt source and the collector of a job: sampled when a step begins, or one step ahead.
 
     `version`: returns the policy's current version. Raises ConfigError if sampling ahead is impossible.
