@@ -2,8 +2,8 @@
 
     python -m docs.generate_reference
 
-Types, ranges and defaults come from the JSON schemas that validate a job, meanings from the field's
-description or the docstring below it. Boundary: pages are text; `docs/grader_examples.py` holds the examples.
+Types, ranges and defaults come from the JSON schemas that validate a job, meanings from the
+fields' descriptions. Boundary: pages are text; `docs/grader_examples.py` holds the examples.
 """
 
 from __future__ import annotations
