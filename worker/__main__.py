@@ -7,11 +7,11 @@ import argparse
 from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
-from worker.loop import drain_on_signals, work
+from worker.loop import drain_on_signals, work, work_once
 
 
 def main() -> None:
-    """Runs until SIGTERM; with --once at most one job."""
+    """Run until SIGTERM; with --once at most one job."""
     parser = argparse.ArgumentParser(prog="worker", description=__doc__)
     parser.add_argument("--pool", help="claim jobs of this pool only (default: GRPO_POOL)")
     parser.add_argument("--once", action="store_true", help="run at most one job, then exit")
@@ -22,7 +22,7 @@ def main() -> None:
     logs.own_process(settings.log_level)
     worker = Worker.open(settings, worker_name())
     drain_on_signals(worker)
-    work(worker, once=given.once)
+    (work_once if given.once else work)(worker)
     worker.close()
 
 

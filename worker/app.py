@@ -1,21 +1,18 @@
-"""The Celery worker of production: `celery -A worker.app worker`. Celery is its doorbell, no more.
+"""The Celery worker of production: `celery -A worker.app worker`. Celery only delivers wake-ups.
 
-A wake-up names a pool; the pool child then claims and runs jobs until none is left. The child lives on, with
-an engine that waits for its next job. SIGTERM (Celery's warm shutdown) sets a flag that the child shares, so
-that it drains and does not train on for days. Beside it run one process that sweeps and one that answers
-requests to talk to a model, so that a deployment with a worker has both.
+A wake-up names a pool; the pool child claims and runs its jobs until none is left, and then keeps an engine
+warm for the next one. SIGTERM (Celery's warm shutdown) sets a flag that the child shares, so that the running
+job is released after a checkpoint. Beside it run two supervised processes: the sweeper and chat.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import subprocess
-import sys
+import threading
 import time
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 from celery import Celery, signals
@@ -23,12 +20,13 @@ from celery import Celery, signals
 from service.jobs.store.doorbell import TASK, celery_settings, queue_name
 from service.jobs.store.machines import of_this_machine
 from service.jobs.store.wakeups import refuse_eviction
+from service.ops.helper_heartbeats import CHAT, SWEEPER
 from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
-from worker.launchers import launch
 from worker.launchers.warm_pool import Engines
-from worker.loop import try_job
+from worker.loop import engines_of, try_job
+from worker.supervision import Helper, join_helpers, run_process, start_helpers
 
 
 class SharedFlag:
@@ -70,10 +68,10 @@ def make_app(settings: Settings) -> Celery:
 settings = Settings()
 draining = SharedFlag()
 app = make_app(settings)
-BESIDE = (["worker.sweeper", "--beside-worker"], ["worker.serving.chat"])
-"""Modules with their arguments: processes that a worker has beside it."""
-beside: list[subprocess.Popen[bytes]] = []
-"""At most one of each, started by the main process."""
+stopping = threading.Event()
+"""Set when Celery's main process ends; the helpers of this worker then end too."""
+helpers: list[threading.Thread] = []
+"""Supervise the helper processes; started once by the main process."""
 
 
 @cache
@@ -85,12 +83,12 @@ def opened_worker(pid: int) -> Worker:
 @cache
 def opened_engines(pid: int) -> Engines:
     """This process's engines: they die with the process that started them."""
-    return Engines(settings, keep_warm=settings.warm_engine)
+    return engines_of(settings, keep_warm=True)
 
 
 @app.task(name=TASK)
 def wake(pool: str) -> None:
-    """Run the pool's jobs, one after the other, until none is left."""
+    """Run the pool's jobs one by one until none is left."""
     worker = opened_worker(os.getpid())
     worker = replace(worker, settings=settings.model_copy(update={"pool": pool}))
     engines = opened_engines(os.getpid())
@@ -101,39 +99,39 @@ def wake(pool: str) -> None:
 
 
 @signals.setup_logging.connect
-def log_our_way(**_signal: Any) -> None:
-    """Celery then leaves the logging of this process and its children to us."""
+def configure_logging(**_signal: Any) -> None:
+    """Replaces Celery's own logging in this process and its children."""
     logs.own_process(settings.log_level)
 
 
 @signals.celeryd_init.connect
 def print_no_banner(instance: Any, **_signal: Any) -> None:
-    """All that it prints is a line of JSON, warnings before its own setup too."""
+    """Everything printed is a JSON line, including warnings before Celery sets up logging."""
     instance.quiet = True
-    log_our_way()
+    configure_logging()
 
 
 @signals.worker_process_init.connect
-def start_ahead(**_signal: Any) -> None:
-    """The pool child has just been forked and has nothing to do yet."""
+def warm_first_engine(**_signal: Any) -> None:
+    """The pool child has just been forked and is idle."""
     opened_engines(os.getpid()).prepare()
 
 
 @signals.worker_process_shutdown.connect
 def end_waiting_engine(**_signal: Any) -> None:
-    """The pool child ends; a killed one's engine is killed by the kernel."""
+    """The pool child ends. If it is killed, the kernel kills its engine."""
     opened_engines(os.getpid()).close()
 
 
 @signals.worker_init.connect
-def attack_sandbox(**_signal: Any) -> None:
-    """Before the pool child is forked, which may take four seconds to come up and knows the answer then."""
+def check_sandbox(**_signal: Any) -> None:
+    """Run before the pool child is forked: it inherits the result, and it has four seconds to start."""
     of_this_machine()
 
 
 @signals.worker_init.connect
 def refuse_evicting_broker(**_signal: Any) -> None:
-    """An evicting Redis forgets queues and bindings; production does not start with one."""
+    """An evicting Redis loses queues and bindings; production does not start with one."""
     try:
         refuse_eviction(settings)
     except RuntimeError as error:
@@ -142,7 +140,7 @@ def refuse_evicting_broker(**_signal: Any) -> None:
 
 @signals.worker_shutting_down.connect
 def drain(**_signal: Any) -> None:
-    """SIGTERM reached Celery's main process: its child lets go after a checkpoint."""
+    """SIGTERM reached Celery's main process: its child releases the job after a checkpoint."""
     draining.set()
 
 
@@ -154,17 +152,17 @@ def touch(**_signal: Any) -> None:
 
 
 @signals.worker_ready.connect
-def start_beside(**_signal: Any) -> None:
-    """What is beside this worker; it dies with it. Celery says "ready" again after each reconnect."""
-    if not any(process.poll() is None for process in beside):
-        launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
-        beside[:] = [subprocess.Popen([*launcher, sys.executable, "-m", *module]) for module in BESIDE]
+def start_helper_processes(**_signal: Any) -> None:
+    """Start sweeper and chat beside this worker. Celery sends this signal again after each reconnect."""
+    if not helpers:
+        processes: dict[str, Helper] = {SWEEPER: partial(run_process, ["worker.sweeper", "--beside-worker"])}
+        if settings.chat_models:
+            processes[CHAT] = partial(run_process, ["worker.serving.chat"])
+        helpers.extend(start_helpers(processes, stopping))
 
 
 @signals.worker_shutdown.connect
-def stop_beside(**_signal: Any) -> None:
-    """Ended before their parent, so that nothing is left to reap."""
-    for process in beside:
-        process.terminate()
-    for process in beside:
-        process.wait()
+def stop_helper_processes(**_signal: Any) -> None:
+    """End the helpers before their parent, so that none is left to reap."""
+    stopping.set()
+    join_helpers(helpers)

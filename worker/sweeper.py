@@ -1,7 +1,7 @@
-"""Puts lost jobs back and rings again for those that wait: `python -m worker.sweeper`. Any number may run.
+"""Requeues expired leases and resends wake-ups: `python -m worker.sweeper`. Any number may run.
 
-Beside a worker (`--beside-worker`) it also says in each round what its machine offers. Alone it says nothing:
-its machine would be taken for one with a worker.
+Webhooks are sent beside it. Beside a worker (`--beside-worker`) it also announces what this machine offers
+and runs the sinks. Without a worker it announces nothing: the machine would be counted as one with a worker.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import argparse
 import signal
 import socket
 import threading
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,12 +22,14 @@ from service.jobs.store import sweeping
 from service.jobs.store.machines import Machine, announce, of_this_machine, offered_to, tell_of_sandbox
 from service.jobs.store.sink_packages import installed_sinks
 from service.jobs.store.wakeups import Wakeups
+from service.ops import helper_heartbeats
+from service.ops.helper_heartbeats import CHAT, SINKS, SWEEPER, WEBHOOKS, Heartbeat
 from service.platform import logs
 from service.platform.db import Database, connect
 from service.settings import Settings
-from worker.attempt.attempt import Flag
-from worker.sinks.keeper import keeping
-from worker.webhook_sender import sending
+from worker.sinks.keeper import Keeper
+from worker.supervision import Flag, Helper, supervised
+from worker.webhook_sender import THREADS, Sender
 
 logger = structlog.get_logger()
 
@@ -35,7 +37,7 @@ logger = structlog.get_logger()
 def sweep_once(
     database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> list[sweeping.Swept]:
-    """One round. Raises SQLAlchemyError while the database is away."""
+    """One round. Raises SQLAlchemyError if the database is unavailable."""
     with database.transaction() as session:
         swept = sweeping.sweep(
             session,
@@ -46,6 +48,7 @@ def sweep_once(
     with database.transaction() as session:
         if has_worker:
             _announce(session, settings)
+        helper_heartbeats.expect(session, settings.pool, expected_helpers(settings, has_worker=has_worker))
         pools = sweeping.due_pools(session)
     fault_point("sweep.rung")
     for pool in pools:
@@ -56,12 +59,17 @@ def sweep_once(
     return swept
 
 
+def expected_helpers(settings: Settings, *, has_worker: bool) -> list[str]:
+    """Names of the helpers that should run on this host."""
+    beside_worker = [SINKS, *([CHAT] if settings.chat_models else [])]
+    return [SWEEPER, WEBHOOKS, *(beside_worker if has_worker else [])]
+
+
 def _announce(session: Session, settings: Settings) -> None:
-    """What jobs may count on here."""
     offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
     machine = Machine(offered_to(session, offered), settings.gpus)
     if machine.capabilities != offered:
-        logger.error("UNSAFE: GRPO_UNSAFE_GRADERS is for one tenant, there are more: nothing is offered")
+        logger.error("UNSAFE: GRPO_UNSAFE_GRADERS requires a single tenant; no capabilities are offered")
     machine = replace(machine, capabilities=machine.capabilities | installed_sinks())
     announce(session, socket.gethostname()[:128], settings.pool, machine)
 
@@ -69,19 +77,30 @@ def _announce(session: Session, settings: Settings) -> None:
 def sweep_until(
     stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> None:
-    """A round every `sweep_seconds`, whatever happens to the database; beside it webhooks are sent, and
-    beside a worker metrics go to their sinks."""
-    with ExitStack() as beside:
-        beside.enter_context(sending(stopping, database, settings))
-        if has_worker:
-            tell_of_sandbox(settings)
-            beside.enter_context(keeping(stopping, database, settings))
-        while not stopping.is_set():
-            try:
-                sweep_once(database, wakeups, settings, has_worker=has_worker)
-            except SQLAlchemyError as error:
-                logger.warning("sweep failed", error=type(error).__name__)
-            stopping.wait(settings.sweep_seconds)
+    """A round every `sweep_seconds`; an unavailable database is retried."""
+    heartbeat = Heartbeat(database, settings, SWEEPER)
+    while not stopping.is_set():
+        try:
+            sweep_once(database, wakeups, settings, has_worker=has_worker)
+            heartbeat.beat()
+        except SQLAlchemyError as error:
+            logger.warning("sweep failed", error=type(error).__name__)
+        stopping.wait(settings.sweep_seconds)
+    heartbeat.leave()
+
+
+def maintenance(
+    database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
+) -> dict[str, Helper]:
+    """The sweeper and what runs beside it, by name."""
+    sweep = partial(sweep_until, database=database, wakeups=wakeups, settings=settings, has_worker=has_worker)
+    sender = Sender(database, settings)
+    helpers: dict[str, Helper] = {SWEEPER: sweep}
+    helpers |= {f"{WEBHOOKS}-{number}": sender.send_until for number in range(THREADS)}
+    if has_worker:
+        tell_of_sandbox(settings)
+        helpers[SINKS] = Keeper(database, settings).keep_until
+    return helpers
 
 
 def main() -> None:
@@ -96,7 +115,9 @@ def main() -> None:
         signal.signal(number, lambda *_signal: stopping.set())
     logger.info("sweeping", every_seconds=settings.sweep_seconds, beside_worker=given.beside_worker)
     database = connect(settings)
-    sweep_until(stopping, database, Wakeups(settings), settings, has_worker=given.beside_worker)
+    helpers = maintenance(database, Wakeups(settings), settings, has_worker=given.beside_worker)
+    with supervised(helpers, stopping):
+        stopping.wait()
     database.engine.dispose()
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.jobs.store.wakeups import broker_check
+from service.ops import helper_heartbeats
 from service.ops.bounded_check import BoundedCheck
 from service.platform.db import Database
 from service.platform.migrate import current_revision, head_revision
@@ -37,7 +39,7 @@ async def check_liveness() -> dict[str, str]:
 
 @router.get("/readyz")
 async def check_readiness(request: Request) -> JSONResponse:
-    """503 without the database, with another schema or a full disk; degraded without broker or storage."""
+    """503 without the database, with another schema or a full disk; otherwise at worst `degraded`."""
     checks = await request.app.state.readiness.results()
     if any(checks[name] not in OK for name in NEEDED):
         return JSONResponse({"status": "unready", "checks": checks}, status_code=503)
@@ -54,6 +56,7 @@ class Readiness:
             "broker": lambda: broker_check(settings),
             "storage": lambda: storage_check(storage),
             "disk": lambda: disk_check(settings),
+            "helpers": lambda: helpers_check(database, settings),
         }
         self._checks = {name: BoundedCheck(check, NO_ANSWER) for name, check in checks.items()}
 
@@ -80,6 +83,17 @@ def storage_check(storage: Storage) -> str:
     except StorageError:
         return NO_ANSWER
     return "ok"
+
+
+def helpers_check(database: Database, settings: Settings) -> str:
+    """Names each worker helper that completed no round lately; hosts are not public."""
+    try:
+        with database.reading() as session:
+            seen = helper_heartbeats.helpers_seen(session, settings.sweep_seconds)
+    except SQLAlchemyError:
+        return NO_ANSWER
+    silent = [f"{each.helper} not seen for {each.silent_seconds:.0f} s" for each in seen if each.is_silent]
+    return ", ".join(silent) or ("ok" if seen else "none")
 
 
 def disk_check(settings: Settings, folder: Path | None = None) -> str:

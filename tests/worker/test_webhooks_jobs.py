@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from openai.types.webhooks import FineTuningJobSucceededWebhookEvent
@@ -27,7 +27,8 @@ from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
-from worker.sweeper import sweep_until
+from worker.supervision import supervised
+from worker.sweeper import maintenance
 from worker.webhook_sender import Sender
 
 NOWHERE = "http://127.0.0.1:9/"
@@ -185,8 +186,9 @@ def test_one_tenant_s_silent_receivers_hold_up_neither_others_nor_the_sweep(
 ) -> None:
     monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # nobody gives up while the test looks
     stopping = threading.Event()
-    given = (stopping, database, worker.wakeups, settings)
+    helpers = maintenance(database, worker.wakeups, settings, has_worker=False)
     with (
+        ExitStack() as stack,
         ScriptedServer(lambda _recorded: Reply(stall=True)) as silent,
         ScriptedServer(lambda _recorded: Reply(status=200)) as server,
     ):
@@ -194,8 +196,7 @@ def test_one_tenant_s_silent_receivers_hold_up_neither_others_nor_the_sweep(
             register(database, settings, silent.url)
         register(database, settings, server.url, tenant="other")
         cancel_queued(database)
-        sweeper = threading.Thread(target=sweep_until, args=given)
-        sweeper.start()
+        stack.enter_context(supervised(helpers, stopping))
         wait_until(lambda: silent.requests, 30)
         with database.transaction() as session:
             queue.request_cancel(session, "other", insert_job(database, tenant="other"))
@@ -205,23 +206,21 @@ def test_one_tenant_s_silent_receivers_hold_up_neither_others_nor_the_sweep(
         wait_until(lambda: read_job(database, lost).fence > 1, 30, "the lost job is swept")
         stopping.set()
         assert len(silent.requests) == 2
-    sweeper.join()
 
 
-def test_a_delivery_that_cannot_even_be_signed_does_not_end_the_sending(
-    database: Database, settings: Settings
+def test_a_delivery_that_cannot_be_signed_delays_no_other_delivery(
+    database: Database, settings: Settings, worker: Worker
 ) -> None:
     stopping = threading.Event()
+    helpers = maintenance(database, worker.wakeups, settings, has_worker=False)
     with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
         broken = register(database, settings, server.url)
         with database.transaction() as session:
             session.execute(update(WebhookEndpoint).values(secret="not base64"))
         register(database, settings, server.url)
         cancel_queued(database)
-        thread = threading.Thread(target=Sender(database, settings).send_until, args=(stopping,))
-        thread.start()
-        wait_until(lambda: {row.state for row in deliveries(database)} == {"pending", "delivered"}, 30)
-        stopping.set()
-        thread.join()
+        with supervised(helpers, stopping):
+            wait_until(lambda: {row.state for row in deliveries(database)} == {"pending", "delivered"}, 30)
+            stopping.set()
     left = {row.endpoint_id: row.state for row in deliveries(database)}
     assert left[broken.id] == "pending"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -39,6 +39,7 @@ from service.platform.storage import (
 )
 from service.settings import Settings
 from worker.attempt.lease import Lease, Lost
+from worker.supervision import Flag
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Executor)
@@ -48,16 +49,6 @@ OUTAGES = (OperationalError, InterfaceError, TimeoutError)
 """What SQLAlchemy raises while the database is away, restarting or out of connections."""
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 STORAGE_TRIES = 6
-
-
-class Flag(Protocol):
-    """What `threading.Event` and a flag shared between processes have in common."""
-
-    def is_set(self) -> bool: ...
-
-    def set(self) -> None: ...
-
-    def wait(self, timeout: float) -> bool: ...
 
 
 @dataclass(frozen=True)

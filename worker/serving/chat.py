@@ -1,7 +1,7 @@
-"""Answers requests to talk to a model: `python -m worker.serving.chat`, or a thread of a polling worker.
+"""Answers chat and completion requests: `python -m worker.serving.chat`, or a thread of a polling worker.
 
-Of a home's processes one answers; the others wait for its place.
-Boundary: the process and its end; what answering is, is `desk.py`'s.
+Of the processes of one home, one answers; the others stand by.
+Boundary: the process; requests are handled in `chat_dispatcher.py`.
 """
 
 from __future__ import annotations
@@ -10,49 +10,63 @@ import fcntl
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.ops.helper_heartbeats import CHAT, Heartbeat
 from service.platform import logs
 from service.settings import Settings
-from worker.attempt.attempt import Flag, Worker, worker_name
+from worker.attempt.attempt import Worker, worker_name
 from worker.serving.chat_dispatcher import BEAT_SECONDS, Desk
+from worker.supervision import Flag
 
 logger = structlog.get_logger()
 
 
 def answer_until(stopping: Flag, worker: Worker) -> None:
-    """Answers until then, whatever happens to the database; waits where another process of this home does."""
-    while worker.settings.chat_models and not stopping.is_set():
+    """Answer until `stopping`; stand by while another process of this home answers.
+
+    An unavailable database is retried.
+    """
+    heartbeat = Heartbeat(worker.database, worker.settings, CHAT)
+    while not stopping.is_set():
         with only_one(worker.settings.home) as is_first:
             if is_first:
-                _answer(stopping, worker)
+                _answer(stopping, worker, heartbeat)
             else:
+                _beat(heartbeat)
                 stopping.wait(BEAT_SECONDS)
+    heartbeat.leave()
 
 
-def _answer(stopping: Flag, worker: Worker) -> None:
+def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
     desk = Desk(worker)
     try:
         while not stopping.is_set():
             try:
                 desk.round()
+                heartbeat.beat()
             except SQLAlchemyError as error:
                 logger.warning("nothing answered", error=type(error).__name__)
                 stopping.wait(1.0)
         desk.leave()
     except SQLAlchemyError as error:
-        logger.warning("did not take leave", error=type(error).__name__)  # its lease says it in time
+        logger.warning("leases not released", error=type(error).__name__)  # they expire
     finally:
         desk.samplers.close_all()
 
 
+def _beat(heartbeat: Heartbeat) -> None:
+    with suppress(SQLAlchemyError):  # the next round tries again
+        heartbeat.beat()
+
+
 @contextmanager
 def only_one(home: Path) -> Iterator[bool]:
-    """Whether this process is the one of the home that answers; the kernel frees the lock."""
+    """Whether this process holds the home's chat lock. The kernel releases it when the process dies."""
     with (home / "chat.lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +77,7 @@ def only_one(home: Path) -> Iterator[bool]:
 
 
 def main() -> None:
-    """A process that only answers, until SIGTERM or SIGINT."""
+    """A process that only answers requests, until SIGTERM or SIGINT."""
     settings = Settings()
     logs.own_process(settings.log_level)
     stopping = threading.Event()

@@ -1,6 +1,6 @@
-"""Keeps a process for each sink that is due, beside the sweeper and never in its way.
+"""Runs one process per due sink, from a thread beside the sweeper.
 
-Boundary: processes and their end; what is due and what a failure means is `service/sinks/outbox.py`'s.
+Boundary: processes; which sinks are due and what a failure means is decided in `service/sinks/outbox.py`.
 """
 
 from __future__ import annotations
@@ -9,58 +9,59 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.ops.helper_heartbeats import SINKS, Heartbeat
 from service.platform.db import Database
 from service.settings import Settings
 from service.sinks import outbox
-from worker.attempt.attempt import Flag
 from worker.launchers import launch
+from worker.supervision import Flag, end_process
 
 logger = structlog.get_logger()
 
 MAX_PROCESSES = 6
-"""Of this machine: two jobs with all three sinks. What is due beyond that waits its turn."""
+"""Per machine: two jobs with all three sinks. Further sinks wait."""
 STOP_SECONDS = 5.0
-"""From SIGTERM to SIGKILL: time to write what is at hand."""
-HUNG = "it hung, and was ended; it may not reach its server."
+"""From SIGTERM to SIGKILL: time to write the steps already read."""
+HUNG = "it hung and was killed; its server may be unreachable."
 
 
 @dataclass
 class Keeper:
-    """The processes of one worker's sinks."""
+    """The sink processes of one worker."""
 
     database: Database
     settings: Settings
     _running: dict[outbox.Claim, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def keep_until(self, stopping: Flag) -> None:
-        """A round every `sweep_seconds`; at the end every process may still write what it has."""
+        """A round every `sweep_seconds`; an unavailable database is retried. At the end all are stopped."""
+        heartbeat = Heartbeat(self.database, self.settings, SINKS)
         while not stopping.is_set():
             try:
-                self.look_once()
+                self.check_once()
+                heartbeat.beat()
             except SQLAlchemyError as error:
-                logger.warning("no look at sinks", error=type(error).__name__)
-            except OSError as error:  # no process can be started; a claim that was taken ends by itself
-                logger.warning("no sink started", error=str(error))
+                logger.warning("sinks not checked", error=type(error).__name__)
+            except OSError as error:  # no process could be started; its claim expires
+                logger.warning("sink not started", error=str(error))
             stopping.wait(self.settings.sweep_seconds)
         self.end_all()
+        heartbeat.leave()
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
-    def look_once(self) -> None:
-        """Bury the dead, end the hung, start what is due. Raises SQLAlchemyError, OSError."""
+    def check_once(self) -> None:
+        """Collect ended processes, kill hung ones, start due ones. Raises SQLAlchemyError, OSError."""
         for claim, process in list(self._running.items()):
-            self._look_at(claim, process)
+            self._check(claim, process)
         while len(self._running) < MAX_PROCESSES:
             with self.database.transaction() as session:
                 due = outbox.claim_due(session, self.settings.pool)
@@ -68,22 +69,22 @@ class Keeper:
                 return
             self._running[due] = self._started(due)
 
-    def _look_at(self, claim: outbox.Claim, process: subprocess.Popen[bytes]) -> None:
+    def _check(self, claim: outbox.Claim, process: subprocess.Popen[bytes]) -> None:
         code = process.poll()
         if code is None:
             with self.database.reading() as session:
                 if outbox.is_held(session, claim):
                     return
                 is_hung = outbox.has_lapsed(session, claim)
-            _end(process, 0 if is_hung else STOP_SECONDS)  # who has let go of its claim is on its way out
+            end_process(process, 0 if is_hung else STOP_SECONDS)  # if not hung, it released its claim to end
             reason = HUNG if is_hung else None
         else:
             reason = None if code in (0, os.EX_TEMPFAIL) else _ended(code)
         del self._running[claim]
         if reason is not None:
-            self._tell(claim, reason)
+            self._fail(claim, reason)
 
-    def _tell(self, claim: outbox.Claim, reason: str) -> None:
+    def _fail(self, claim: outbox.Claim, reason: str) -> None:
         logger.warning("sink's process ended", job=claim.job_id, sink=claim.type, reason=reason)
         with self.database.transaction() as session:
             outbox.fail(session, claim, reason)
@@ -95,32 +96,15 @@ class Keeper:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def end_all(self) -> None:
-        """Each may still write what it has at hand."""
+        """SIGTERM to all; each may still write the steps already read."""
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
-            _end(process, STOP_SECONDS)
+            end_process(process, STOP_SECONDS)
         self._running.clear()
 
 
-def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """It has so long to end by itself."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _ended(code: int) -> str:
-    return f"its process was ended by {signal.Signals(-code).name}." if code < 0 else "its process broke off."
-
-
-@contextmanager
-def keeping(stopping: Flag, database: Database, settings: Settings) -> Iterator[None]:
-    """A thread that keeps sinks until `stopping`."""
-    keeper = Keeper(database, settings)
-    thread = threading.Thread(target=keeper.keep_until, args=(stopping,), name="sinks", daemon=True)
-    thread.start()
-    yield
-    thread.join(timeout=2 * STOP_SECONDS)
+    if code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}."
+    return f"its process ended with exit code {code}."

@@ -16,6 +16,7 @@ from service.jobs.store.pools import IDLE_WORKER, NO_LIVE_WORKER, UNRUNNABLE_JOB
 from service.jobs.store.wakeups import broker_check
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.ops.health import NO_ANSWER, database_check, disk_check
+from service.ops.helper_heartbeats import helpers_seen
 from service.platform.clock import db_now
 from service.platform.db import Database, connect
 from service.platform.ids import new_id
@@ -86,6 +87,23 @@ def _schema_and_pools(opened: Database, settings: Settings) -> Iterator[Finding]
                 num_waiting = sum(need.num_jobs for need in report.needs)
                 found = f"machines: {report.num_live}, running: {report.num_held}, waiting: {num_waiting}"
                 yield ok(f"pool {report.pool}", found)
+        yield from _helpers(session, settings)
+
+
+def _helpers(session: Session, settings: Settings) -> Iterator[Finding]:
+    """Each helper of a worker that completes no rounds any more; no finding if there is no worker."""
+    seen = helpers_seen(session, settings.sweep_seconds)
+    for each in seen:
+        if each.is_silent:
+            silence = (
+                f"{each.helper} on {each.host} (pool {each.pool}) not seen for {each.silent_seconds:.0f} s"
+            )
+            advice = (
+                "The log of that worker says why (`helper ended`). If the worker is gone, start it again."
+            )
+            yield warning("helpers", silence, advice)
+    if seen and not any(each.is_silent for each in seen):
+        yield ok("helpers", ", ".join(sorted({each.helper for each in seen})))
 
 
 def broker(settings: Settings) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from service.platform.db import Database
 from service.settings import Settings
 from tests.servers import Postgres, Redis
 
-WELL = {"database": "ok", "broker": "none", "storage": "ok", "disk": "ok"}
+WELL = {"database": "ok", "broker": "none", "storage": "ok", "disk": "ok", "helpers": "none"}
 
 
 def ready(client: TestClient) -> tuple[int, str, dict[str, str]]:

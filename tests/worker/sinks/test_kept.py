@@ -73,12 +73,12 @@ def started_with(keeper: Keeper, folder: Path, ending: str, monkeypatch: pytest.
     """A sink's process whose `wandb` has begun to end so."""
     marker = folder / "begun"
     with wandb_is(folder, f"import time; open({str(marker)!r}, 'w'); {ending}", monkeypatch):
-        keeper.look_once()
+        keeper.check_once()
         wait_until(marker.exists, 60, "its process has begun")
 
 
 def ends(keeper: Keeper) -> bool:
-    keeper.look_once()
+    keeper.check_once()
     return not keeper.num_running
 
 
@@ -116,7 +116,7 @@ def test_a_process_that_crashes_is_told_by_its_signal_and_tried_again(
 ) -> None:
     job_id = add_job(database, WANDB, steps=3)
     with wandb_is(tmp_path, "import os; os.abort()", monkeypatch):
-        keeper.look_once()
+        keeper.check_once()
         assert keeper.num_running == 1
         wait_until(lambda: ends(keeper), 60, "it is buried")
     row = row_of(database, job_id)
@@ -131,9 +131,9 @@ def test_a_process_that_hangs_is_ended_when_its_claim_does(
     with database.transaction() as session:
         session.execute(update(JobSink).values(due_at=0.0))
         session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
-    keeper.look_once()
+    keeper.check_once()
     assert keeper.num_running == 0
-    assert row_of(database, job_id).reason == "it hung, and was ended; it may not reach its server."
+    assert row_of(database, job_id).reason == "it hung and was killed; its server may be unreachable."
 
 
 @pytest.mark.parametrize("let_go", [outbox.finish, outbox.release])
@@ -150,7 +150,7 @@ def test_a_process_that_ends_slowly_after_all_is_told_did_not_hang(
     with database.transaction() as session:
         assert let_go(session, outbox.Claim(job_id, "wandb", 1))
         session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
-    keeper.look_once()
+    keeper.check_once()
     assert (keeper.num_running, ended.exists()) == (0, True)
     row = row_of(database, job_id)
     assert (row.reason, row.failures) == ("", 0)
@@ -160,7 +160,7 @@ def test_the_keeper_s_end_lets_a_sink_finish_what_is_at_hand(
     database: Database, keeper: Keeper, settings: Settings
 ) -> None:
     job_id = add_job(database, TENSORBOARD, steps=5)
-    keeper.look_once()
+    keeper.check_once()
     wait_until(lambda: row_of(database, job_id).step == 4, 60, "four steps are told")
     keeper.end_all()
     row = row_of(database, job_id)

@@ -1,0 +1,215 @@
+"""A worker's helpers are restarted one by one when they end, and one that stays silent is reported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+
+from service.app import create_app
+from service.jobs.store import queue
+from service.ops.doctor import stores
+from service.ops.doctor.findings import Level
+from service.ops.helper_heartbeats import expect
+from service.platform.clock import db_now
+from service.platform.db import Database
+from service.platform.tables.operations import WorkerHelper
+from service.settings import Settings
+from tests.chat_server import Reply, ScriptedServer
+from tests.conftest import settings_for
+from tests.servers import Redis, wait_until
+from tests.waiting import is_alive
+from tests.webhook_receiver import ALLOWED, deliveries, make_due, register
+from tests.worker.conftest import Processes
+from tests.worker.jobs import insert_job, read_job
+from worker import supervision
+from worker.attempt.attempt import Worker
+from worker.serving.chat import answer_until
+from worker.serving.chat_dispatcher import Desk
+from worker.sinks.keeper import Keeper
+from worker.supervision import supervised
+from worker.sweeper import expected_helpers, maintenance
+from worker.webhook_sender import Sender
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"chat_module": "tests.fake_serving", "allowed_hosts": ALLOWED})
+
+
+@pytest.fixture
+def celery(settings: Settings, redis_server: Redis) -> Iterator[Processes]:
+    broker = {"broker_url": redis_server.url, "database_url": settings.sqlalchemy_url}
+    processes = Processes(settings_for(**settings.model_dump() | broker))
+    yield processes
+    processes.close()
+
+
+def children(pid: int, module: str) -> list[int]:
+    """Process ids of live children of a process that run `python -m MODULE`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (path / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if parent == pid and module in command and is_alive(int(path.name)):
+            found.append(int(path.name))
+    return found
+
+
+def kill_helper(main: int, module: str, *, spared: str) -> None:
+    """Kill one helper of a Celery worker and wait for its successor; the other one must stay."""
+    wait_until(lambda: len(children(main, module)) == len(children(main, spared)) == 1, 60)
+    (pid,), others = children(main, module), children(main, spared)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: children(main, module) not in ([], [pid]), 30, f"{module} is restarted")
+    assert children(main, spared) == others
+
+
+def helpers_recorded(database: Database) -> set[str]:
+    with database.reading() as session:
+        return set(session.scalars(select(WorkerHelper.helper)))
+
+
+def age_heartbeat(database: Database, helper: str, seconds: float) -> None:
+    with database.transaction() as session:
+        aged = update(WorkerHelper).where(WorkerHelper.helper == helper)
+        session.execute(aged.values(seen_at=db_now() - seconds))
+
+
+def lost_job(database: Database) -> str:
+    """A running job whose lease has expired."""
+    return insert_job(database, state="running", fence=1, attempt=1, lease_expires_at=1.0)
+
+
+def test_each_helper_process_of_a_celery_worker_is_restarted_when_it_is_killed(
+    celery: Processes, database: Database
+) -> None:
+    options = ["--loglevel", "INFO", "--without-mingle", "--without-gossip"]
+    main = celery.start("-m", "celery", "-A", "worker.app", "worker", *options)
+    kill_helper(main.pid, "worker.sweeper", spared="worker.serving.chat")
+    kill_helper(main.pid, "worker.serving.chat", spared="worker.sweeper")
+    assert celery.logs().count('"helper ended"') == 2
+    swept = lost_job(database)
+    wait_until(lambda: read_job(database, swept).fence > 1, 30, "the new sweeper sweeps")
+    wait_until(lambda: helpers_recorded(database) == {"sweeper", "webhooks", "sinks", "chat"}, 30)
+    main.terminate()
+    assert main.wait(30) == 0
+    assert helpers_recorded(database) == set()
+
+
+def test_a_sweeper_that_raises_logs_the_cause_once_and_goes_on(
+    processes: Processes, database: Database
+) -> None:
+    first = lost_job(database)
+    process = processes.start("-m", "worker.sweeper", fault="sweep.committed:raise")
+    wait_until(lambda: read_job(database, first).fence > 1, 30)
+    second = lost_job(database)
+    wait_until(lambda: read_job(database, second).fence > 1, 30, "it sweeps again")
+    assert process.poll() is None
+    (line,) = [line for line in processes.logs().splitlines() if '"helper ended"' in line]
+    assert '"helper": "sweeper"' in line
+    assert "InjectedFault: sweep.committed" in line
+
+
+def test_a_webhook_sender_that_raises_sends_again(
+    processes: Processes, database: Database, settings: Settings
+) -> None:
+    with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
+        register(database, settings, server.url)
+        insert_and_cancel(database)
+        processes.start("-m", "worker.sweeper", fault="webhook.sent:raise")
+        wait_until(lambda: '"helper ended"' in processes.logs(), 30)
+        make_due(database)
+        wait_until(lambda: deliveries(database)[0].state == "delivered", 30)
+    assert '"helper": "webhooks-' in processes.logs()
+
+
+def insert_and_cancel(database: Database) -> None:
+    job_id = insert_job(database)
+    with database.transaction() as session:
+        queue.request_cancel(session, "acme", job_id)
+
+
+ROUNDS = {"sinks": (Keeper, "check_once"), "chat": (Desk, "round"), "webhooks": (Sender, "send_one")}
+
+
+@pytest.mark.parametrize("helper", ROUNDS)
+def test_a_helper_thread_that_raises_is_restarted(
+    helper: str, worker: Worker, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, name = ROUNDS[helper]
+    run_round: Callable[..., object] = getattr(kind, name)
+    failed = threading.Event()
+
+    def fail_once(*arguments: object) -> object:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("no round")
+        return run_round(*arguments)
+
+    monkeypatch.setattr(kind, name, fail_once)
+    monkeypatch.setattr(supervision, "FIRST_BACKOFF_SECONDS", 0.01)
+    helpers = maintenance(worker.database, worker.wakeups, worker.settings)
+    helpers["chat"] = partial(answer_until, worker=worker)
+    del helpers["sweeper"]  # it adds rows for all
+    with supervised(helpers, worker.draining):
+        wait_until(lambda: failed.is_set() and helper in helpers_recorded(database), 30)
+        worker.draining.set()
+
+
+def test_a_silent_helper_is_named_by_doctor_and_makes_readiness_degraded(
+    database: Database, settings: Settings, processes: Processes
+) -> None:
+    processes.start("-m", "worker.sweeper", "--beside-worker")  # chat is expected and does not run
+    wait_until(lambda: helpers_recorded(database) == set(expected_helpers(settings, has_worker=True)), 30)
+    with TestClient(create_app(settings)) as client:
+        assert client.get("/readyz").json()["status"] == "ready"
+        age_heartbeat(database, "chat", 130)
+        answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    assert answer.json()["checks"]["helpers"].startswith("chat not seen for 13")
+    findings = [each for each in stores.database(settings) if each.check == "helpers"]
+    (found,) = findings
+    assert (found.level, found.found.split(" on ")[0]) == (Level.WARNING, "chat")
+
+
+def test_a_helper_that_works_again_is_not_reported(
+    database: Database, settings: Settings, processes: Processes
+) -> None:
+    with database.transaction() as session:
+        expect(session, settings.pool, ["sweeper"])
+    age_heartbeat(database, "sweeper", 130)
+    processes.start("-m", "worker.sweeper")
+
+    def is_ok() -> bool:
+        return [each.level for each in stores.database(settings) if each.check == "helpers"] == [Level.OK]
+
+    wait_until(is_ok, 30, "the next heartbeat")
+
+
+def test_heartbeats_of_a_host_that_is_gone_are_forgotten(
+    database: Database, settings: Settings, processes: Processes
+) -> None:
+    with database.transaction() as session:
+        gone = {"host": "gone", "pool": "default", "helper": "sweeper"}
+        session.add(WorkerHelper(**gone, seen_at=1.0))
+    processes.start("-m", "worker.sweeper")
+
+    def hosts() -> int:
+        with database.reading() as session:
+            named = select(func.count()).select_from(WorkerHelper).where(WorkerHelper.host == "gone")
+            return session.scalar(named) or 0
+
+    wait_until(lambda: hosts() == 0, 30)
