@@ -42,25 +42,25 @@ demo: setup  ## Train a small model, supervised and then with GRPO, over HTTP (3
 	$(BIN)/python -m examples.demo
 
 equivalence: setup  ## Compare every loss with TRL's; write bench/equivalence.md
-	$(BIN)/python -m bench.equivalence
+	$(BIN)/python -m bench.trl.equivalence
 
 recipes: setup  ## Train every recipe on the demo task with three seeds; write bench/recipes.md
 	$(BIN)/python -m bench.recipes
 
 bench: setup  ## Compare speed with TRL (30 minutes); write bench/results/<machine>.json and a table
-	$(BIN)/python -m bench.compare_trl --standard --out bench/results
+	$(BIN)/python -m bench.trl.compare --standard --out bench/results
 
 bench-gpu: setup  ## Measure one large GPU (9 minutes); write bench/results/
-	$(BIN)/python -m bench.gpu
+	$(BIN)/python -m bench.gpu.run
 
 bench-service: setup  ## Measure API and queue under load; write bench/results/service.json
-	$(BIN)/python -m bench.service
+	$(BIN)/python -m bench.service.load
 
 soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; write bench/results/soak.json
-	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),10)
+	$(BIN)/python -m bench.soak.run --minutes $(or $(MINUTES),10)
 
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
-	$(BIN)/python -m bench.warm_start
+	$(BIN)/python -m bench.service.warm_start
 
 test: system setup setup-vllm check  ## Run all checks and tests
 	@# the tests start a thousand processes; compile once, not in each of them

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from bench.service_deployment import DurablePostgres
+from bench.service.deployment import DurablePostgres
 from service.cli.main import app as grpo
 from tests import container_profile
 

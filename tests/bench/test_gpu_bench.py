@@ -16,14 +16,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench import gpu
-from bench.gpu_child import measure_cells
-from bench.gpu_page import page_of, shares
-from bench.gpu_parts import FULL, QUICK, Cell, Part, Sizes, parts_of
-from bench.gpu_run import Runner
-from bench.gpu_sample import decode_bytes
-from bench.gpu_train import random_groups
-from bench.models import Shape
+from bench.gpu import run as gpu
+from bench.gpu.child import measure_cells
+from bench.gpu.page import page_of, shares
+from bench.gpu.parts import FULL, QUICK, Cell, Part, Sizes, parts_of
+from bench.gpu.runner import Runner
+from bench.gpu.sample import decode_bytes
+from bench.gpu.train import random_groups
+from bench.trl.models import Shape
 from grpo_engine.objective.packing import pack
 from tests.waiting import is_alive
 
@@ -32,7 +32,17 @@ SIDES = ["steps-tiny-g4-ours", "steps-tiny-g4-trl"]
 
 
 def run(out: Path, *options: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "bench.gpu", "--quick", "--device", "cpu", "--out", str(out), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu.run",
+        "--quick",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        *options,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
 
 
@@ -92,7 +102,7 @@ def test_a_part_fails_that_exceeds_its_share_and_not_where_the_deadline_cuts_it(
         result = runner.run(Part("machine", "machine", share), 0.2)
         assert result["status"] == status
         assert result["reason"].startswith("stopped after its")
-    assert not children_of(os.getpid(), "bench.gpu_child")
+    assert not children_of(os.getpid(), "bench.gpu.child")
 
 
 @pytest.mark.slow
@@ -101,7 +111,7 @@ def test_a_terminated_run_keeps_what_it_has_and_leaves_no_process(tmp_path: Path
     program = run(out)
     assert program.stdout is not None
     assert program.stdout.readline().startswith(b"machine")
-    while not (child := children_of(program.pid, "bench.gpu_child")):
+    while not (child := children_of(program.pid, "bench.gpu.child")):
         assert program.poll() is None
         time.sleep(0.01)
     program.send_signal(signal.SIGTERM)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import service
-from bench.service_client import Answer, figures_of, percentile
+from bench.service import load as service
+from bench.service.client import Answer, figures_of, percentile
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.equivalence import TOLERANCES, compared, table, within
-from bench.equivalence_cases import CASES, Case
+from bench.trl.equivalence import TOLERANCES, compared, table, within
+from bench.trl.equivalence_cases import CASES, Case
 from tests.engine.objective.check_vectors import canonical, loss_and_gradient
 
 

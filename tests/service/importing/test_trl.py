@@ -9,7 +9,7 @@ import pytest
 from trl import GRPOConfig, ModelConfig
 from trl.scripts.grpo import GRPOScriptArguments
 
-from bench.equivalence_cases import CASES, Case
+from bench.trl.equivalence_cases import CASES, Case
 from service.importing import trl
 from service.importing.convert import Imported, imported
 from service.importing.rules import UNSET, Options

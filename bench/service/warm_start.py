@@ -1,6 +1,6 @@
 """From POST to a job's first step, with an engine that waited and without, over HTTP on this machine.
 
-    python -m bench.warm_start [--repeats 5] [--rows 2000]
+    python -m bench.service.warm_start [--repeats 5] [--rows 2000]
 
 Two embedded services side by side, one that keeps an engine warm and one that does not; jobs go to them in
 turn, each when nothing else runs. The times are the service's own records: `claim` is the row's `started_at`,

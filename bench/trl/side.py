@@ -1,7 +1,7 @@
 """What both engines of a comparison are told, and what each of them answers: plain data, two small files.
 
-python -m bench.ours SPEC.json ANSWER.json
-python -m bench.theirs SPEC.json ANSWER.json
+python -m bench.trl.ours SPEC.json ANSWER.json
+python -m bench.trl.theirs SPEC.json ANSWER.json
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the GPU set measures: its parts in the order of their importance, as plain data.
 
-Boundary: names, sizes and shares of the time; who runs them is `bench.gpu_run`, what is
-measured `bench.gpu_child`.
+Boundary: names, sizes and shares of the time; who runs them is `bench.gpu.runner`, what is
+measured `bench.gpu.child`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.models import Shape
+from bench.trl.models import Shape
 
 Kind = Literal["machine", "model", "train", "sample", "ours", "theirs"]
 Sampler = Literal["torch", "vllm"]

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 from sqlalchemy import Integer, and_, cast, func, select
 
-from bench.service_client import percentile
+from bench.service.client import percentile
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
 from service.platform.db import Database, connect

@@ -13,13 +13,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.models import PROMPTS_FILE
+from bench.trl.models import PROMPTS_FILE
 from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.run.build import build_loop
 
-KEPT = Path(__file__).parent.parent / "build" / "bench" / "reasoning"
+KEPT = Path(__file__).parents[2] / "build" / "bench" / "reasoning"
 LAYERS, HIDDEN = 8, 320
 ROWS, PROMPTS = 4000, 400
 STEPS, BATCH = 110, 32

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from bench import work
-from bench.gpu_child import Measure, settle
-from bench.gpu_parts import Cell
-from bench.ours import config_of
-from bench.side import Spec
+from bench.gpu.child import Measure, settle
+from bench.gpu.parts import Cell
+from bench.trl import work
+from bench.trl.ours import config_of
+from bench.trl.side import Spec
 from grpo_engine.config.job import Reinforcement
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.models.policy import Policy, load_policy

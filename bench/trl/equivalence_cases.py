@@ -1,4 +1,4 @@
-"""What `bench.equivalence` compares: ways to train, said to this engine and to TRL, and the completions."""
+"""The cases of `bench.trl.equivalence`: ways to train, for this engine and for TRL, with the completions."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 
-from bench.side import Answer, Spec, Step, answer, read_rows, reward_of
+from bench.trl.side import Answer, Spec, Step, answer, read_rows, reward_of
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 

@@ -10,8 +10,8 @@ import json
 import time
 from collections.abc import Sequence
 
-from bench.service_client import Call, Client, percentile
-from bench.service_deployment import PATH, TENANT, Api, Deployment
+from bench.service.client import Call, Client, percentile
+from bench.service.deployment import PATH, TENANT, Api, Deployment
 from grpo_engine.contract.events import StepFinished
 from service.jobs.progress.recording import record_events
 from service.jobs.store import queue

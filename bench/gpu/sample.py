@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import work
-from bench.gpu_child import Measure, settle
-from bench.gpu_parts import Cell
-from bench.gpu_train import policy_of
-from bench.ours import config_of
-from bench.side import Spec
+from bench.gpu.child import Measure, settle
+from bench.gpu.parts import Cell
+from bench.gpu.train import policy_of
+from bench.trl import work
+from bench.trl.ours import config_of
+from bench.trl.side import Spec
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.rollout.sampler.base import Sampler, Sampling

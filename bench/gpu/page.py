@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bench.compare_trl import RATIOS, complaints_about
-from bench.gpu_parts import Part, step_name
+from bench.gpu.parts import Part, step_name
+from bench.trl.compare import RATIOS, complaints_about
 
 PUBLISHED = {
     "0.6b": {"tokens_per_second": 13_342, "peak_memory_gib": 5.15},

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.compare_trl import Workload, prepare
-from bench.gpu_parts import Part, Sizes
-from bench.side import Spec, read_answer
+from bench.gpu.parts import Part, Sizes
+from bench.trl.compare import Workload, prepare
+from bench.trl.side import Spec, read_answer
 from grpo_engine.process.environment import DEFAULTS
 
 LORA_RANK, LEARNING_RATE, DTYPE, SEED = 16, 1e-4, "bfloat16", 0
@@ -45,7 +45,7 @@ class Runner:
         spec = self._spec(part)
         folder.mkdir(exist_ok=True)
         told.write_text(json.dumps(self._told(part, spec, began + seconds)))
-        module = f"bench.{part.kind}" if part.steps is not None else "bench.gpu_child"
+        module = f"bench.trl.{part.kind}" if part.steps is not None else "bench.gpu.child"
         python = self.vllm_python if part.sampler == "vllm" else None
         command = [python or sys.executable, "-m", module, str(told), str(heard)]
         ended = in_a_group(command, log, began + seconds - time.monotonic())

@@ -1,6 +1,6 @@
 """The same steps through TRL's GRPOTrainer and through this engine: how far apart are they?
 
-    python -m bench.equivalence [FILE]
+    python -m bench.trl.equivalence [FILE]
 
 Both train the same tiny random model on the same prompts, completions and rewards with the same AdamW; what
 is compared is what each of them makes of that, optimiser step by optimiser step. Writes a table to FILE
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from bench.equivalence_cases import CASES, GROUP_SIZE, MAX_TOKENS, PROMPTS, STEPS, Case, given_steps
+from bench.trl.equivalence_cases import CASES, GROUP_SIZE, MAX_TOKENS, PROMPTS, STEPS, Case, given_steps
 from examples.tiny_model import make_model
 from grpo_engine.config.job import RunConfig
 from tests.engine.injection import injected_trainer
@@ -215,7 +215,7 @@ def table(rows: Sequence[tuple[Case, Mapping[str, float]]]) -> Iterator[str]:
     yield "# The same steps through TRL and through this engine"
     yield ""
     yield (
-        "Written by `make equivalence` (`python -m bench.equivalence`): "
+        "Written by `make equivalence` (`python -m bench.trl.equivalence`): "
         f"Python {platform.python_version()}, {versions}."
     )
     yield ""
@@ -246,7 +246,7 @@ def table(rows: Sequence[tuple[Case, Mapping[str, float]]]) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    target = Path(arguments[0]) if arguments else Path(__file__).with_suffix(".md")
+    target = Path(arguments[0]) if arguments else Path(__file__).parents[1] / "equivalence.md"
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

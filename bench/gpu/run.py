@@ -1,9 +1,9 @@
 """The GPU set: trainer alone, sampler alone and whole steps against TRL 1.16, on one H200-class card.
 
-    python -m bench.gpu                                   # under 9 minutes, unattended
-    python -m bench.gpu --vllm-python .venv-vllm/bin/python
-    python -m bench.gpu --parts train-4b sample-4b-torch  # only these, and what they need
-    python -m bench.gpu --quick --device cpu --out page.json
+    python -m bench.gpu.run                                   # under 9 minutes, unattended
+    python -m bench.gpu.run --vllm-python .venv-vllm/bin/python
+    python -m bench.gpu.run --parts train-4b sample-4b-torch  # only these, and what they need
+    python -m bench.gpu.run --quick --device cpu --out page.json
 
 Shapes of Qwen3-0.6B and Qwen3-4B with random weights: nothing is downloaded, and nothing depends on what the
 weights say. Each part runs in a child of its own, in the order of importance, each with a share of the
@@ -24,12 +24,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_child import save
-from bench.gpu_page import page_of
-from bench.gpu_parts import FULL, QUICK, Part, Sampler, parts_of
-from bench.gpu_run import Runner
+from bench.gpu.child import save
+from bench.gpu.page import page_of
+from bench.gpu.parts import FULL, QUICK, Part, Sampler, parts_of
+from bench.gpu.runner import Runner
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 DEADLINE_SECONDS = 520.0
 LEAST_SHARE = 0.5
 """A part that has less than this of its share left would most likely be cut: it is not begun."""
@@ -116,7 +116,7 @@ def _has(python: str, *modules: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="bench.gpu.run", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="one tiny shape: does the set itself work?")
     parser.add_argument("--deadline-seconds", type=float, default=DEADLINE_SECONDS)

@@ -1,6 +1,6 @@
 """The service under load, against real PostgreSQL: life-cycles, POST, poll, list, metrics, live streams.
 
-    python -m bench.service [--jobs 100000] [--workers 1000] [--streams 1500] [--seconds 20] [--quick]
+    python -m bench.service.load [--jobs 100000] [--workers 1000] [--streams 1500] [--seconds 20] [--quick]
 
 Prints each figure beside its mark and writes them all to `results/service.json`. Exit code 1 where a mark
 is missed. The load comes from this process, the API is another one, and so is each worker's.
@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.service_client import Answer, Call, Client, figures_of, open_loop
-from bench.service_deployment import (
+from bench.service.client import Answer, Call, Client, figures_of, open_loop
+from bench.service.deployment import (
     DATASET_ROWS,
     PATH,
     Api,
@@ -37,9 +37,9 @@ from bench.service_deployment import (
     store_jobs,
     upload_dataset,
 )
-from bench.service_metrics import measure_metrics
-from bench.service_queue import measure_life_cycles
-from bench.service_streams import measure_streams
+from bench.service.life_cycles import measure_life_cycles
+from bench.service.metrics import measure_metrics
+from bench.service.streams import measure_streams
 
 UNSEEN_POSTS = 5
 Figures = dict[str, dict[str, float]]
@@ -203,11 +203,11 @@ def report(figures: Figures, size: Size, facts: Mapping[str, Any]) -> dict[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.service", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.service.load", description=__doc__)
     for name, value in vars(Size()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value))
     parser.add_argument("--quick", action="store_true", help="tiny numbers: whether it runs, not how fast")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results") / "service.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "service.json")
     options = parser.parse_args(arguments)
     base = vars(QUICK if options.quick else Size())
     size = Size(

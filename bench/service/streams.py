@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from sqlalchemy import text
 from starlette.concurrency import run_in_threadpool
 
-from bench.service_client import Call, Client, percentile
-from bench.service_deployment import PATH, Api, Deployment
+from bench.service.client import Call, Client, percentile
+from bench.service.deployment import PATH, Api, Deployment
 
 EVENT_SECONDS = 2.0
 """Each job says something so often."""

@@ -1,6 +1,6 @@
 """A night in minutes: jobs run while a monkey kills API, workers, engines, Redis and PostgreSQL.
 
-    python -m bench.soak [--minutes 10] [--gap 5 40] [--seed 1]
+    python -m bench.soak.run [--minutes 10] [--gap 5 40] [--seed 1]
 
 Fake engines and real ones train in one production deployment on this machine. At the end as many jobs have
 succeeded as were submitted, `check_history` finds nothing, every adapter equals that of an undisturbed run,
@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from bench.machine import machine_name
-from bench.monkey import Monkey
+from bench.soak.monkey import Monkey
 from examples.tiny_model import make_model
 from service.cli.http.client import JOBS, Client
 from service.jobs.results import evidence
@@ -39,7 +39,7 @@ from tests.e2e.production import Production, production
 from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, processes_of, write_rows
 
-RESULTS = Path(__file__).parent / "results" / "soak.json"
+RESULTS = Path(__file__).parents[1] / "results" / "soak.json"
 SETTINGS = {
     "GRPO_ENGINE_MODULE": "tests.either_engine",
     "GRPO_LEASE_SECONDS": "12",
@@ -220,7 +220,7 @@ def is_sound(figures: dict[str, Any]) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.soak.run", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--gap", type=float, nargs=2, default=(5.0, 40.0), help="seconds between two kills")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,6 +1,6 @@
 """One part of the GPU set in a process of its own, whose peak memory is therefore its own.
 
-    python -m bench.gpu_child TOLD.json HEARD.json
+    python -m bench.gpu.child TOLD.json HEARD.json
 
 What is measured is written after each cell, so that an end half-way loses only the cell at hand. A cell that
 fails is recorded with its error; one that no longer fits into the part's time is recorded as not run.
@@ -23,9 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from bench import machine
-from bench.gpu_parts import Cell
-from bench.models import Shape, words_tokenizer
-from bench.side import Spec
+from bench.gpu.parts import Cell
+from bench.trl.models import Shape, words_tokenizer
+from bench.trl.side import Spec
 from grpo_engine.contract.errors import EngineError
 from grpo_engine.training.run_description import library_versions
 
@@ -58,10 +58,10 @@ def main() -> None:
 def opened(kind: str, spec: Spec, cells: list[Cell], passes: int) -> Measure:
     """Imported where it is needed: a machine's description waits for no engine."""
     if kind == "train":
-        from bench.gpu_train import open_training
+        from bench.gpu.train import open_training
 
         return open_training(spec, passes)
-    from bench.gpu_sample import open_sampling
+    from bench.gpu.sample import open_sampling
 
     return open_sampling(spec, cells)
 

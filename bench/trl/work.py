@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.side import Spec
+from bench.trl.side import Spec
 
 
 def decode_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:

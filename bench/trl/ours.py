@@ -1,4 +1,4 @@
-"""This engine's run of a comparison: the real trainer, its own timings. See `bench.side`."""
+"""This engine's run of a comparison: the real trainer, its own timings. See `bench.trl.side`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.side import GRADER, Answer, Spec, Step, answer
+from bench.trl.side import GRADER, Answer, Spec, Step, answer
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.run.build import build_loop

@@ -1,8 +1,8 @@
 """This engine and TRL 1.16 side by side: same model, prompts, seeds, number of tokens, hyperparameters.
 
-    python -m bench.compare_trl --model shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192 --lengths fixed
-    python -m bench.compare_trl --workload c --rounds 3
-    python -m bench.compare_trl --standard --out bench/results
+    python -m bench.trl.compare --model shape:hidden=512,layers=8,heads=8,kv=4,vocab=8192 --lengths fixed
+    python -m bench.trl.compare --workload c --rounds 3
+    python -m bench.trl.compare --standard --out bench/results
 
 Both run in processes of their own, alternately, `--rounds` times; the last line on standard output is JSON
 with the medians of all rounds and the ratios ours ÷ TRL. Exit status 1: they did not do the same work, or one
@@ -26,10 +26,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from bench import machine, work
-from bench.models import Shape, prompts_of, random_prompts, shape_model
-from bench.reasoning import reasoning_model
-from bench.side import Answer, Spec, read_answer
+from bench import machine
+from bench.trl import work
+from bench.trl.models import Shape, prompts_of, random_prompts, shape_model
+from bench.trl.reasoning import reasoning_model
+from bench.trl.side import Answer, Spec, read_answer
 from examples.tiny_model import make_model
 from grpo_engine.process.environment import DEFAULTS
 
@@ -151,7 +152,7 @@ def _run(side: str, spec: Spec, folder: Path) -> Answer:
     # What the engine sets for itself; TRL gets of it what speeds up any program on a shared machine.
     own = DEFAULTS if side == "ours" else {"GOMP_SPINCOUNT": DEFAULTS["GOMP_SPINCOUNT"]}
     environment = {**os.environ, **own, "OMP_NUM_THREADS": str(spec.threads)}
-    command = [sys.executable, "-m", f"bench.{side}", str(told), str(heard)]
+    command = [sys.executable, "-m", f"bench.trl.{side}", str(told), str(heard)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{side} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
@@ -224,7 +225,7 @@ def _workload(name: str, options: argparse.Namespace) -> Workload:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.compare_trl", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="bench.trl.compare", description=__doc__.splitlines()[0])
     parser.add_argument("--standard", action="store_true", help="the four standard workloads")
     parser.add_argument("--workload", choices=list(STANDARD), help="one of them")
     parser.add_argument(

@@ -1,0 +1,1 @@
+"""The set for one large GPU: training, sampling and whole steps. Does not measure the service."""
