@@ -1,22 +1,35 @@
-"""What this machine can do at most, measured: the mark that `fraction_of_peak` is a share of."""
+"""The limits of this machine, measured: `fraction_of_peak` is relative to them."""
 
 from __future__ import annotations
 
 import platform
 import re
 import time
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from grpo_engine.models.fast.products import product
+from grpo_engine.training.loop import library_versions
 
 MATRIX = {"cpu": 2048, "cuda": 8192}
 ROUNDS = 12
+COPIED_BYTES = {"cpu": 2**26, "cuda": 2**31}
+NOMINAL = (
+    ("H200", 989e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+)
+"""Dense bfloat16 operations per second from NVIDIA's data sheets; the first matching name counts."""
 
 
 def matrix_rate(device: str, dtype: torch.dtype, threads: int) -> float:
-    """Floating point operations a second of a large matrix product: the fastest of some, by any library."""
+    """Floating point operations per second of a large matrix product: the fastest of several."""
     torch.set_num_threads(threads)
     size = MATRIX[torch.device(device).type]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -24,14 +37,13 @@ def matrix_rate(device: str, dtype: torch.dtype, threads: int) -> float:
     for number in range(ROUNDS):
         started = time.perf_counter()
         left @ right if number % 2 else product(left, right)
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize()
+        settle()
         fastest = min(fastest, time.perf_counter() - started)
     return 2 * size**3 / fastest
 
 
 def machine_name(device: str = "cpu") -> str:
-    """As a file name: the processor and how many of it, or the GPU."""
+    """Usable as a file name: the processor and the number of threads, or the GPU."""
     if torch.device(device).type == "cuda":
         return _slug(torch.cuda.get_device_name())
     return f"{_slug(_processor())}-{torch.get_num_threads()}-threads"
@@ -45,3 +57,40 @@ def _processor() -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def describe(device: str, dtype: torch.dtype, threads: int) -> dict[str, Any]:
+    """The machine's name and limits, and the versions of the measured libraries."""
+    on_gpu = torch.device(device).type == "cuda"
+    name = torch.cuda.get_device_name() if on_gpu else machine_name(device)
+    other = {each: version(each) for each in ("trl", "vllm") if find_spec(each)}
+    return {
+        "name": name,
+        "file_name": machine_name(device),
+        "nominal_flops_per_second": next((rate for part, rate in NOMINAL if part in name), None),
+        "matrix_flops_per_second": matrix_rate(device, dtype, threads),
+        "copy_bytes_per_second": copy_rate(device),
+        "memory_bytes": torch.cuda.mem_get_info()[1] if on_gpu else None,
+        "threads": threads,
+        "versions": {**library_versions(), **other},
+    }
+
+
+def copy_rate(device: str) -> float:
+    """Bytes per second that a large copy reads and writes: the fastest of several."""
+    size = COPIED_BYTES[torch.device(device).type]
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target, fastest = torch.empty_like(source), float("inf")
+    for _ in range(ROUNDS):
+        settle()
+        began = time.perf_counter()
+        target.copy_(source)
+        settle()
+        fastest = min(fastest, time.perf_counter() - began)
+    return 2 * size / fastest
+
+
+def settle() -> None:
+    """Wait until the GPU has finished its queued work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -2,37 +2,45 @@
 
     python -m bench.gpu.run                                   # under 9 minutes, unattended
     python -m bench.gpu.run --vllm-python .venv-vllm/bin/python
-    python -m bench.gpu.run --parts train-4b sample-4b-torch  # only these, and what they need
+    python -m bench.gpu.run --parts train-4b sample-4b-torch  # only these and the parts that they need
     python -m bench.gpu.run --quick --device cpu --out page.json
 
-Shapes of Qwen3-0.6B and Qwen3-4B with random weights: nothing is downloaded, and nothing depends on what the
-weights say. Each part runs in a child of its own, in the order of importance, each with a share of the
-deadline; the page is written after each. A part that fails is recorded with its error and the others go on;
-one that no longer fits is recorded as not run. Exit status 1: a part failed.
+Shapes of Qwen3-0.6B and Qwen3-4B with random weights: nothing is downloaded, and no figure depends on the
+weights' values. Parts run in order of importance, each in a child process (`measure.py`) with its own process
+group and a share of the deadline. The page is written after each part. A part that fails is recorded with its
+error and the others continue; one that no longer fits is recorded as not run. Exit status 1: a part failed.
 Weights go to a temporary folder (9 GB): TMPDIR=/dev/shm keeps them off the disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.child import save
-from bench.gpu.page import page_of
-from bench.gpu.parts import FULL, QUICK, Part, Sampler, parts_of
-from bench.gpu.runner import Runner
+from bench.gpu.measure import save
+from bench.gpu.plan import FULL, QUICK, Part, Sampler, Sizes, page_of, parts_of
+from bench.trl.compare import Workload, prepare
+from bench.trl.side import Spec, read_answer
+from grpo_engine.process.environment import DEFAULTS
 
 RESULTS = Path(__file__).parents[1] / "results"
 DEADLINE_SECONDS = 520.0
 LEAST_SHARE = 0.5
-"""A part that has less than this of its share left would most likely be cut: it is not begun."""
+"""A part is not started if less than this fraction of its time limit is left."""
+LORA_RANK, LEARNING_RATE, DTYPE, SEED = 16, 1e-4, "bfloat16", 0
+MAX_LOG_CHARACTERS = 4000
+"""Printed of a failed child's log; its last line is the reason on the page."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner = Runner(Path(folder), sizes, options.device, options.vllm_python if vllm else None)
         for part, result in measured(parts, runner, began + options.deadline_seconds):
             found[part.name] = result
-            _tell(part, result)
+            _print_result(part, result)
             save(_out(options.out, found), page_of(settings, parts, found))
     return int(any(result["status"] == "failed" for result in found.values()))
 
@@ -67,25 +75,25 @@ STEPS_SAMPLER: dict[Sampler, str] = {
 
 
 def chosen(parts: Sequence[Part], names: Iterable[str]) -> list[Part]:
-    """Those of these names with all that they need; no names: all. Raises SystemExit for an unknown one."""
+    """The named parts and those that they need; no names: all. Raises SystemExit for an unknown name."""
     by_name = {part.name: part for part in parts}
     wanted = {"machine"}
     for name in names:
         if name not in by_name:
-            raise SystemExit(f"no part is named {name}: {', '.join(by_name)}")
+            raise SystemExit(f"unknown part {name}; the parts are {', '.join(by_name)}")
         wanted |= {name, by_name[name].needs}
     return [part for part in parts if len(wanted) == 1 or part.name in wanted]
 
 
 def measured(parts: Iterable[Part], runner: Runner, deadline: float) -> Iterator[tuple[Part, dict[str, Any]]]:
-    """Each part's result. `deadline`: a moment of `time.monotonic`."""
+    """Each part's result. `deadline` is in seconds of `time.monotonic`."""
     done: set[str] = set()
     for part in parts:
         left = deadline - time.monotonic()
         if part.needs and part.needs not in done:
-            result: dict[str, Any] = {"status": "not_run", "reason": f"{part.needs} is not there"}
+            result: dict[str, Any] = {"status": "not_run", "reason": f"{part.needs} is missing"}
         elif left < LEAST_SHARE * part.seconds:
-            reason = f"{max(0.0, left):.0f} s are left, and it may need {part.seconds:.0f} s"
+            reason = f"{max(0.0, left):.0f} s left, and it may need {part.seconds:.0f} s"
             result = {"status": "not_run", "reason": reason}
         else:
             result = runner.run(part, min(part.seconds, left))
@@ -94,40 +102,169 @@ def measured(parts: Iterable[Part], runner: Runner, deadline: float) -> Iterator
         yield part, result
 
 
-def _tell(part: Part, result: dict[str, Any]) -> None:
+def _print_result(part: Part, result: dict[str, Any]) -> None:
     reasons = [result.get("reason"), *(cell.get("error") for cell in result.get("cells", []))]
-    said = next((reason.splitlines()[0] for reason in reasons if reason), "")
-    print(f"{part.name:24} {result['status']:8} {result.get('seconds', 0.0):6.1f} s {said}", flush=True)
+    reason = next((reason.splitlines()[0] for reason in reasons if reason), "")
+    print(f"{part.name:24} {result['status']:8} {result.get('seconds', 0.0):6.1f} s {reason}", flush=True)
 
 
-def _out(wish: Path | None, found: dict[str, Any]) -> Path:
-    """As asked, or named for the machine once that is known."""
-    if wish is not None:
-        return wish
+def _out(given: Path | None, found: dict[str, Any]) -> Path:
+    """The given path, or one named for the machine once that is known."""
+    if given is not None:
+        return given
     RESULTS.mkdir(exist_ok=True)
     machine = found["machine"].get("figures", {}).get("file_name", "unknown")
     return RESULTS / f"gpu-{machine}.json"
 
 
 def _has(python: str, *modules: str) -> bool:
-    """Whether that interpreter has them; a look, not an import."""
-    look = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
-    return subprocess.run([python, "-c", look, *modules], check=False).returncode == 0
+    """Whether that interpreter can find the modules, without importing them."""
+    code = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
+    return subprocess.run([python, "-c", code, *modules], check=False).returncode == 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.gpu.run", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="one tiny shape: does the set itself work?")
+    parser.add_argument("--quick", action="store_true", help="one tiny shape, to check the set")
     parser.add_argument("--deadline-seconds", type=float, default=DEADLINE_SECONDS)
     parser.add_argument("--parts", nargs="+", default=[], metavar="NAME", help="only these")
-    parser.add_argument(
-        "--vllm-python", default=sys.executable, help="interpreter of the environment that has vLLM"
-    )
+    parser.add_argument("--vllm-python", default=sys.executable, help="interpreter with vLLM installed")
     parser.add_argument("--out", type=Path, help="the page; default bench/results/gpu-<machine>.json")
     return parser
 
 
+class Runner:
+    def __init__(self, folder: Path, sizes: Sizes, device: str, vllm_python: str | None) -> None:
+        """`vllm_python`: None if vLLM is not installed."""
+        self.folder = folder
+        self.sizes = sizes
+        self.device = device
+        self.vllm_python = vllm_python
+        self.threads = len(os.sched_getaffinity(0))
+
+    def run(self, part: Part, seconds: float) -> dict[str, Any]:
+        """The part's result: `status`, and its figures, its cells or the reason why there are none."""
+        if part.sampler == "vllm" and self.vllm_python is None:
+            return {"status": "not_run", "reason": "vLLM is not installed here (--vllm-python)"}
+        began = time.monotonic()
+        folder = self.folder / part.name
+        task, output, log = folder / "task.json", folder / "output.json", folder / "log"
+        spec = self._spec(part)
+        folder.mkdir(exist_ok=True)
+        task.write_text(json.dumps(self._task(part, spec, began + seconds)))
+        module = f"bench.trl.{part.kind}" if part.steps is not None else "bench.gpu.measure"
+        python = self.vllm_python if part.sampler == "vllm" else None
+        command = [python or sys.executable, "-m", module, str(task), str(output)]
+        ended = run_in_group(command, log, began + seconds - time.monotonic())
+        result = {"seconds": time.monotonic() - began, **result_of(part, output, ended)}
+        cut = not ended.in_time and seconds < part.seconds  # by the deadline, not by its own limit
+        if cut and not any("error" in cell for cell in result.get("cells", ())):
+            return result | {"status": "done" if output.exists() else "not_run"}
+        return result
+
+    def _task(self, part: Part, spec: Spec, until: float) -> dict[str, Any]:
+        if part.steps is not None:
+            return asdict(spec)
+        return {
+            "kind": part.kind,
+            "spec": asdict(spec),
+            "cells": [asdict(cell) for cell in part.cells],
+            "shape": asdict(self.sizes.shapes[part.shape]) if part.shape else None,
+            "passes": self.sizes.passes,
+            "until": until,
+        }
+
+    def _spec(self, part: Part) -> Spec:
+        """The engine's input; an end-to-end run includes its rows."""
+        cell = part.steps
+        work = Workload(
+            model=str(self.folder / f"weights-{part.shape}"),
+            prompts=cell.prompts if cell else 1,
+            group_size=cell.group_size if cell else 2,
+            prompt_tokens=cell.prompt_tokens if cell else 1,
+            max_completion_tokens=cell.length if cell else 1,
+            lora_rank=LORA_RANK,
+            learning_rate=LEARNING_RATE,
+            dtype=DTYPE,
+            sampler=part.sampler,
+            device=self.device,
+            steps=self.sizes.num_steps,
+        )
+        if cell is not None:
+            return prepare(work, self.folder / part.name, self.threads, SEED)
+        return Spec(rows="", seed=SEED, threads=self.threads, **asdict(work))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended."""
+
+    in_time: bool
+    trouble: str = ""
+    """Why it did not end well; empty if it did."""
+
+
+def run_in_group(command: list[str], log: Path, seconds: float) -> Ended:
+    """Run it for at most `seconds`, then kill its whole process group."""
+    own = {**DEFAULTS, "HF_HUB_OFFLINE": "1"}
+    # With several visible GPUs TRL would split its batch over all of them.
+    environment = {"CUDA_VISIBLE_DEVICES": "0", **os.environ, **own}
+    with log.open("wb") as out:
+        # delay SIGTERM until there is a child to end
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_unblock_sigterm,
+        )
+        try:
+            _unblock_sigterm()
+            status = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return Ended(False, f"stopped after {seconds:.0f} s")
+        finally:
+            with suppress(ProcessLookupError):  # the group has ended
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if status == 0:
+        return Ended(True)
+    printed = log.read_text(errors="replace").strip()[-MAX_LOG_CHARACTERS:]
+    print(printed, file=sys.stderr, flush=True)
+    return Ended(True, f"its process ended with {status}: {(printed.splitlines() or ['no output'])[-1]}")
+
+
+def _unblock_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def result_of(part: Part, output: Path, ended: Ended) -> dict[str, Any]:
+    """What the child has written, even if it was cut short."""
+    if part.cells:
+        found = json.loads(output.read_text())["cells"] if output.exists() else []
+        return _of_cells(part, found, ended)
+    if ended.trouble:
+        return {"status": "failed", "reason": ended.trouble}
+    if part.steps is not None:
+        return {"status": "done", "figures": read_answer(output).figures()}
+    return {"status": "done", **json.loads(output.read_text())}
+
+
+def _of_cells(part: Part, found: list[dict[str, Any]], ended: Ended) -> dict[str, Any]:
+    """A part that was cut after some cells counts as done with those; the rest did not fit."""
+    missing = [{"not_run": ended.trouble}] * (len(part.cells) - len(found))
+    cells = [
+        {"cell": asdict(cell), **entry} for cell, entry in zip(part.cells, [*found, *missing], strict=True)
+    ]
+    broke = bool(ended.trouble) and (ended.in_time or not found)
+    failed = broke or any("error" in entry for entry in found)
+    reason = {"reason": ended.trouble} if ended.trouble else {}
+    return {"status": "failed" if failed else "done", **reason, "cells": cells}
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child at hand ends as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the current child too
     sys.exit(main())

@@ -27,7 +27,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from bench import machine
-from bench.trl import work
+from bench.trl import flops
 from bench.trl.models import Shape, prompts_of, random_prompts, shape_model
 from bench.trl.reasoning import reasoning_model
 from bench.trl.side import Answer, Spec, read_answer
@@ -169,8 +169,8 @@ def _fractions(spec: Spec, ours: dict[str, float], rate: float) -> dict[str, flo
     length = ours["tokens_per_completion"]
     tokens = spec.prompts * spec.group_size * length
     return {
-        "train": work.train_flops(config, spec, tokens, length) / ours["train_seconds"] / rate,
-        "decode": work.decode_flops(config, spec, tokens, length) / ours["sample_seconds"] / rate,
+        "train": flops.train_flops(config, spec, tokens, length) / ours["train_seconds"] / rate,
+        "decode": flops.decode_flops(config, spec, tokens, length) / ours["sample_seconds"] / rate,
         "matrix_gflops_per_second": rate / 1e9,
     }
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -21,6 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
+
+from bench.trl.side import Spec
 
 PROMPTS_FILE = "prompts.jsonl"
 PAD, END, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
@@ -89,6 +92,25 @@ def shape_model(
     model.save_pretrained(folder)
     words_tokenizer(shape.vocab).save_pretrained(folder)
     return folder
+
+
+def make_random_model(spec: Spec, shape: Shape) -> dict[str, Any]:
+    """Save random weights of that shape, drawn on the device: a CPU needs a minute for 4 billion."""
+    config = shape.config()
+    config.tie_word_embeddings = True  # as the Qwen3 models of these sizes
+    torch.manual_seed(spec.seed)
+    began = time.perf_counter()
+    with torch.device(spec.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, spec.dtype))
+    model.generation_config = GenerationConfig(eos_token_id=1, pad_token_id=0)
+    made = time.perf_counter()
+    model.save_pretrained(spec.model)
+    words_tokenizer(shape.vocab).save_pretrained(spec.model)
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "make_seconds": made - began,
+        "save_seconds": time.perf_counter() - made,
+    }
 
 
 @torch.no_grad()

@@ -17,13 +17,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.gpu import run as gpu
-from bench.gpu.child import measure_cells
-from bench.gpu.page import page_of, shares
-from bench.gpu.parts import FULL, QUICK, Cell, Part, Sizes, parts_of
-from bench.gpu.runner import Runner
-from bench.gpu.sample import decode_bytes
-from bench.gpu.train import random_groups
+from bench.gpu.measure import measure_cells, random_groups
+from bench.gpu.plan import FULL, QUICK, Cell, Part, Sizes, page_of, parts_of, shares
+from bench.gpu.run import Runner
+from bench.trl.flops import decode_bytes
 from bench.trl.models import Shape
+from bench.trl.side import Spec
 from grpo_engine.objective.packing import pack
 from tests.waiting import is_alive
 
@@ -82,8 +81,8 @@ def test_what_no_longer_fits_the_deadline_is_not_run_and_says_why(tmp_path: Path
     assert gpu.main(["--quick", "--device", "cpu", "--deadline-seconds", "1", "--out", str(out)]) == 0
     page = json.loads(out.read_text())
     assert page["machine"]["status"] == "not_run"
-    assert page["parts"]["model-tiny"]["reason"].endswith("s are left, and it may need 40 s")
-    assert page["parts"]["train-tiny"] == {"status": "not_run", "reason": "model-tiny is not there"}
+    assert page["parts"]["model-tiny"]["reason"].endswith("s left, and it may need 40 s")
+    assert page["parts"]["train-tiny"] == {"status": "not_run", "reason": "model-tiny is missing"}
 
 
 @pytest.mark.slow
@@ -92,7 +91,7 @@ def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> N
     found = results(sizes, ["train-broken"], tmp_path)
     assert found["model-broken"]["status"] == "failed"
     assert "RuntimeError" in found["model-broken"]["reason"]
-    assert found["train-broken"] == {"status": "not_run", "reason": "model-broken is not there"}
+    assert found["train-broken"] == {"status": "not_run", "reason": "model-broken is missing"}
     assert found["machine"]["status"] == "done"
 
 
@@ -101,8 +100,8 @@ def test_a_part_fails_that_exceeds_its_share_and_not_where_the_deadline_cuts_it(
     for share, status in ((0.2, "failed"), (30.0, "not_run")):
         result = runner.run(Part("machine", "machine", share), 0.2)
         assert result["status"] == status
-        assert result["reason"].startswith("stopped after its")
-    assert not children_of(os.getpid(), "bench.gpu.child")
+        assert result["reason"].startswith("stopped after")
+    assert not children_of(os.getpid(), "bench.gpu.measure")
 
 
 @pytest.mark.slow
@@ -111,7 +110,7 @@ def test_a_terminated_run_keeps_what_it_has_and_leaves_no_process(tmp_path: Path
     program = run(out)
     assert program.stdout is not None
     assert program.stdout.readline().startswith(b"machine")
-    while not (child := children_of(program.pid, "bench.gpu.child")):
+    while not (child := children_of(program.pid, "bench.gpu.measure")):
         assert program.poll() is None
         time.sleep(0.01)
     program.send_signal(signal.SIGTERM)
@@ -131,12 +130,12 @@ def test_a_cell_that_fails_or_no_longer_fits_costs_no_other_cell(tmp_path: Path)
             raise torch.OutOfMemoryError("too large")
         return {"seconds": 1.0}
 
-    heard = tmp_path / "heard.json"
-    measure_cells(measure, cells, time.monotonic() + 60, heard)
-    failed, measured, skipped = json.loads(heard.read_text())["cells"]
+    output = tmp_path / "output.json"
+    measure_cells(measure, cells, time.monotonic() + 60, output)
+    failed, measured, skipped = json.loads(output.read_text())["cells"]
     assert failed == {"error": "OutOfMemoryError: too large"}
     assert measured["figures"]["seconds"] == 1.0
-    assert skipped["not_run"].endswith("s are left to its part")
+    assert skipped["not_run"].endswith("s left")
     assert len(asked) == 2
 
 
@@ -188,9 +187,9 @@ def test_decoding_reads_weights_once_a_step_and_prompts_once_a_group() -> None:
     config = Shape(hidden=8, layers=1, heads=2, kv=1, head=4, inter=16, vocab=10).config()
     weights = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + 10 * 8
     keys_and_values = 2 * 4 * 2
-    cell = Cell(prompts=3, group_size=5, prompt_tokens=7, length=4)
+    sizes = Spec("", "", 3, 5, 7, 4, "fixed", 0, 1, 0, "bfloat16", "torch", "cpu", 1, 0, 1)
     seen = 3 * 7 + 3 * 5 * 2
-    assert decode_bytes(config, cell, 2) == 4 * (2 * weights + keys_and_values * seen)
+    assert decode_bytes(config, sizes, 4, 2) == 4 * (2 * weights + keys_and_values * seen)
 
 
 def test_ours_stands_beside_the_published_figures_of_the_same_sequence() -> None:

@@ -50,3 +50,11 @@ def output(config: Any) -> int:
 def _attention(config: Any, seen: float) -> float:
     """Of one token that sees `seen` others: scores and mixing, in all layers."""
     return float(4 * seen * config.num_attention_heads * config.head_dim * config.num_hidden_layers)
+
+
+def decode_bytes(config: Any, spec: Spec, length: float, itemsize: int) -> float:
+    """Bytes that decoding must read: in each step all weights once, and the keys and values of each prompt
+    once for its group and of each completion so far."""
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
+    seen = spec.prompts * (spec.prompt_tokens + spec.group_size * length / 2)
+    return float(length * (weights(config) * itemsize + per_token * seen))

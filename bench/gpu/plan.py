@@ -1,0 +1,279 @@
+"""What the GPU set measures, and the page made of its results.
+
+The plan is plain data: parts in order of importance, with sizes and time limits. The page adds shares of the
+machine's limits, ratios to TRL and to the figures that prime-rl published.
+Boundary: parts are run by `run.py` and measured by `measure.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bench.trl.compare import RATIOS, complaints_about
+from bench.trl.models import Shape
+
+Kind = Literal["machine", "model", "train", "sample", "ours", "theirs"]
+Sampler = Literal["torch", "vllm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The sizes of one figure: groups of `group_size` completions, each exactly `length` tokens."""
+
+    prompts: int
+    group_size: int
+    prompt_tokens: int
+    length: int
+    tokens_at_a_time: int = 0
+    """Training only: tokens of one micro-batch."""
+    recompute: bool = False
+    """Training only: recompute activations in the backward pass instead of keeping them."""
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.prompts * self.group_size * self.length
+
+    @property
+    def tokens(self) -> int:
+        """Counts each prompt once."""
+        return self.completion_tokens + self.prompts * self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One child process."""
+
+    name: str
+    kind: Kind
+    seconds: float
+    """Time limit; it is not started if less than half of this is left."""
+    shape: str = ""
+    cells: tuple[Cell, ...] = ()
+    sampler: Sampler = "torch"
+    steps: Cell | None = None
+    """An end-to-end run's sizes."""
+
+    @property
+    def needs(self) -> str:
+        """The part that must be done before; empty if none."""
+        return f"model-{self.shape}" if self.shape and self.kind != "model" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a whole set."""
+
+    shapes: dict[str, Shape]
+    train: tuple[Cell, ...]
+    sample: tuple[Cell, ...]
+    steps: dict[tuple[str, Sampler], Cell]
+    """By shape, and by the sampler that both engines use. TRL computes a prompt once for each completion, so
+    the larger model gets fewer prompts; it generates slowly without vLLM, so completions are shorter."""
+    long_groups: dict[tuple[str, Sampler], Cell]
+    """The same with larger groups; measured last, if time is left."""
+    num_steps: int = 3
+    passes: int = 3
+    """Timed repetitions of a training cell; fewer if its time is short."""
+
+
+def _row(prompts: int, group_size: int, length: int, row: int, prompt: int) -> Cell:
+    """Completions that fill rows of `row` tokens exactly, prompts not counted."""
+    in_a_row = max(1, row // (group_size * length))
+    return Cell(prompts, group_size, prompt, length, row + in_a_row * prompt)
+
+
+def _train(row: int, prompt: int, groups: Sequence[tuple[int, int]]) -> tuple[Cell, ...]:
+    """One sequence as long as the row, with activations kept and recomputed; then groups."""
+    alone = Cell(1, 1, prompt, row - prompt, row)
+    recomputed = Cell(1, 1, prompt, row - prompt, row, recompute=True)
+    rest = (_row(max(1, row // (size * length)), size, length, row, prompt) for size, length in groups)
+    return (alone, recomputed, *rest)
+
+
+FULL = Sizes(
+    shapes={
+        # Qwen3's own numbers
+        "0.6b": Shape(hidden=1024, layers=28, heads=16, kv=8, head=128, inter=3072, vocab=151_936),
+        "4b": Shape(hidden=2560, layers=36, heads=32, kv=8, head=128, inter=9728, vocab=151_936),
+    },
+    train=_train(16_384, 128, ((8, 1024), (16, 1024), (8, 4096), (16, 4096))),
+    sample=(
+        Cell(8, 8, 256, 1024),
+        Cell(4, 16, 256, 1024),
+        Cell(8, 8, 256, 4096),
+        Cell(4, 16, 256, 4096),
+    ),
+    steps={
+        ("0.6b", "torch"): Cell(4, 8, 256, 256),
+        ("4b", "torch"): Cell(2, 8, 256, 256),
+        ("0.6b", "vllm"): Cell(2, 8, 256, 1024),
+        ("4b", "vllm"): Cell(1, 8, 256, 1024),
+    },
+    long_groups={
+        ("0.6b", "torch"): Cell(2, 16, 256, 256),
+        ("0.6b", "vllm"): Cell(1, 16, 256, 1024),
+    },
+)
+QUICK = Sizes(
+    shapes={"tiny": Shape(hidden=64, layers=2, heads=4, kv=2, head=32, inter=96, vocab=512)},
+    train=_train(256, 16, ((4, 32), (4, 128))),
+    sample=(Cell(2, 4, 8, 8), Cell(1, 8, 8, 16)),
+    steps={("tiny", "torch"): Cell(2, 4, 8, 8), ("tiny", "vllm"): Cell(2, 4, 8, 8)},
+    long_groups={},
+    num_steps=2,
+    passes=2,
+)
+
+SHARES: dict[str, dict[Kind, float]] = {
+    "4b": {"model": 60, "train": 90, "sample": 70, "ours": 60, "theirs": 90},
+}
+"""Time limits in seconds by shape; other shapes use `USUAL`."""
+USUAL: dict[Kind, float] = {"machine": 30, "model": 40, "train": 60, "sample": 60, "ours": 45, "theirs": 75}
+
+
+def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
+    """Parts in order of importance; `together` is the sampler that both engines can use here."""
+    shapes = list(sizes.shapes)
+    first, rest = shapes[0], shapes[1:]
+    yield Part("machine", "machine", USUAL["machine"])
+    yield from _weights_and_training(sizes, first)
+    for shape in rest:
+        yield from _weights_and_training(sizes, shape)
+    yield _sampling(sizes, first, "torch")
+    yield from _side_by_side(first, sizes.steps, together)
+    yield _sampling(sizes, first, "vllm")
+    for shape in rest:
+        yield _sampling(sizes, shape, "torch")
+        yield from _side_by_side(shape, sizes.steps, together)
+        yield _sampling(sizes, shape, "vllm")
+    for shape in shapes:
+        yield from _side_by_side(shape, sizes.long_groups, together)
+
+
+def _weights_and_training(sizes: Sizes, shape: str) -> Iterator[Part]:
+    yield Part(f"model-{shape}", "model", _share(shape, "model"), shape)
+    yield Part(f"train-{shape}", "train", _share(shape, "train"), shape, sizes.train)
+
+
+def _sampling(sizes: Sizes, shape: str, sampler: Sampler) -> Part:
+    return Part(f"sample-{shape}-{sampler}", "sample", _share(shape, "sample"), shape, sizes.sample, sampler)
+
+
+def _side_by_side(shape: str, steps: dict[tuple[str, Sampler], Cell], together: Sampler) -> Iterator[Part]:
+    if (found := steps.get((shape, together))) is None:
+        return
+    for kind, side in SIDES.items():
+        name = f"{step_name(shape, found)}-{side}"
+        yield Part(name, kind, _share(shape, kind), shape, (), together, found)
+
+
+SIDES: dict[Kind, str] = {"ours": "ours", "theirs": "trl"}
+
+
+def step_name(shape: str, steps: Cell) -> str:
+    return f"steps-{shape}-g{steps.group_size}"
+
+
+def _share(shape: str, kind: Kind) -> float:
+    return SHARES.get(shape, USUAL)[kind]
+
+
+PUBLISHED = {
+    "0.6b": {"tokens_per_second": 13_342, "peak_memory_gib": 5.15},
+    "4b": {"tokens_per_second": 6_229, "peak_memory_gib": 23.3},
+}
+"""prime-rl's `benchmarks/baselines`: one H100, LoRA of rank 16, sequences of 16,384 tokens."""
+NOTES = {
+    "tokens_per_second": "training cells: all tokens that pass through the model, prompts counted once; "
+    "sampling cells: completion tokens of all rows",
+    "flops": "required operations: forward and backward through frozen weights, causal attention, and "
+    "the output layer for predicted tokens; recomputation is not counted",
+    "mfu": "flops ÷ seconds ÷ nominal_flops_per_second: the data sheet's dense bfloat16 rate",
+    "share_of_matrix_rate": "the same, relative to the measured matrix_flops_per_second",
+    "share_of_copy_rate": "bytes that decoding must read ÷ seconds ÷ copy_bytes_per_second (measured)",
+    "peak_memory_bytes": "GPU: tensors in this cell; CPU: the process up to this cell",
+    "prime_rl": "published for one H100, without saying whether its 16,384 tokens are one sequence; ours is "
+    "a single one, which needs the most attention",
+    "weights": "random, in the models' shapes",
+}
+
+
+def page_of(settings: dict[str, Any], parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]:
+    machine = found["machine"].get("figures", {})
+    return {
+        "machine": found["machine"],
+        "settings": settings,
+        "notes": NOTES,
+        "parts": {name: _with_shares(result, machine) for name, result in found.items() if name != "machine"},
+        "against_trl": _against_trl(parts, found),
+        "against_prime_rl": _against_published(found),
+    }
+
+
+def _with_shares(result: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+    """Add to each cell's figures their shares of the machine's limits."""
+    if "cells" not in result:
+        return result
+    cells = [
+        {**cell, "figures": {**cell["figures"], **shares(cell["figures"], machine)}}
+        if "figures" in cell
+        else cell
+        for cell in result["cells"]
+    ]
+    return {**result, "cells": cells}
+
+
+def shares(figures: dict[str, Any], machine: dict[str, Any]) -> dict[str, float]:
+    """Shares of the limits that are known."""
+    limits = {
+        "mfu": ("flops", "nominal_flops_per_second"),
+        "share_of_matrix_rate": ("flops", "matrix_flops_per_second"),
+        "share_of_copy_rate": ("bytes", "copy_bytes_per_second"),
+    }
+    return {
+        name: figures[amount] / figures["seconds"] / machine[limit]
+        for name, (amount, limit) in limits.items()
+        if amount in figures and machine.get(limit)
+    }
+
+
+def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]:
+    """Ratios ours ÷ TRL of the pairs that both ran, and why a pair may be unfair."""
+    pairs = {}
+    for part in parts:
+        if part.kind != "ours" or part.steps is None:
+            continue
+        name = step_name(part.shape, part.steps)
+        sides = [found.get(f"{name}-{side}", {}).get("figures") for side in ("ours", "trl")]
+        if all(sides):
+            ours, trl = sides
+            ratios = {ratio: ours[key] / trl[key] for ratio, key in RATIOS.items() if trl[key]}
+            complaints = complaints_about({"ours": ours, "trl": trl})
+            pairs[name] = {"ratios": ratios, "complaints": complaints}
+    return pairs
+
+
+def _against_published(found: dict[str, Any]) -> dict[str, Any]:
+    """Ratios ours ÷ prime-rl of the two cells with a single sequence."""
+    compared: dict[str, Any] = {}
+    for shape, published in PUBLISHED.items():
+        cells = found.get(f"train-{shape}", {}).get("cells", [])
+        for entry in cells:
+            if "figures" in entry and entry["cell"]["group_size"] == 1:
+                way = "recomputed" if entry["figures"]["activations_recomputed"] else "kept"
+                compared.setdefault(shape, {"published": published})[way] = _ratios(
+                    entry["figures"], published
+                )
+    return compared
+
+
+def _ratios(figures: dict[str, Any], published: dict[str, float]) -> dict[str, float]:
+    gib = figures["peak_memory_bytes"] / 2**30
+    return {
+        "tokens_per_second": figures["tokens_per_second"],
+        "peak_memory_gib": gib,
+        "tokens_per_second_ratio": figures["tokens_per_second"] / published["tokens_per_second"],
+        "peak_memory_ratio": gib / published["peak_memory_gib"],
+    }
