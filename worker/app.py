@@ -24,8 +24,8 @@ from service.ops.helper_heartbeats import CHAT, SWEEPER
 from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
-from worker.launchers.warm_pool import Engines
-from worker.loop import engines_of, try_job
+from worker.launchers.warm_pool import WarmPool
+from worker.loop import try_job, warm_pool
 from worker.supervision import Helper, join_helpers, run_process, start_helpers
 
 
@@ -81,9 +81,9 @@ def opened_worker(pid: int) -> Worker:
 
 
 @cache
-def opened_engines(pid: int) -> Engines:
+def opened_engines(pid: int) -> WarmPool:
     """This process's engines: they die with the process that started them."""
-    return engines_of(settings, keep_warm=True)
+    return warm_pool(settings, keep_warm=True)
 
 
 @app.task(name=TASK)
@@ -95,7 +95,7 @@ def wake(pool: str) -> None:
     while not draining.is_set() and try_job(worker, engines):
         pass
     if not draining.is_set():
-        engines.prepare()
+        engines.warm_up()
 
 
 @signals.setup_logging.connect
@@ -114,7 +114,7 @@ def print_no_banner(instance: Any, **_signal: Any) -> None:
 @signals.worker_process_init.connect
 def warm_first_engine(**_signal: Any) -> None:
     """The pool child has just been forked and is idle."""
-    opened_engines(os.getpid()).prepare()
+    opened_engines(os.getpid()).warm_up()
 
 
 @signals.worker_process_shutdown.connect

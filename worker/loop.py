@@ -13,7 +13,7 @@ from service.ops.helper_heartbeats import CHAT
 from service.settings import Settings
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
-from worker.launchers.warm_pool import Engines
+from worker.launchers.warm_pool import WarmPool
 from worker.serving.chat import answer_until
 from worker.supervision import Helper, supervised
 from worker.sweeper import maintenance
@@ -31,26 +31,26 @@ def work(worker: Worker) -> None:
     """Run jobs and helpers until drained."""
     with (
         supervised(_helpers(worker), worker.draining),
-        closing(engines_of(worker.settings, keep_warm=True)) as engines,
+        closing(warm_pool(worker.settings, keep_warm=True)) as engines,
     ):
         while not worker.draining.is_set():
             worker.touch()
             if not try_job(worker, engines):
-                engines.prepare()
+                engines.warm_up()
                 worker.draining.wait(worker.settings.poll_seconds)
 
 
 def work_once(worker: Worker) -> None:
     """Run at most one job, without helpers."""
-    with closing(engines_of(worker.settings, keep_warm=False)) as engines:
+    with closing(warm_pool(worker.settings, keep_warm=False)) as engines:
         try_job(worker, engines)
 
 
-def engines_of(settings: Settings, *, keep_warm: bool) -> Engines:
-    return Engines(settings, keep_warm=keep_warm and settings.warm_engine)
+def warm_pool(settings: Settings, *, keep_warm: bool) -> WarmPool:
+    return WarmPool(settings, keep_warm=keep_warm and settings.warm_engine)
 
 
-def try_job(worker: Worker, engines: Engines) -> bool:
+def try_job(worker: Worker, engines: WarmPool) -> bool:
     """Run a job. False: none is queued, or the database is unavailable."""
     try:
         return run_job(worker, engines)

@@ -19,7 +19,7 @@ from service.settings import Settings
 from tests.servers import wait_until
 from worker.attempt.attempt import Worker
 from worker.attempt.lease import Lease
-from worker.attempt.runner import about, claim, run_job
+from worker.attempt.runner import claim, log_fields, run_job
 from worker.sweeper import sweep_once
 
 Submit = Callable[..., str]
@@ -68,7 +68,7 @@ def test_the_leases_threads_name_the_attempt_too(
     assert job is not None
     quick = settings.model_copy(update={"self_fence_seconds": 0.1})
     with (
-        bound_contextvars(**about(worker, job)),
+        bound_contextvars(**log_fields(worker, job)),
         Lease(worker.database, quick, job, claimed_at=monotonic() - 10) as lease,
     ):
         wait_until(lambda: lease.lost, 10)

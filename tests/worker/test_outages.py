@@ -202,7 +202,7 @@ def test_a_celery_worker_drains_on_sigterm(
     job = read_job(database, job_id)
     assert (job.state, job.failures, job.fence) == ("queued", 0, 1)
     assert job.checkpoint_step == job.step >= 1
-    assert "The worker is shutting down; another one goes on." in messages(database, job_id)
+    assert "The worker is shutting down; another one continues the job." in messages(database, job_id)
 
 
 def test_a_killed_celery_worker_leaves_no_process(

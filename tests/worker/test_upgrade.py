@@ -9,7 +9,7 @@ from sqlalchemy import text
 from service.platform.db import Database
 from tests.worker.jobs import read_job
 from worker.attempt.attempt import Worker
-from worker.launchers.warm_pool import Engines
+from worker.launchers.warm_pool import WarmPool
 from worker.loop import try_job
 
 Submit = Callable[..., str]
@@ -30,7 +30,7 @@ def test_a_worker_of_the_old_code_finishes_jobs_on_a_newer_schema(
         "UPDATE alembic_version SET version_num = 'newer'",
     )
     job_id = submit()
-    assert try_job(worker, Engines(worker.settings, keep_warm=False))
+    assert try_job(worker, WarmPool(worker.settings, keep_warm=False))
     assert read_job(database, job_id).state == "succeeded"
 
 
@@ -38,7 +38,7 @@ def test_a_worker_of_the_new_code_waits_for_the_migration(
     database: Database, worker: Worker, submit: Submit
 ) -> None:
     job_id = submit()
-    engines = Engines(worker.settings, keep_warm=False)
+    engines = WarmPool(worker.settings, keep_warm=False)
     alter(database, "ALTER TABLE jobs RENAME COLUMN phase TO not_yet")
     assert not try_job(worker, engines)
     alter(database, "ALTER TABLE jobs RENAME COLUMN not_yet TO phase")

@@ -1,4 +1,4 @@
-"""One claim of one job, and how its writes reach the database: patiently, and only while it is ours."""
+"""One claim of one job. Its writes are retried through outages, and only while the claim holds."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ E = TypeVar("E", bound=Executor)
 logger = structlog.get_logger()
 
 OUTAGES = (OperationalError, InterfaceError, TimeoutError)
-"""What SQLAlchemy raises while the database is away, restarting or out of connections."""
+"""Raised by SQLAlchemy if the database is down, restarting or out of connections."""
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.1, 5.0
 STORAGE_TRIES = 6
 
 
 @dataclass(frozen=True)
 class Worker:
-    """What every job of this process shares."""
+    """What all jobs of this process share."""
 
     name: str
     settings: Settings
@@ -62,15 +62,15 @@ class Worker:
     catalog: Catalog
     wakeups: Wakeups
     draining: Flag = field(default_factory=threading.Event)
-    """Set by SIGTERM: claim nothing more, let go of what runs after a checkpoint."""
+    """Set by SIGTERM: claim no more jobs, release the running one after a checkpoint."""
     capabilities: Capabilities = field(default_factory=of_this_machine)
-    """What this machine offers; jobs that need more are left for others."""
+    """What this machine offers; jobs that need more are left to other workers."""
     denied: threading.Event = field(default_factory=threading.Event)
-    """Set when the storage denied access: else this worker would fail one job after the other."""
+    """Set when the storage denied access: otherwise this worker would fail job after job."""
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Worker:
-        """The deployment's parts, as the settings name them. Raises StorageDenied."""
+        """Connect to the deployment of the settings. Raises StorageDenied."""
         settings.home.mkdir(parents=True, exist_ok=True)
         return cls(
             name,
@@ -88,30 +88,30 @@ class Worker:
         self.database.engine.dispose()
 
     def may_claim(self) -> bool:
-        """Whether jobs can be run here; after a denial the storage is asked again."""
+        """Whether jobs can run here; after a denial the storage is checked again."""
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
         return not self.denied.is_set()
 
     def offered(self) -> Capabilities:
-        """What jobs may count on now. Raises SQLAlchemyError while the database is away."""
+        """Capabilities that jobs may use now. Raises SQLAlchemyError."""
         if UNSAFE not in self.capabilities:
             return self.capabilities
         with self.database.reading() as session:
             return offered_to(session, self.capabilities)
 
     def touch(self) -> None:
-        """Liveness: a file that the main loop touches."""
+        """Touch the file that `worker.healthcheck` reads."""
         self.settings.alive_file.touch()
 
 
 def worker_name() -> str:
-    """Who holds a lease, for people: host and process."""
+    """Holder of a lease: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"[:128]
 
 
 class Refused(Exception):
-    """The job cannot succeed; trying again would fail again."""
+    """The job cannot succeed; retrying would fail again."""
 
     def __init__(self, code: str, message: str, hint: str = "", evidence: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -126,16 +126,16 @@ class Attempt:
     job: ClaimedJob
     lease: Lease
     unpublished: list[CheckpointSaved] = field(default_factory=list)
-    """Checkpoints that the storage did not take; the next one takes them along."""
+    """Checkpoints that could not be stored; they are published with the next one."""
 
     @property
     def folder(self) -> Path:
-        """This claim's own: no other engine ever writes there."""
+        """The claim's own directory: no other engine writes there."""
         return self.worker.settings.runs_dir.resolve() / self.job.id / str(self.job.fence)
 
     @property
     def method(self) -> Method:
-        """What the job asked for. Raises Refused where this version of the engine does not know it."""
+        """The job's method. Raises Refused if this version of the engine cannot parse it."""
         try:
             return parsed_method(self.job.method)
         except ValidationError as error:
@@ -146,15 +146,15 @@ class Attempt:
         return hyperparameters_of(self.method)
 
     def write(self, change: Callable[[Session], T | None]) -> T:
-        """One fenced transaction, repeated through an outage. Raises Lost when the fence is stale."""
+        """One fenced transaction, retried through an outage. Raises Lost if the fence is stale."""
         return self._fenced(self.read(change))
 
     def write_directly(self, change: Callable[[Connection | Direct], T | None]) -> T:
-        """The same for a change that needs neither ORM nor transaction: it is whole after each statement."""
+        """The same for a change that needs neither ORM nor transaction: each statement is complete."""
         return self._fenced(self._through_outages(self.worker.database.direct, change))
 
     def read(self, query: Callable[[Session], T]) -> T:
-        """One transaction, repeated through an outage of the database for as long as the lease holds."""
+        """One transaction, retried through an outage as long as the lease holds. Raises Lost."""
         return self._through_outages(self.worker.database.transaction, query)
 
     def _fenced(self, result: T | None) -> T:
@@ -171,15 +171,15 @@ class Attempt:
                 with opened() as executor:
                     return query(executor)
             except OUTAGES as error:
-                logger.warning("database away", error=type(error).__name__)
+                logger.warning("database unavailable", error=type(error).__name__)
             self.lease.wait(pause)
         raise AssertionError("unreachable: the pauses never end")
 
     def store(self, action: Callable[[], T], *, is_patient: bool = False) -> T:
-        """One storage operation, repeated a few times; patiently: until somebody asks for the job's end.
+        """One storage operation, retried a few times; `is_patient`: until the job or worker is asked to stop.
 
-        Raises StorageError, or Refused when it is full. What is not there (ObjectMissing) will not come by
-        waiting, and who is refused (StorageDenied) will not be let in.
+        Raises StorageError, or Refused if the storage is full. A missing object (ObjectMissing) and denied
+        access (StorageDenied) are not retried.
         """
         for num_tries, pause in enumerate(_pauses(), 1):
             try:

@@ -1,7 +1,7 @@
-"""What lies beside the weights in an archive: the model card and the manifest.
+"""The model card and the manifest beside the weights in an archive.
 
-Boundary: texts for `publish.py`. They say nothing of attempts, ids or times, so that a killed job's archive
-equals an undisturbed one's.
+Boundary: texts for `publish.py`. They contain no attempts, ids or times, so that the archive of a killed and
+resumed job equals that of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CARD, MANIFEST = "README.md", "manifest.json"
 
 
 def beside_weights(attempt: Attempt, *, step: int | None = None) -> dict[str, str]:
-    """Name → text. `step`: of a checkpoint, whose own evaluation may not be known yet; None: the result."""
+    """File name → text. `step` of a checkpoint, whose evaluation may still be missing; None: the result."""
     with_rows = attempt.read(lambda s: facts_of(s, s.get_one(Job, attempt.job.id), attempt.worker.catalog))
     manifest = document(with_rows)
     if step is not None:

@@ -1,88 +1,100 @@
-"""What an engine's end means for its job."""
+"""Records how an attempt ended: success, the user's request, failure, or release for another attempt."""
 
 from __future__ import annotations
 
+import errno
 import signal
 from typing import Any
 
-from grpo_engine.contract.events import Failed, Finished
+from grpo_engine.contract.events import Finished
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
+from service.platform.errors import Unavailable
 from service.platform.storage import StorageDenied, StorageError
-from worker.attempt.attempt import Attempt
+from worker.attempt.attempt import OUTAGES, Attempt, Refused
 from worker.attempt.follow import Ending
 from worker.attempt.publish import publish_results
+from worker.masking import mask_secrets
 
-ASKED = {"cancel": JobState.CANCELLED, "pause": JobState.PAUSED}
-EVIDENCE_LINES = 20
+EVIDENCE_LINES, MAX_LINE_CHARACTERS = 20, 500
+DISK_FULL = {
+    "code": "disk_full",
+    "message": "The worker's disk is full.",
+    "hint": "Free space on the worker's disk and submit the job again.",
+    "evidence": [],
+}
 
 
 def conclude(attempt: Attempt, ending: Ending) -> None:
-    """Success counts first, then what the user asked for, then failure; all else is tried again."""
+    """Success comes first, then the user's request, then failure; anything else is retried. Raises Lost."""
     if ending.finished is not None:
-        _conclude_success(attempt, ending.finished)
-    elif ending.probed is not None:  # recorded like every event; a probe leaves no files
-        end(attempt, JobState.SUCCEEDED)
-    elif ending.asked == "cancel":
-        end(attempt, JobState.CANCELLED)
+        _publish_success(attempt, ending.finished)
+    elif ending.probed is not None:  # its figures are recorded like every event; a probe has no files
+        finish(attempt, JobState.SUCCEEDED)
+    elif ending.stop_request == "cancel":
+        finish(attempt, JobState.CANCELLED)
     elif ending.failed is not None:
-        fail(attempt, failure_of(ending.failed))
-    elif ending.asked == "pause" or was_paused_by_guard(ending):
-        end(attempt, JobState.PAUSED)
-    elif ending.asked == "drain":
-        give_back(attempt, "The worker is shutting down; another one goes on.", spend_failure=False)
+        failure = ending.failed.model_dump(mode="json", include={"code", "message", "hint", "evidence"})
+        finish(attempt, JobState.FAILED, failure)
+    elif ending.stop_request == "pause" or was_paused_by_guard(ending):
+        finish(attempt, JobState.PAUSED)
+    elif ending.stop_request == "drain":
+        release(attempt, "The worker is shutting down; another one continues the job.", spend_failure=False)
     else:
-        give_back(attempt, describe(ending), spend_failure=True, evidence=ending.log_tail)
+        evidence = public_lines(ending.log_tail)
+        release(attempt, describe(ending, evidence), spend_failure=True, evidence=evidence)
+
+
+def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
+    """What an error outside the engine means for the job; known causes are named. Raises Lost."""
+    match error:
+        case Refused():
+            finish(attempt, JobState.FAILED, error.failure)
+        case Unavailable():
+            release(attempt, error.message, spend_failure=True)
+        case StorageError():
+            release_unstored(attempt, "The job's files were not fetched", error)
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            finish(attempt, JobState.FAILED, DISK_FULL)
+        case _:
+            release(attempt, f"{_cause(error)} (id {error_id}); see the worker's log.", spend_failure=True)
 
 
 def was_paused_by_guard(ending: Ending) -> bool:
-    """The job itself asked for the pause; also where the worker is shutting down."""
+    """Whether a guard of the job stopped it, even if the worker is shutting down."""
     return ending.stopped is not None and ending.stopped.reason == "guard"
 
 
-def _conclude_success(attempt: Attempt, event: Finished) -> None:
-    try:
-        publish_results(attempt, event)
-    except StorageError as error:
-        give_back_unstored(attempt, "The results were not stored", error)
-
-
-def failure_of(event: Failed) -> dict[str, Any]:
-    """The engine's own verdict, as the API shows it."""
-    return event.model_dump(mode="json", include={"code", "message", "hint", "evidence"})
-
-
-def describe(ending: Ending) -> str:
-    """One sentence on an end that nobody asked for."""
+def describe(ending: Ending, evidence: tuple[str, ...] = ()) -> str:
+    """Why an engine ended without a result, with the last line that it printed."""
     if ending.stalled:
-        return "The engine hung: it said nothing for too long and was killed."
+        return "The engine reported nothing for too long and was killed."
     if ending.exit_code < 0:
         return f"The engine was ended by {signal.Signals(-ending.exit_code).name}."
-    return f"The engine ended with exit code {ending.exit_code} and no result."
+    last_line = next((line for line in reversed(evidence) if line.strip()), "")
+    printed = f" Its last output: {last_line.strip()}" if last_line else ""
+    return f"The engine ended with exit code {ending.exit_code} and no result.{printed}"
 
 
-def end(attempt: Attempt, state: JobState) -> None:
-    """Cancelled, paused, or a probe's success. Raises Lost."""
+def public_lines(log_tail: tuple[str, ...]) -> tuple[str, ...]:
+    """The last lines of an engine's log as a job may show them: bounded, without secrets."""
+    return tuple(mask_secrets(line)[:MAX_LINE_CHARACTERS] for line in log_tail[-EVIDENCE_LINES:])
+
+
+def finish(attempt: Attempt, state: JobState, failure: dict[str, Any] | None = None) -> None:
+    """End the attempt in this state. Raises Lost."""
     job = attempt.job
-    attempt.write_directly(lambda session: queue.finish(session, job.id, job.fence, state))
+    attempt.write_directly(lambda session: queue.finish(session, job.id, job.fence, state, failure=failure))
 
 
-def fail(attempt: Attempt, failure: dict[str, Any]) -> None:
-    """Failed for good. Raises Lost."""
-    job = attempt.job
-    attempt.write_directly(
-        lambda session: queue.finish(session, job.id, job.fence, JobState.FAILED, failure=failure)
-    )
+def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
+    """An outage of the storage spends no failure; denied access does, or it would be retried for ever."""
+    release(attempt, f"{what}: {error.public}.", spend_failure=isinstance(error, StorageDenied))
 
 
-def give_back_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
-    """No storage: an outage is not the job's failure; a denial is one, or it would go on for ever."""
-    give_back(attempt, f"{what}: {error.public}.", spend_failure=isinstance(error, StorageDenied))
-
-
-def give_back(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: tuple[str, ...] = ()) -> None:
-    """Back to the queue, for any worker. Raises Lost."""
+def release(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: tuple[str, ...] = ()) -> None:
+    """Requeue the job for any worker. Raises Lost."""
     job, settings = attempt.job, attempt.worker.settings
     attempt.write(
         lambda session: queue.release(
@@ -93,8 +105,23 @@ def give_back(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: t
             backoff_seconds=settings.retry_backoff_seconds if spend_failure else 0.0,
             reason=reason,
             max_failures=settings.max_attempts_without_checkpoint,
-            evidence=evidence[-EVIDENCE_LINES:],
+            evidence=evidence,
         )
     )
     fault_point("job.released")
     attempt.worker.wakeups.send(job.pool)
+
+
+def _publish_success(attempt: Attempt, event: Finished) -> None:
+    try:
+        publish_results(attempt, event)
+    except StorageError as error:
+        release_unstored(attempt, "The results were not stored", error)
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, OUTAGES):
+        return "The database was unavailable"
+    if isinstance(error, OSError) and error.strerror:
+        return f"Operating system error on the worker: {error.strerror}"
+    return "Internal worker error"

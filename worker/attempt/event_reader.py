@@ -1,7 +1,6 @@
-"""Reads `events.jsonl` as the engine writes it: whole lines from where it stopped, garbage counted.
+"""Reads `events.jsonl` while the engine writes it: complete lines since the last read; counts garbage.
 
-Boundary: bytes to events; nothing is stored here. A line longer than MAX_LINE_BYTES never enters memory
-whole.
+Boundary: bytes to events; nothing is stored. A line longer than MAX_LINE_BYTES is never held in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from grpo_engine.contract.events import MAX_LINE_BYTES, Event, parse_event
 PIECE_BYTES = 2**20
 
 
-class Recorder:
+class EventReader:
     """A position in one events file."""
 
     def __init__(self, path: Path, piece_bytes: int = PIECE_BYTES) -> None:
@@ -25,10 +24,10 @@ class Recorder:
         self._partial = bytearray()
         self._skipping = False
         self.num_dropped = 0
-        """Lines that were no events: garbage, or too long."""
+        """Lines that were not events, or too long."""
 
     def read(self) -> list[Event]:
-        """The events of the next piece, in order; empty where nothing whole is there yet."""
+        """The next events in order; empty if no complete line has been written since."""
         while piece := self._next_piece():
             if events := self._take(piece):
                 return events

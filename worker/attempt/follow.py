@@ -1,4 +1,4 @@
-"""While the engine runs: its events into rows, its checkpoints into storage, our wishes to it."""
+"""While the engine runs: records its events, publishes its checkpoints, forwards stop requests."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from service.jobs.model.states import JobState
 from service.jobs.progress.recording import record_events, rollout_rows
 from service.jobs.store import history
 from worker.attempt.attempt import Attempt
-from worker.attempt.event_reader import Recorder
+from worker.attempt.event_reader import EventReader
 from worker.attempt.publish import publish_checkpoint
 from worker.launchers.local import EngineProcess
 
 TICK_SECONDS = 0.05
-Wish = Literal["cancel", "pause", "drain"]
+StopRequest = Literal["cancel", "pause", "drain"]
 logger = structlog.get_logger()
 
 
 @dataclass
 class Ending:
-    """How an engine ended, and what was asked of it."""
+    """How an engine ended, and whether it had been asked to stop."""
 
     exit_code: int = 0
     """Negative: the signal that ended it."""
@@ -43,49 +43,50 @@ class Ending:
     probed: Probed | None = None
     failed: Failed | None = None
     stopped: Stopped | None = None
-    asked: Wish | None = None
+    stop_request: StopRequest | None = None
     stalled: bool = False
     log_tail: tuple[str, ...] = ()
 
 
-def follow(attempt: Attempt, engine: EngineProcess, at_steps: Callable[[], None]) -> Ending:
-    """Until the engine has ended and all it wrote is stored. Raises Lost; then the engine is stopped too.
+def follow(attempt: Attempt, engine: EngineProcess, on_step: Callable[[], None]) -> Ending:
+    """Return when the engine has ended and everything it wrote is stored. Raises Lost.
 
-    `at_steps` is called whenever steps were recorded and nobody has asked for an end.
+    `on_step` is called after steps were recorded, unless the engine has been asked to stop.
     """
-    recorder, ending = Recorder(attempt.folder / "events.jsonl"), Ending()
-    heard_at = time.monotonic()
+    reader, ending = EventReader(attempt.folder / "events.jsonl"), Ending()
+    last_event_at = time.monotonic()
     while True:
-        exit_code = engine.poll()  # before reading: what a dead engine wrote is complete
+        exit_code = engine.poll()  # before reading: then the file of an ended engine is complete
         attempt.lease.check()
         attempt.worker.touch()
-        if events := recorder.read():
-            heard_at = time.monotonic()
-            take(attempt, events, ending)
-            if ending.asked is None and any(isinstance(each, StepFinished | StepSkipped) for each in events):
-                at_steps()
+        if events := reader.read():
+            last_event_at = time.monotonic()
+            record_and_publish(attempt, events, ending)
+            has_step = any(isinstance(event, StepFinished | StepSkipped) for event in events)
+            if has_step and ending.stop_request is None:
+                on_step()
         elif exit_code is not None:
             break
-        elif time.monotonic() - heard_at > attempt.worker.settings.stall_seconds:
+        elif time.monotonic() - last_event_at > attempt.worker.settings.stall_seconds:
             ending.stalled = True
             engine.kill()
-        ask(attempt, engine, ending)
+        forward_stop_request(attempt, engine, ending)
         if not events:
             engine.wait(TICK_SECONDS)
     ending.exit_code, ending.log_tail = exit_code, engine.log_tail()
-    _tell_dropped(attempt, recorder.num_dropped)
+    _note_dropped(attempt, reader.num_dropped)
     return ending
 
 
-def ask(attempt: Attempt, engine: EngineProcess, ending: Ending) -> None:
-    """Cancel, pause and drain all mean the same to an engine: a checkpoint, then an end."""
-    wish = _wish(attempt)
-    if wish is not None:
-        ending.asked = wish
+def forward_stop_request(attempt: Attempt, engine: EngineProcess, ending: Ending) -> None:
+    """Cancel, pause and drain mean the same to an engine: write a checkpoint, then end."""
+    request = _stop_request(attempt)
+    if request is not None:
+        ending.stop_request = request
         engine.stop(attempt.worker.settings.stop_grace_seconds)
 
 
-def _wish(attempt: Attempt) -> Wish | None:
+def _stop_request(attempt: Attempt) -> StopRequest | None:
     if attempt.lease.state is JobState.CANCELLING:
         return "cancel"
     if attempt.lease.state is JobState.PAUSING:
@@ -93,8 +94,8 @@ def _wish(attempt: Attempt) -> Wish | None:
     return "drain" if attempt.worker.draining.is_set() else None
 
 
-def take(attempt: Attempt, events: Sequence[Event], ending: Ending) -> None:
-    """Record a run of events; each checkpoint is published after all that came before it is recorded."""
+def record_and_publish(attempt: Attempt, events: Sequence[Event], ending: Ending) -> None:
+    """Record events; each checkpoint is published after all events before it are recorded."""
     start = 0
     for index, event in enumerate(events):
         if isinstance(event, CheckpointSaved):
@@ -113,7 +114,7 @@ def take(attempt: Attempt, events: Sequence[Event], ending: Ending) -> None:
 
 
 def record(attempt: Attempt, events: Sequence[Event], *notes: history.Entry) -> None:
-    """Events and notes into the database. Raises Lost."""
+    """Write events and notes to the database. Raises Lost."""
     job = attempt.job
     if events or notes:
         rollouts = rollout_rows(job.id, events)
@@ -121,8 +122,8 @@ def record(attempt: Attempt, events: Sequence[Event], *notes: history.Entry) -> 
         fault_point("events.recorded")
 
 
-def _tell_dropped(attempt: Attempt, num_dropped: int) -> None:
+def _note_dropped(attempt: Attempt, num_dropped: int) -> None:
     if num_dropped:
-        message = f"{num_dropped} unreadable lines of the engine's events were dropped."
+        message = f"Dropped {num_dropped} unreadable lines of the engine's events."
         data = {"num_dropped": num_dropped}
         record(attempt, [], history.Entry("message", message, "warn", data, attempt.job.fence))

@@ -1,7 +1,7 @@
-"""Everything a run needs, on this disk: datasets, base model or parent, the newest checkpoint, config.json.
+"""Prepares a run directory: datasets, base model or parent, the newest checkpoint, config.json.
 
-What is missing for good (a deleted file, an unknown model) is `Refused`; a damaged checkpoint is skipped,
-withdrawn and told in the history.
+Missing files and unknown models are `Refused`; a damaged checkpoint is skipped, withdrawn and noted in the
+job's history.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch
 
 
 def prepare(attempt: Attempt) -> Path:
-    """Fill the run directory. Answers the path of its config.json. Raises Refused, StorageError."""
+    """Fill the run directory and return the path of its config.json. Raises Refused, StorageError."""
     job, folder = attempt.job, attempt.folder
     training_file = _fetch_dataset(attempt, job.training_file, "train.jsonl")
     validation_file = None
@@ -45,7 +45,7 @@ def prepare(attempt: Attempt) -> Path:
         training_file=str(training_file),
         validation_file=validation_file,
         retention_files=_fetch_retention(attempt),
-        method=_placed(attempt),
+        method=_located_method(attempt),
         probe=ProbeSize(prompts=job.probe["prompts"]) if job.probe is not None else None,
         runtime=_runtime(attempt),
         created_at=job.created_at,
@@ -53,20 +53,20 @@ def prepare(attempt: Attempt) -> Path:
         published_step=attempt.read(lambda session: _published_step(session, job.id)),
     )
     _fetch_checkpoint(attempt)
-    _tell_unsafe(attempt)
+    _note_unsafe(attempt)
     path = folder / "config.json"
     path.write_text(config.model_dump_json(indent=2))
     return path
 
 
 def _runtime(attempt: Attempt) -> Runtime:
-    """The deployment's, with as many ranks as the job asked for GPUs."""
+    """The deployment's runtime, with one rank per requested GPU."""
     runtime, gpus = attempt.worker.settings.runtime, attempt.job.required_gpus
     return runtime.model_copy(update={"ranks": gpus}) if gpus else runtime
 
 
-def _placed(attempt: Attempt) -> Method:
-    """The job's method with the catalogue's places of its reward models."""
+def _located_method(attempt: Attempt) -> Method:
+    """The job's method with the paths of its reward models from the catalogue."""
     try:
         return method_with_places(attempt.method, attempt.worker.catalog)
     except LookupError as missing:
@@ -75,7 +75,7 @@ def _placed(attempt: Attempt) -> Method:
 
 
 def _fetch_retention(attempt: Attempt) -> dict[str, str]:
-    """Retention set → its rows on this disk."""
+    """Name of the retention set → path of its rows."""
     return {
         each.name: str(_fetch_dataset(attempt, each.file, f"retention-{number}.jsonl"))
         for number, each in enumerate(retention_of(attempt.method))
@@ -104,13 +104,13 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
 
 
 def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
-    """Fetch what was stored, for as long as it takes. Raises ObjectMissing, DamagedObject."""
+    """Download and verify, waiting through storage outages. Raises ObjectMissing, DamagedObject."""
     patiently = partial(attempt.store, is_patient=True)
     download_verified(attempt.worker.storage, key, sha256, target, patiently)
 
 
 def _model_source(attempt: Attempt) -> ModelSource:
-    """The job's model, fetched where it is an earlier job's."""
+    """The job's model; that of an earlier job is downloaded."""
     worker, job = attempt.worker, attempt.job
     try:
         found = find_weights(attempt.read, worker.catalog, job.tenant, job.model)
@@ -120,7 +120,7 @@ def _model_source(attempt: Attempt) -> ModelSource:
 
 
 def _fetch_checkpoint(attempt: Attempt) -> None:
-    """The newest published checkpoint that verifies; damaged ones are withdrawn on the way."""
+    """Restore the newest published checkpoint that verifies; withdraw damaged ones."""
     for checkpoint in attempt.read(lambda s: publishing.usable_checkpoints(s, attempt.job.id)):
         try:
             _restore(attempt, checkpoint)
@@ -129,11 +129,11 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
             continue
         return
     if attempt.job.checkpoint_step:
-        attempt.write(lambda session: _tell_restart(session, attempt.job))
+        attempt.write(lambda session: _note_restart(session, attempt.job))
 
 
-def _tell_unsafe(attempt: Attempt) -> None:
-    """Every job whose untrusted code this worker runs without a sandbox says so."""
+def _note_unsafe(attempt: Attempt) -> None:
+    """Mark a job whose untrusted code this worker runs without a sandbox."""
     if UNSAFE in attempt.worker.capabilities and attempt.job.required_capabilities:
         attempt.write(lambda session: tell_unsafe(session, attempt.job))
 
@@ -143,16 +143,16 @@ def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session],
     return lambda session: publishing.withdraw_checkpoint(session, job.id, job.fence, step, reason)
 
 
-def _tell_restart(session: Session, job: ClaimedJob) -> bool:
+def _note_restart(session: Session, job: ClaimedJob) -> bool:
     if lock(session, *holds(job.id, job.fence)) is None:
         return False
-    message = "No usable checkpoint is left: training starts from the first step."
+    message = "No usable checkpoint is left: training restarts from the first step."
     history.append(session, job.id, history.Entry("message", message, "warn", fence=job.fence))
     return True
 
 
 def _restore(attempt: Attempt, checkpoint: Checkpoint) -> None:
-    """Download, compare, unpack and verify one checkpoint. Raises DamagedCheckpoint."""
+    """Download, unpack and verify one checkpoint. Raises DamagedCheckpoint."""
     assert checkpoint.state_key is not None
     archive = attempt.folder / "state.tar"
     partial = attempt.folder / f".partial-{checkpoint.step}"

@@ -1,8 +1,8 @@
-"""The engine's folders → storage → rows: checkpoints while it trains, results at its end.
+"""Publishes the engine's folders: checkpoints while it trains, results at its end.
 
 Order: pack, upload, compare the size, then the row under the fence, and only then delete older ones. An
-upload whose row was refused is never referred to; its key holds the fence, so nothing is overwritten.
-A healthy engine goes on without a storage: a checkpoint is let go for the next one, only results wait.
+upload whose row was refused is never referenced; its key contains the fence, so nothing is overwritten.
+An engine keeps training without a storage: its checkpoints are published with the next one; results wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from worker.attempt.card import beside_weights
 
 logger = structlog.get_logger()
 WEIGHTS = {"adapter": "adapter", "model": "model", "experiences": "experiences"}
-"""Folder inside a checkpoint → kind of the artifact."""
+"""Folder inside a checkpoint → kind of artifact."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class Stored:
 
 
 def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
-    """Make the engine's newest checkpoint the job's, after those that the storage has not taken before.
+    """Publish the engine's newest checkpoint, after earlier ones that could not be stored.
 
-    Where it takes none now, the history tells it and training goes on.
+    If the storage fails now too, the job's history says so and training continues.
     """
     attempt.unpublished.append(event)
     while attempt.unpublished:
         try:
             _publish(attempt, attempt.unpublished[0])
         except StorageError as error:
-            _tell_unpublished(attempt, event.step, error)
+            _note_unpublished(attempt, event.step, error)
             return
         del attempt.unpublished[0]
 
 
-def _tell_unpublished(attempt: Attempt, step: int, error: StorageError) -> None:
+def _note_unpublished(attempt: Attempt, step: int, error: StorageError) -> None:
     job = attempt.job
     message = f"The checkpoint of step {step} was not stored: {error.public}."
     note = history.Entry("message", message, "warn", {"step": step}, job.fence)
@@ -67,7 +67,7 @@ def _tell_unpublished(attempt: Attempt, step: int, error: StorageError) -> None:
 
 
 def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
-    """One that the engine has removed meanwhile is skipped. Raises StorageError."""
+    """A checkpoint that the engine has removed meanwhile is skipped. Raises StorageError."""
     folder = attempt.folder / event.path
     prefix = f"jobs/{attempt.job.id}/checkpoints/{event.step}-{attempt.job.fence}"
     try:
@@ -96,10 +96,9 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
 
 
 def publish_results(attempt: Attempt, event: Finished) -> None:
-    """Adapter (or model) and metrics table become the tenant's files, and the job succeeded, all at once.
+    """Store adapter (or model) and metrics table; their rows and the job's success are one transaction.
 
-    Raises StorageError where the storage is away and the worker or the job is asked to end meanwhile, and
-    where it denies access.
+    Raises StorageError if the storage denies access, or fails until the worker or the job is asked to stop.
     """
     weights_folder = attempt.folder / event.path
     verify(weights_folder.parent, attempt.job.id)
@@ -154,7 +153,7 @@ def _weights_folder(checkpoint: Path) -> Path:
     for name in WEIGHTS:
         if (checkpoint / name).is_dir():
             return checkpoint / name
-    raise DamagedCheckpoint("it holds neither adapter/ nor model/ nor experiences/")
+    raise DamagedCheckpoint("it has neither adapter/ nor model/ nor experiences/")
 
 
 def _store(
@@ -165,10 +164,7 @@ def _store(
     *,
     is_patient: bool = False,
 ) -> Stored:
-    """Pack a folder, with `texts` beside weights, and upload the archive.
-
-    Raises FileNotFoundError where the folder is gone.
-    """
+    """Pack a folder and `texts`, and upload the archive. Raises FileNotFoundError if the folder is gone."""
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     outbox = attempt.folder / "outbox"
@@ -190,7 +186,7 @@ def _upload(attempt: Attempt, path: Path, key: str, *, is_patient: bool = False)
     def put() -> None:
         storage.put_file(key, path)
         if storage.size(key) != num_bytes:
-            raise StorageError(f"{key} did not arrive whole")
+            raise StorageError(f"{key} was stored with the wrong size")
 
     attempt.store(put, is_patient=is_patient)
     return Stored(key, sha256_file(path), num_bytes)
@@ -202,4 +198,4 @@ def _retire(attempt: Attempt) -> None:
         try:
             attempt.worker.storage.delete(key)
         except StorageError as error:
-            logger.warning("retired checkpoint left in storage", key=key, error=str(error))
+            logger.warning("retired checkpoint not deleted", key=key, error=str(error))

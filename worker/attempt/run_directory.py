@@ -1,6 +1,6 @@
 """Run directories: `runs/<job>/<fence>`, one per claim, locked while its worker lives.
 
-The lock is the kernel's (`flock`), so a killed worker leaves none behind and the next one may clean up.
+The kernel releases the lock (`flock`) of a killed worker, so that the next one can clean up.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ logger = structlog.get_logger()
 LOCK = "owner.lock"
 KEPT_LOG_LINES = 500
 CREATE_TRIES = 1000
-"""A clean-up beside us takes a fresh folder away a few times at most."""
+"""A concurrent clean-up may remove a new directory, but only a few times."""
 
 
 @contextmanager
-def run_folder(path: Path) -> Iterator[Path]:
-    """A new locked folder. Afterwards only the end of its engine.log is left, until the next clean-up."""
+def run_directory(path: Path) -> Iterator[Path]:
+    """A new locked directory. Afterwards only the end of engine.log is kept, until the next clean-up."""
     lock = _create_locked(path)
     try:
         yield path
@@ -36,24 +36,24 @@ def run_folder(path: Path) -> Iterator[Path]:
 
 
 def clean_up(runs_dir: Path) -> None:
-    """Remove what earlier runs left here, of workers that live no more."""
+    """Remove directories of workers that no longer live."""
     with _best_effort(runs_dir):
         for lock_path in runs_dir.glob(f"*/*/{LOCK}"):
             if (lock := _try_lock(lock_path)) is not None:
                 shutil.rmtree(lock_path.parent, ignore_errors=True)
                 os.close(lock)
         for job_dir in runs_dir.glob("*"):
-            with suppress(OSError):  # not empty: another worker's run, perhaps a moment old
+            with suppress(OSError):  # not empty: another worker's run
                 job_dir.rmdir()
 
 
 @contextmanager
 def _best_effort(path: Path) -> Iterator[None]:
-    """Tidying may fail, on a full disk or beside another worker's; a job never fails for it."""
+    """Clean-up may fail on a full disk or beside another worker; that never fails a job."""
     try:
         yield
     except OSError as error:
-        logger.warning("not tidied", path=str(path), error=str(error))
+        logger.warning("clean-up failed", path=str(path), error=str(error))
 
 
 def _create_locked(path: Path) -> int:
@@ -63,14 +63,14 @@ def _create_locked(path: Path) -> int:
             path.mkdir(parents=True, exist_ok=True)
             lock_path.touch()
         except (FileNotFoundError, FileExistsError):
-            continue  # a clean-up was faster, between two of these calls or inside mkdir
+            continue  # a clean-up removed it between two of these calls or inside mkdir
         if (lock := _try_lock(lock_path)) is not None:
             return lock
-    raise OSError(f"{path} cannot be made and locked")
+    raise OSError(f"cannot create and lock {path}")
 
 
 def _try_lock(path: Path) -> int | None:
-    """An open, locked descriptor of the file that `path` still names; None where another holds it."""
+    """An open, locked descriptor of the file that `path` still names; None if another process holds it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""One job from claim to end: claim → prepare → spawn → follow → conclude.
+"""One job from claim to end: claim → prepare → start → follow → conclude.
 
-Boundary: the order of things. Every write goes through `Attempt`, under the fence. What goes wrong here
-is infrastructure, costs one failure and is retried with backoff, unless it is `Refused` or a full disk.
+Boundary: the order of the steps. Every write goes through `Attempt`, under the fence. Errors outside the
+engine are infrastructure: they spend one failure and are retried with backoff, except for `Refused` and a
+full disk.
 """
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,32 +17,23 @@ from structlog.contextvars import bound_contextvars
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.store import queue
 from service.jobs.store.claimed import ClaimedJob
-from service.platform.errors import Unavailable
 from service.platform.ids import new_id
-from service.platform.storage import StorageError
 from worker.attempt.attempt import Attempt, Refused, Worker
-from worker.attempt.conclude import conclude, fail, give_back, give_back_unstored
+from worker.attempt.conclude import conclude, conclude_error
 from worker.attempt.follow import follow
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
-from worker.attempt.run_directory import clean_up, run_folder
+from worker.attempt.run_directory import clean_up, run_directory
 from worker.launchers.local import EngineProcess
-from worker.launchers.warm_pool import Engines
+from worker.launchers.warm_pool import WarmPool
 
 logger = structlog.get_logger()
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-DISK_FULL = {
-    "code": "disk_full",
-    "message": "The worker's disk is full.",
-    "hint": "Free space on the worker's disk and submit the job again.",
-    "evidence": [],
-}
 
 
-def run_job(worker: Worker, engines: Engines | None = None) -> bool:
-    """Claim the best job of the pool and see it through to its end here. False: nothing to do.
+def run_job(worker: Worker, engines: WarmPool | None = None) -> bool:
+    """Claim the best job of the pool and run it to its end on this machine. False: none is queued.
 
-    Without `engines` none is kept warm.
+    Without `engines` no engine is kept warm.
     """
     claimed_at = monotonic()
     job = claim(worker)
@@ -50,24 +41,24 @@ def run_job(worker: Worker, engines: Engines | None = None) -> bool:
         return False
     fault_point("job.claimed")
     with (
-        bound_contextvars(**about(worker, job)),
+        bound_contextvars(**log_fields(worker, job)),
         Lease(worker.database, worker.settings, job, claimed_at) as lease,
     ):
         try:
-            run(Attempt(worker, job, lease), engines or Engines(worker.settings, keep_warm=False))
+            run_attempt(Attempt(worker, job, lease), engines or WarmPool(worker.settings, keep_warm=False))
         except Lost:
             logger.warning("job lost")
     return True
 
 
-def about(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
-    """What each line about an attempt tells of it."""
+def log_fields(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
+    """Fields of each log line of an attempt."""
     claimed = {"tenant": job.tenant, "job": job.id, "attempt": job.attempt, "fence": job.fence}
     return {**claimed, "worker": worker.name}
 
 
 def claim(worker: Worker) -> ClaimedJob | None:
-    """The job, under a lease and a new fence. None: nothing to do, or the storage does not let us in."""
+    """A job under a lease and a new fence. None: none is queued, or the storage denies access."""
     if not worker.may_claim():
         return None
     settings, database, offered = worker.settings, worker.database, worker.offered()
@@ -84,42 +75,34 @@ def claim(worker: Worker) -> ClaimedJob | None:
         )
 
 
-def run(attempt: Attempt, engines: Engines) -> None:
-    """The attempt, and what its errors mean. Raises Lost."""
+def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
+    """Run the engine in a directory of its own and record the end, or the error. Raises Lost."""
     try:
         clean_up(attempt.worker.settings.runs_dir)
-        with run_folder(attempt.folder):
-            train(attempt, engines)
-    except Refused as refused:
-        fail(attempt, refused.failure)
+        with run_directory(attempt.folder):
+            run_engine(attempt, engines)
     except Lost:
         raise
-    except Unavailable as error:
-        give_back(attempt, error.message, spend_failure=True)
-    except StorageError as error:
-        give_back_unstored(attempt, "The job's files were not fetched", error)
     except Exception as error:
         error_id = new_id("err")
-        logger.exception("attempt broke off", error_id=error_id)
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
-            fail(attempt, DISK_FULL)
-        else:
-            give_back(attempt, f"The worker broke off (its log says why: {error_id}).", spend_failure=True)
+        if not isinstance(error, Refused):
+            logger.exception("attempt ended by an error", error_id=error_id)
+        conclude_error(attempt, error, error_id)
 
 
-def train(attempt: Attempt, engines: Engines) -> None:
-    """Prepare, spawn, follow, conclude. The next job's engine starts when this one's has started to train."""
+def run_engine(attempt: Attempt, engines: WarmPool) -> None:
+    """Prepare, start, follow, conclude. The next job's engine is warmed once this one trains. Raises Lost."""
     config = prepare(attempt)
     fault_point("job.prepared")
-    engine = spawn(attempt, config, engines)
+    engine = start_engine(attempt, config, engines)
     try:
-        ending = follow(attempt, engine, engines.prepare)
+        ending = follow(attempt, engine, on_step=engines.warm_up)
     finally:
         engine.close()
     conclude(attempt, ending)
 
 
-def spawn(attempt: Attempt, config: Path, engines: Engines) -> EngineProcess:
+def start_engine(attempt: Attempt, config: Path, engines: WarmPool) -> EngineProcess:
     """Start the engine; from now on the lease guards it. Raises Lost."""
     engine = engines.start(["--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder)
     fault_point("engine.spawned")

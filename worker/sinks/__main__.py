@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from service.platform import logs
 from service.platform.db import Database, connect
 from service.settings import Settings
 from service.sinks import outbox
+from worker.masking import mask_secrets
 from worker.sinks.base import About, Sink
 
 logger = structlog.get_logger()
@@ -29,10 +29,8 @@ LOOK_SECONDS = 1.0
 """Between two looks for steps."""
 RENEW_LOOKS = 20
 """A claim is renewed at least once in so many looks."""
-SHORTEST_SECRET = 6
 AWAY = os.EX_TEMPFAIL
 """Exit code where nothing is wrong with the sink: its claim ends by itself, and the next one goes on."""
-_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.IGNORECASE)
 
 
 def opened(kind: str, about: About) -> Sink:
@@ -93,10 +91,7 @@ def public_reason(kind: str, error: Exception) -> str:
     """What a user may read of it: nothing that the environment keeps secret."""
     if isinstance(error, ModuleNotFoundError) and error.name == PACKAGES[kind]:
         return f"{kind} is not there on the worker; {advice(kind)}."
-    text = logs.mask(" ".join(str(error).split())) or type(error).__name__
-    for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) >= SHORTEST_SECRET:
-            text = text.replace(value, "***")
+    text = mask_secrets(" ".join(str(error).split())) or type(error).__name__
     return f"{type(error).__name__}: {text}" if text[-1:] in ".!?" else f"{type(error).__name__}: {text}."
 
 

@@ -22,7 +22,7 @@ from tests.worker.jobs import insert_dataset, insert_job, method, read_job
 from tests.worker.outcomes import expected_weights, messages, weights
 from worker.attempt.attempt import Attempt, Worker
 from worker.attempt.conclude import conclude
-from worker.attempt.follow import Ending, Wish
+from worker.attempt.follow import Ending, StopRequest
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, run_job
 
@@ -142,13 +142,15 @@ def test_a_cancel_is_stronger_than_a_guards_pause(database: Database, job_id: st
 
 @pytest.mark.parametrize("asked", [None, "drain", "pause"])
 def test_a_guards_pause_counts_whatever_else_was_asked(
-    worker: Worker, database: Database, asked: Wish | None
+    worker: Worker, database: Database, asked: StopRequest | None
 ) -> None:
     job_id = insert_job(database)
     job = claim(worker)
     assert job is not None
     with Lease(database, worker.settings, job, monotonic()) as lease:
-        conclude(Attempt(worker, job, lease), Ending(asked=asked, stopped=Stopped(step=1, reason="guard")))
+        conclude(
+            Attempt(worker, job, lease), Ending(stop_request=asked, stopped=Stopped(step=1, reason="guard"))
+        )
     assert read_job(database, job_id).state == "paused"
 
 

@@ -27,7 +27,7 @@ from service.jobs.store import history, queue
 from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, JobEvent, Metric, Rollout
 from tests.worker.jobs import insert_job, read_job
-from worker.attempt.event_reader import Recorder
+from worker.attempt.event_reader import EventReader
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def line(number: int) -> bytes:
 
 def test_only_whole_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    recorder = Recorder(path)
+    recorder = EventReader(path)
     assert recorder.read() == []
     path.write_bytes(line(1) + line(2)[:20])
     assert [event.sequence for event in recorder.read()] == [1]
@@ -282,7 +282,7 @@ def test_only_whole_lines_are_read(tmp_path: Path) -> None:
 def test_lines_across_pieces_are_put_together(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"".join(line(number) for number in range(1, 20)))
-    recorder = Recorder(path, piece_bytes=7)
+    recorder = EventReader(path, piece_bytes=7)
     read: list[int] = []
     while events := recorder.read():
         read.extend(event.sequence for event in events)
@@ -292,7 +292,7 @@ def test_lines_across_pieces_are_put_together(tmp_path: Path) -> None:
 def test_garbage_and_endless_lines_are_counted_and_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(line(1) + b"\xff\xfe\n" + b"x" * (MAX_LINE_BYTES + 5) + b"\n" + line(2))
-    recorder = Recorder(path)
+    recorder = EventReader(path)
     read: list[int] = []
     while events := recorder.read():
         read.extend(event.sequence for event in events)

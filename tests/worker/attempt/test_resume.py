@@ -75,7 +75,7 @@ def test_garbage_in_the_event_file_is_dropped_and_counted(
     assert read_job(database, job_id).state == "succeeded"
     assert metric_steps(database, job_id) == list(range(1, 11))
     told = messages(database, job_id, "warn")
-    assert told == ["3 unreadable lines of the engine's events were dropped."]
+    assert told == ["Dropped 3 unreadable lines of the engine's events."]
 
 
 def test_a_paused_job_goes_on_where_it_was(
@@ -117,7 +117,7 @@ def test_a_hanging_engine_is_ended_by_the_stall_timer(
     job_id = submit({"1": {"hang_at": 6}})
     run_until_idle(worker, database)
     assert read_job(database, job_id).state == "succeeded"
-    assert "The engine hung: it said nothing for too long and was killed." in messages(database, job_id)
+    assert "The engine reported nothing for too long and was killed." in messages(database, job_id)
     assert metric_steps(database, job_id) == list(range(1, 11))
 
 
@@ -157,7 +157,9 @@ def test_without_any_usable_checkpoint_training_starts_over(
     with database.transaction() as session:
         session.execute(update(Job).values(not_before=0))
     run_job(worker)
-    assert "No usable checkpoint is left: training starts from the first step." in messages(database, job_id)
+    assert "No usable checkpoint is left: training restarts from the first step." in messages(
+        database, job_id
+    )
     assert weights(database, storage, job_id) == expected_weights()
     assert metric_steps(database, job_id) == list(range(1, 11))
 

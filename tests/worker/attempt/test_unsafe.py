@@ -18,7 +18,7 @@ from tests.worker.jobs import insert_dataset, insert_job, read_job
 from worker import sweeper
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
-from worker.launchers.warm_pool import Recipe
+from worker.launchers.warm_pool import EngineCommand
 from worker.sweeper import sweep_once
 
 
@@ -76,5 +76,5 @@ def test_with_a_second_tenant_it_offers_nothing(
 
 
 def test_only_its_engines_are_told_to_do_without(worker: Worker, unsafe: Worker) -> None:
-    assert VARIABLE not in Recipe.of(worker.settings).environment
-    assert Recipe.of(unsafe.settings).environment[VARIABLE] == "1"
+    assert VARIABLE not in EngineCommand.of(worker.settings).environment
+    assert EngineCommand.of(unsafe.settings).environment[VARIABLE] == "1"

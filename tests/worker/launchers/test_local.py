@@ -19,7 +19,7 @@ from service.platform.unpack import unpack
 from tests.servers import wait_until
 from tests.worker.conftest import ROOT
 from worker.attempt.archives import pack_tar_gz
-from worker.attempt.run_directory import LOCK, clean_up, run_folder
+from worker.attempt.run_directory import LOCK, clean_up, run_directory
 from worker.launchers import launch, local
 from worker.launchers.local import EngineProcess, engine_environment
 
@@ -163,7 +163,7 @@ def test_equal_folders_make_equal_archives(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_not_cleaned_up(tmp_path: Path) -> None:
-    with run_folder(tmp_path / "job" / "1") as folder:
+    with run_directory(tmp_path / "job" / "1") as folder:
         clean_up(tmp_path)
         assert folder.exists()
     clean_up(tmp_path)
@@ -198,7 +198,7 @@ def test_a_clean_up_never_takes_the_folder_of_a_run_that_begins(tmp_path: Path) 
     tidier.start()
     try:
         for fence in range(300):
-            with run_folder(tmp_path / "job" / str(fence)) as folder:
+            with run_directory(tmp_path / "job" / str(fence)) as folder:
                 (folder / "config.json").write_text("{}")
                 assert (folder / LOCK).exists()
     finally:

@@ -24,15 +24,15 @@ from worker.attempt import run_directory
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 from worker.launchers.local import EngineProcess
-from worker.launchers.warm_pool import Engines
+from worker.launchers.warm_pool import WarmPool
 
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
 
 
 @pytest.fixture
-def engines(worker: Worker) -> Iterator[Engines]:
-    with closing(Engines(worker.settings, keep_warm=True)) as engines:
+def engines(worker: Worker) -> Iterator[WarmPool]:
+    with closing(WarmPool(worker.settings, keep_warm=True)) as engines:
         yield engines
 
 
@@ -40,27 +40,27 @@ def engines(worker: Worker) -> Iterator[Engines]:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Process ids of the engines that jobs ran on."""
     pids: list[int] = []
-    start = Engines.start
+    start = WarmPool.start
 
-    def noting(self: Engines, *arguments: object) -> EngineProcess:
+    def noting(self: WarmPool, *arguments: object) -> EngineProcess:
         engine = start(self, *arguments)  # type: ignore[arg-type]
         pids.append(engine.pid)
         return engine
 
-    monkeypatch.setattr(Engines, "start", noting)
+    monkeypatch.setattr(WarmPool, "start", noting)
     return pids
 
 
-def prepared(engines: Engines) -> int:
+def prepared(engines: WarmPool) -> int:
     """Process id of the engine that waits now."""
-    engines.prepare()
-    assert engines.waiting_pid is not None
-    return engines.waiting_pid
+    engines.warm_up()
+    assert engines.warm_pid is not None
+    return engines.warm_pid
 
 
 def test_the_waiting_engine_runs_the_next_job(
     worker: Worker,
-    engines: Engines,
+    engines: WarmPool,
     used: list[int],
     database: Database,
     storage: Storage,
@@ -75,23 +75,23 @@ def test_the_waiting_engine_runs_the_next_job(
 
 
 def test_every_job_has_an_engine_of_its_own(
-    worker: Worker, engines: Engines, used: list[int], database: Database, submit: Submit
+    worker: Worker, engines: WarmPool, used: list[int], database: Database, submit: Submit
 ) -> None:
     first = prepared(engines)
     jobs = [submit(), submit()]
     run_job(worker, engines)
-    second = engines.waiting_pid
+    second = engines.warm_pid
     assert second is not None
     assert not is_alive(first)
     assert engine_pids(worker.settings) == []
     run_job(worker, engines)
     assert used == [first, second]
-    assert engines.waiting_pid not in (None, first, second)
+    assert engines.warm_pid not in (None, first, second)
     assert [read_job(database, job_id).state for job_id in jobs] == ["succeeded", "succeeded"]
 
 
 def test_what_a_waiting_engine_prints_begins_its_jobs_log(
-    worker: Worker, engines: Engines, submit: Submit, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, engines: WarmPool, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared(engines)
     monkeypatch.setattr(run_directory, "KEPT_LOG_LINES", 1)
@@ -102,7 +102,7 @@ def test_what_a_waiting_engine_prints_begins_its_jobs_log(
 
 
 def test_a_waiting_engine_holds_no_folder_and_sees_no_secret(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
+    engines: WarmPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRPO_DATABASE_URL", "postgresql://secret")
     waiting = prepared(engines)
@@ -113,23 +113,23 @@ def test_a_waiting_engine_holds_no_folder_and_sees_no_secret(
 
 
 def test_a_waiting_engine_that_died_costs_a_cold_start_and_is_replaced_after_it(
-    worker: Worker, engines: Engines, used: list[int], database: Database, submit: Submit
+    worker: Worker, engines: WarmPool, used: list[int], database: Database, submit: Submit
 ) -> None:
     dead = prepared(engines)
     os.kill(dead, signal.SIGKILL)
     wait_until(lambda: not is_alive(dead))
-    engines.prepare()
-    assert engines.waiting_pid is None
+    engines.warm_up()
+    assert engines.warm_pid is None
     job_id = submit()
     run_job(worker, engines)
     job = read_job(database, job_id)
     assert (job.state, job.attempt, job.failures) == ("succeeded", 1, 0)
     assert len(used) == 1
-    assert engines.waiting_pid not in (None, dead)
+    assert engines.warm_pid not in (None, dead)
 
 
 def test_one_that_dies_unnoticed_just_before_its_job_costs_a_cold_start(
-    engines: Engines, tmp_path: Path
+    engines: WarmPool, tmp_path: Path
 ) -> None:
     engine = EngineProcess([sys.executable, "-c", ""], None)
     engine._process.wait()
@@ -140,7 +140,7 @@ def test_one_that_dies_unnoticed_just_before_its_job_costs_a_cold_start(
 
 def test_an_engine_started_under_other_settings_is_not_used(
     worker: Worker,
-    engines: Engines,
+    engines: WarmPool,
     used: list[int],
     database: Database,
     submit: Submit,
@@ -157,17 +157,17 @@ def test_an_engine_started_under_other_settings_is_not_used(
 
 def test_an_interpreter_that_is_not_there_is_told_by_the_job_and_not_by_the_wait(settings: Settings) -> None:
     broken = settings.model_copy(update={"engine_python": Path("/nowhere/python")})
-    with closing(Engines(broken, keep_warm=True)) as engines:
+    with closing(WarmPool(broken, keep_warm=True)) as engines:
         pid = prepared(engines)
         wait_until(lambda: not is_alive(pid))
-        engines.prepare()
-        assert engines.waiting_pid is None
+        engines.warm_up()
+        assert engines.warm_pid is None
 
 
 def test_without_warm_engines_none_is_started(settings: Settings) -> None:
-    engines = Engines(settings, keep_warm=False)
-    engines.prepare()
-    assert engines.waiting_pid is None
+    engines = WarmPool(settings, keep_warm=False)
+    engines.warm_up()
+    assert engines.warm_pid is None
 
 
 def test_an_idle_worker_has_one_ready_and_a_busy_one_the_next(
