@@ -74,6 +74,8 @@ class Sizes:
     long_groups: dict[tuple[str, Sampler], Cell]
     """The same with larger groups; measured last, if time is left."""
     num_steps: int = 3
+    time_factor: float = 1.0
+    """Multiplies the parts' time limits."""
     passes: int = 3
     """Timed repetitions of a training cell; fewer if its time is short."""
 
@@ -123,10 +125,11 @@ QUICK = Sizes(
     steps={("tiny", "torch"): Cell(2, 4, 8, 8), ("tiny", "vllm"): Cell(2, 4, 8, 8)},
     long_groups={},
     num_steps=2,
+    time_factor=4.0,  # for a busy machine: most of a tiny part is imports
     passes=2,
 )
 
-SHARES: dict[str, dict[Kind, float]] = {
+LIMITS: dict[str, dict[Kind, float]] = {
     "4b": {"model": 60, "train": 90, "sample": 70, "ours": 60, "theirs": 90},
 }
 """Time limits in seconds by shape; other shapes use `USUAL`."""
@@ -137,36 +140,40 @@ def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
     """Parts in order of importance; `together` is the sampler that both engines can use here."""
     shapes = list(sizes.shapes)
     first, rest = shapes[0], shapes[1:]
-    yield Part("machine", "machine", USUAL["machine"])
+    yield Part("machine", "machine", sizes.time_factor * USUAL["machine"])
     yield from _weights_and_training(sizes, first)
     for shape in rest:
         yield from _weights_and_training(sizes, shape)
     yield _sampling(sizes, first, "torch")
-    yield from _side_by_side(first, sizes.steps, together)
+    yield from _side_by_side(sizes, first, sizes.steps, together)
     yield _sampling(sizes, first, "vllm")
     for shape in rest:
         yield _sampling(sizes, shape, "torch")
-        yield from _side_by_side(shape, sizes.steps, together)
+        yield from _side_by_side(sizes, shape, sizes.steps, together)
         yield _sampling(sizes, shape, "vllm")
     for shape in shapes:
-        yield from _side_by_side(shape, sizes.long_groups, together)
+        yield from _side_by_side(sizes, shape, sizes.long_groups, together)
 
 
 def _weights_and_training(sizes: Sizes, shape: str) -> Iterator[Part]:
-    yield Part(f"model-{shape}", "model", _share(shape, "model"), shape)
-    yield Part(f"train-{shape}", "train", _share(shape, "train"), shape, sizes.train)
+    yield Part(f"model-{shape}", "model", _limit(sizes, shape, "model"), shape)
+    yield Part(f"train-{shape}", "train", _limit(sizes, shape, "train"), shape, sizes.train)
 
 
 def _sampling(sizes: Sizes, shape: str, sampler: Sampler) -> Part:
-    return Part(f"sample-{shape}-{sampler}", "sample", _share(shape, "sample"), shape, sizes.sample, sampler)
+    return Part(
+        f"sample-{shape}-{sampler}", "sample", _limit(sizes, shape, "sample"), shape, sizes.sample, sampler
+    )
 
 
-def _side_by_side(shape: str, steps: dict[tuple[str, Sampler], Cell], together: Sampler) -> Iterator[Part]:
+def _side_by_side(
+    sizes: Sizes, shape: str, steps: dict[tuple[str, Sampler], Cell], together: Sampler
+) -> Iterator[Part]:
     if (found := steps.get((shape, together))) is None:
         return
     for kind, side in SIDES.items():
         name = f"{step_name(shape, found)}-{side}"
-        yield Part(name, kind, _share(shape, kind), shape, (), together, found)
+        yield Part(name, kind, _limit(sizes, shape, kind), shape, (), together, found)
 
 
 SIDES: dict[Kind, str] = {"ours": "ours", "theirs": "trl"}
@@ -176,8 +183,8 @@ def step_name(shape: str, steps: Cell) -> str:
     return f"steps-{shape}-g{steps.group_size}"
 
 
-def _share(shape: str, kind: Kind) -> float:
-    return SHARES.get(shape, USUAL)[kind]
+def _limit(sizes: Sizes, shape: str, kind: Kind) -> float:
+    return sizes.time_factor * LIMITS.get(shape, USUAL)[kind]
 
 
 PUBLISHED = {
