@@ -53,7 +53,7 @@ def test_what_goes_wrong_in_the_midst_of_an_answer_stands_beside_it(
     page.get_by_label("Prompt", exact=True).fill("die now")
     page.get_by_role("button", name="Send").click()
     answer = page.get_by_role("region", name="Answer of tiny")
-    expect(answer.get_by_role("alert")).to_contain_text("The sampler ended while it was answering")
+    expect(answer.get_by_role("alert")).to_contain_text("The model's process ended while it was answering")
     shots(page, "try-failed")
 
 

@@ -32,7 +32,7 @@ from tests.worker.jobs import insert_job, read_job
 from worker import supervision
 from worker.attempt.attempt import Worker
 from worker.serving.chat import answer_until
-from worker.serving.chat_dispatcher import Desk
+from worker.serving.chat_dispatcher import ChatDispatcher
 from worker.sinks.keeper import Keeper
 from worker.supervision import supervised
 from worker.sweeper import expected_helpers, maintenance
@@ -142,7 +142,11 @@ def insert_and_cancel(database: Database) -> None:
         queue.request_cancel(session, "acme", job_id)
 
 
-ROUNDS = {"sinks": (Keeper, "check_once"), "chat": (Desk, "round"), "webhooks": (Sender, "send_one")}
+ROUNDS = {
+    "sinks": (Keeper, "check_once"),
+    "chat": (ChatDispatcher, "round"),
+    "webhooks": (Sender, "send_one"),
+}
 
 
 @pytest.mark.parametrize("helper", ROUNDS)

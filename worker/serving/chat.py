@@ -20,7 +20,7 @@ from service.ops.helper_heartbeats import CHAT, Heartbeat
 from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
-from worker.serving.chat_dispatcher import BEAT_SECONDS, Desk
+from worker.serving.chat_dispatcher import BEAT_SECONDS, ChatDispatcher
 from worker.supervision import Flag
 
 logger = structlog.get_logger()
@@ -43,20 +43,20 @@ def answer_until(stopping: Flag, worker: Worker) -> None:
 
 
 def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
-    desk = Desk(worker)
+    dispatcher = ChatDispatcher(worker)
     try:
         while not stopping.is_set():
             try:
-                desk.round()
+                dispatcher.round()
                 heartbeat.beat()
             except SQLAlchemyError as error:
                 logger.warning("nothing answered", error=type(error).__name__)
                 stopping.wait(1.0)
-        desk.leave()
+        dispatcher.leave()
     except SQLAlchemyError as error:
         logger.warning("leases not released", error=type(error).__name__)  # they expire
     finally:
-        desk.samplers.close_all()
+        dispatcher.processes.close_all()
 
 
 def _beat(heartbeat: Heartbeat) -> None:

@@ -1,8 +1,8 @@
-"""Requests that are being answered: claimed, handed to a sampler, written down piece by piece.
+"""Claims chat requests, passes them to a model process and writes the answer piece by piece.
 
-A row that is gone means that nobody waits any more: the sampler is told to stop. On a machine with GPUs this
-gives way to jobs: what is loaded is killed when one begins there.
-Boundary: prompts and answers are handed on and never logged; engines are `samplers.py`'s.
+If a request's row is gone, its client has left and the model process is told to cancel it. On a machine with
+GPUs jobs go first: loaded models are killed when a job starts there.
+Boundary: prompts and answers are passed on and never logged; processes are in `model_processes.py`.
 """
 
 from __future__ import annotations
@@ -29,85 +29,87 @@ from service.platform.tables.serving import Generation
 from service.serving import repository
 from worker.attempt.attempt import Worker
 from worker.attempt.fetch_weights import download_verified, fetch_weights
-from worker.serving.model_processes import Heard, Sampler, Samplers
+from worker.serving.model_processes import Message, ModelProcess, ModelProcesses
 
 T = TypeVar("T")
 logger = structlog.get_logger()
 
 LEASE_SECONDS = 20.0
 BEAT_SECONDS = 3.0
-"""Between two renewals, and two words to the API that this one is there."""
+"""Between two lease renewals and announcements to the API."""
 PACE_SECONDS = 0.05
-"""Of writing down what has come."""
+"""Between two writes of received pieces."""
 MAX_OPEN = 16
-"""Requests that are answered here at once."""
-STOPPING = Refusal(code="worker_stopping", message="The worker is being stopped; try again.")
-TRAINING = Refusal(code="workers_training", message="A training job needs the GPUs now; try again later.")
-DIED = Refusal(code="sampler_died", message="The sampler ended while it was answering; try again.")
-HUNG = Refusal(code="sampler_hung", message="The sampler did not answer any more and was ended; try again.")
-BUSY = Refusal(code="worker_busy", message="Other models are in use on the worker; try again.")
-UNSTORED = Refusal(code="storage_unavailable", message="The model's weights cannot be fetched; try again.")
+"""Concurrent requests of this worker."""
+STOPPING = Refusal(code="worker_stopping", message="The worker is shutting down; try again.")
+TRAINING = Refusal(code="workers_training", message="A training job is using the GPUs; try again later.")
+DIED = Refusal(code="sampler_died", message="The model's process ended while it was answering; try again.")
+HUNG = Refusal(
+    code="sampler_hung", message="The model's process stopped responding and was ended; try again."
+)
+BUSY = Refusal(code="worker_busy", message="All model slots of the worker are in use; try again.")
+UNSTORED = Refusal(code="storage_unavailable", message="The model's weights could not be fetched; try again.")
 UNLOADABLE = Refusal(
-    code="model_unloadable", message="The worker cannot load this model; its log says why.", param="model"
+    code="model_unloadable", message="The worker could not load this model; see its log.", param="model"
 )
 CHANGED = Refusal(
     code=BaseChangedError.code,
-    message="The base model has other weights now than when this model was trained on it.",
+    message="The base model's weights have changed since this model was trained.",
     param="model",
 )
-BROKEN = Refusal(code="worker_failed", message="The worker could not begin; its log says why.")
+BROKEN = Refusal(code="worker_failed", message="The worker could not start; see its log.")
 
 
 @dataclass
-class Open:
-    """A claimed request and what has not been written down yet."""
+class OpenRequest:
+    """A claimed request and its unwritten pieces."""
 
     row: Generation
-    sampler: Sampler | None
+    process: ModelProcess | None
     began_at: float = field(default_factory=monotonic)
     pieces: list[Piece] = field(default_factory=list)
     num_chunks: int = 0
     ending: Usage | Refusal | None = None
 
 
-class Desk:
-    """Everything that is being answered here."""
+class ChatDispatcher:
+    """The open requests of this worker and their model processes."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.settings = worker.settings
-        self.samplers = Samplers(worker.settings)
-        self.open: dict[str, Open] = {}
+        self.processes = ModelProcesses(worker.settings)
+        self.open: dict[str, OpenRequest] = {}
         self._beaten_at = -BEAT_SECONDS
         self._is_training = False
 
     def round(self) -> None:
-        """One look at everything. Raises SQLAlchemyError while the database is away."""
-        if monotonic() - self._beaten_at >= BEAT_SECONDS or self.samplers:
-            self._make_way()
+        """Claim, receive, write, clean up. Raises SQLAlchemyError if the database is unavailable."""
+        if monotonic() - self._beaten_at >= BEAT_SECONDS or self.processes:
+            self._yield_gpus()
         if monotonic() - self._beaten_at >= BEAT_SECONDS:
             self._beat()
-        while not self._is_training and len(self.open) < MAX_OPEN and self._take_one():
+        while not self._is_training and len(self.open) < MAX_OPEN and self._claim_one():
             pass
-        self._hear(PACE_SECONDS if self.samplers else self.settings.poll_seconds)
+        self._receive(PACE_SECONDS if self.processes else self.settings.poll_seconds)
         self._write()
-        self._tidy()
+        self._close_hung_and_idle()
 
     def close(self, refusal: Refusal) -> None:
-        """Ends all that is open. Raises SQLAlchemyError while the database is away."""
-        self.samplers.close_all()
-        for one in self.open.values():
-            one.ending = one.ending or refusal
+        """End all open requests. Raises SQLAlchemyError if the database is unavailable."""
+        self.processes.close_all()
+        for request in self.open.values():
+            request.ending = request.ending or refusal
         self._write()
 
     def leave(self) -> None:
-        """This worker answers no more."""
+        """End all open requests and deregister this worker. Raises SQLAlchemyError."""
         self.close(STOPPING)
         with self.worker.database.statement() as session:
             repository.leave(session, self.worker.name)
 
-    def _make_way(self) -> None:
-        """GPUs are the jobs': what is loaded would take the memory that one counts on."""
+    def _yield_gpus(self) -> None:
+        """Free the GPUs for a job that has started: loaded models would take the memory that it expects."""
         if not self.settings.gpus:
             return
         with self.worker.database.reading() as session:
@@ -123,12 +125,12 @@ class Desk:
             repository.announce(session, self.worker.name, is_training=self._is_training)
             held = repository.renew(session, self.worker.name, LEASE_SECONDS)
         self._beaten_at = monotonic()
-        for one in list(self.open.values()):
-            if (one.row.id, one.row.fence) not in held:
-                self._drop(one)
+        for request in list(self.open.values()):
+            if (request.row.id, request.row.fence) not in held:
+                self._drop(request)
 
-    def _take_one(self) -> bool:
-        models = None if self.samplers.has_room else self.samplers.models
+    def _claim_one(self) -> bool:
+        models = None if self.processes.has_room else self.processes.models
         with self.worker.database.reading() as session:
             if not repository.somebody_waits(session):
                 return False
@@ -136,26 +138,26 @@ class Desk:
             row = repository.claim(session, self.worker.name, LEASE_SECONDS, models)
         if row is None:
             return False
-        one = self.open[row.id] = Open(row, None)
+        request = self.open[row.id] = OpenRequest(row, None)
         try:
-            self._hand_on(one, Ask.model_validate(row.ask))
+            self._dispatch(request, Ask.model_validate(row.ask))
         except WeightsMissing as gone:
-            one.ending = Refusal(
+            request.ending = Refusal(
                 code="model_not_found", message=f"{gone}. {gone.hint}".strip(), param="model"
             )
         except CatalogError as error:
-            logger.error("no catalogue", error=str(error))
-            one.ending = BROKEN
+            logger.error("catalogue unreadable", error=str(error))
+            request.ending = BROKEN
         return True
 
-    def _hand_on(self, one: Open, ask: Ask) -> None:
-        tenant, model = one.row.tenant, one.row.model
+    def _dispatch(self, request: OpenRequest, ask: Ask) -> None:
+        tenant, model = request.row.tenant, request.row.model
         weights = find_weights(self._read, self.worker.catalog, tenant, model)
-        one.sampler = self.samplers.of(model, weights, partial(self._fetch, weights, model))
-        if one.sampler is None:
-            one.ending = BUSY
+        request.process = self.processes.of(model, weights, partial(self._fetch, weights, model))
+        if request.process is None:
+            request.ending = BUSY
         else:
-            one.sampler.ask(ask)
+            request.process.ask(ask)
 
     def _read(self, query: Callable[[Session], T]) -> T:
         with self.worker.database.reading() as session:
@@ -165,91 +167,91 @@ class Desk:
         download = partial(download_verified, self.worker.storage, patiently=lambda action: action())
         return fetch_weights(weights, model, folder, download)
 
-    def _hear(self, seconds: float) -> None:
-        """What the samplers have said; waits so long for the first word."""
+    def _receive(self, seconds: float) -> None:
+        """Handle the processes' messages; wait up to `seconds` for the first one."""
         try:
-            self._note(self.samplers.inbox.get(timeout=seconds))
+            self._handle(self.processes.inbox.get(timeout=seconds))
             while True:
-                self._note(self.samplers.inbox.get_nowait())
+                self._handle(self.processes.inbox.get_nowait())
         except queue.Empty:
             return
 
-    def _note(self, heard: Heard) -> None:
-        sampler = heard.sampler
-        sampler.heard_at = monotonic()
-        match heard.said:
+    def _handle(self, message: Message) -> None:
+        process = message.process
+        process.last_message_at = monotonic()
+        match message.content:
             case Answer() as answer:
-                self._grow(answer)
+                self._append(answer)
             case Loaded():
-                sampler.loaded()
-            case ModelSource() as source if sampler in self.samplers:
-                sampler.start(source, self.settings)
+                process.loaded()
+            case ModelSource() as source if process in self.processes:
+                process.start(source, self.settings)
             case Unloadable() as reason:
-                logger.error("model not loaded", model=sampler.model, reason=reason.message)
-                self._end_all(sampler, CHANGED if reason.code == CHANGED.code else UNLOADABLE)
+                logger.error("model not loaded", model=process.model, reason=reason.message)
+                self._end_all(process, CHANGED if reason.code == CHANGED.code else UNLOADABLE)
             case None:
-                self._bury(sampler)
+                self._handle_exit(process)
             case Exception() as error:
-                self._end_all(sampler, _refusal_of(error))
+                self._end_all(process, _refusal_of(error))
 
-    def _grow(self, answer: Answer) -> None:
-        one = self.open.get(answer.id)
-        if one is None or one.ending is not None:
+    def _append(self, answer: Answer) -> None:
+        request = self.open.get(answer.id)
+        if request is None or request.ending is not None:
             return
-        one.pieces += answer.pieces
-        one.ending = answer.usage or answer.refusal
+        request.pieces += answer.pieces
+        request.ending = answer.usage or answer.refusal
 
-    def _bury(self, sampler: Sampler) -> None:
-        """Its process has ended; where we ended it, nobody waits for it."""
-        if sampler in self.samplers:
-            logger.warning("sampler died", model=sampler.model, log=sampler.last_words())
-            self._end_all(sampler, DIED)
+    def _handle_exit(self, process: ModelProcess) -> None:
+        """The process has ended; if we ended it, it has no requests."""
+        if process in self.processes:
+            logger.warning("model process died", model=process.model, log=process.last_output())
+            self._end_all(process, DIED)
 
-    def _end_all(self, sampler: Sampler, refusal: Refusal) -> None:
-        for one in self.open.values():
-            if one.sampler is sampler:
-                one.ending = one.ending or refusal
-        self.samplers.close(sampler)
+    def _end_all(self, process: ModelProcess, refusal: Refusal) -> None:
+        for request in self.open.values():
+            if request.process is process:
+                request.ending = request.ending or refusal
+        self.processes.close(process)
 
     def _write(self) -> None:
-        """What has come since the last time, all in one transaction; written again where that fails."""
-        changed = [one for one in self.open.values() if one.pieces or one.ending is not None]
+        """Write the pieces received since the last time in one transaction; retried if it fails."""
+        changed = [request for request in self.open.values() if request.pieces or request.ending is not None]
         if not changed:
             return
         with self.worker.database.transaction() as session:
-            wanted = [_written(session, one) for one in changed]
-        for one, is_wanted in zip(changed, wanted, strict=True):
-            one.num_chunks += bool(one.pieces)
-            one.pieces.clear()
-            if one.ending is not None or not is_wanted:
-                self._drop(one)
+            wanted = [_written(session, request) for request in changed]
+        for request, is_wanted in zip(changed, wanted, strict=True):
+            request.num_chunks += bool(request.pieces)
+            request.pieces.clear()
+            if request.ending is not None or not is_wanted:
+                self._drop(request)
 
-    def _drop(self, one: Open) -> None:
-        """It is over, or nobody waits for it any more."""
-        del self.open[one.row.id]
-        if one.sampler is not None and one.row.id in one.sampler.open:
-            one.sampler.used_at = monotonic()
-            if one.ending is None:
-                one.sampler.cancel(one.row.id)
-            one.sampler.open.discard(one.row.id)
-        _tell(one)
+    def _drop(self, request: OpenRequest) -> None:
+        """The request has ended, or its client has left."""
+        del self.open[request.row.id]
+        if request.process is not None and request.row.id in request.process.open:
+            request.process.used_at = monotonic()
+            if request.ending is None:
+                request.process.cancel(request.row.id)
+            request.process.open.discard(request.row.id)
+        _log_end(request)
 
-    def _tidy(self) -> None:
-        for sampler in list(self.samplers):
-            if sampler.has_hung:
-                logger.error("sampler hangs", model=sampler.model)
-                self._end_all(sampler, HUNG)
-        self.samplers.close_idle()
+    def _close_hung_and_idle(self) -> None:
+        for process in list(self.processes):
+            if process.has_hung:
+                logger.error("model process hung", model=process.model)
+                self._end_all(process, HUNG)
+        self.processes.close_idle()
 
 
-def _written(session: Session, one: Open) -> bool:
-    """False: nobody waits for it."""
-    id, fence = one.row.id, one.row.fence
-    if one.pieces:
-        pieces = [piece.model_dump(mode="json", exclude_defaults=True) for piece in one.pieces]
-        if not repository.add_chunk(session, id, fence, one.num_chunks + 1, pieces):
+def _written(session: Session, request: OpenRequest) -> bool:
+    """Write a request's pieces and end. False: its client has left."""
+    id, fence = request.row.id, request.row.fence
+    if request.pieces:
+        pieces = [piece.model_dump(mode="json", exclude_defaults=True) for piece in request.pieces]
+        if not repository.add_chunk(session, id, fence, request.num_chunks + 1, pieces):
             return False
-    match one.ending:
+    match request.ending:
         case Usage() as usage:
             return repository.finish(session, id, fence, usage.model_dump())
         case Refusal() as refusal:
@@ -258,17 +260,19 @@ def _written(session: Session, one: Open) -> bool:
 
 
 def _refusal_of(error: Exception) -> Refusal:
-    """Why weights could not be fetched."""
+    """The client's error for weights that could not be fetched."""
     if isinstance(error, WeightsMissing):
         return Refusal(code="model_not_found", message=f"{error}. {error.hint}".strip(), param="model")
     logger.error("weights not fetched", error=str(error), kind=type(error).__name__)
     return UNSTORED if isinstance(error, StorageError) else BROKEN
 
 
-def _tell(one: Open) -> None:
-    """One line about a request, with nothing of what was said."""
-    usage = one.ending.model_dump() if isinstance(one.ending, Usage) else {}
-    reason = one.ending.code if isinstance(one.ending, Refusal) else None
-    ended = reason or ("answered" if usage else "not wanted any more")
-    about = {"generation": one.row.id, "tenant": one.row.tenant, "model": one.row.model}
-    logger.info("talked", **about, ended=ended, seconds=round(monotonic() - one.began_at, 2), **usage)
+def _log_end(request: OpenRequest) -> None:
+    """Log one line per request, without its text."""
+    usage = request.ending.model_dump() if isinstance(request.ending, Usage) else {}
+    reason = request.ending.code if isinstance(request.ending, Refusal) else None
+    ended = reason or ("answered" if usage else "client left")
+    about = {"generation": request.row.id, "tenant": request.row.tenant, "model": request.row.model}
+    logger.info(
+        "request answered", **about, ended=ended, seconds=round(monotonic() - request.began_at, 2), **usage
+    )

@@ -1,7 +1,7 @@
-"""Serving engines: one process for each loaded model, a few models at a time, the least used one goes first.
+"""Serving engines: one process per loaded model, a few at a time; the least recently used is evicted.
 
-Boundary: processes, their weights' folders and their lines; which request gets which is `chat.py`'s. Nothing
-here waits: weights are fetched, lines are written and read by threads of their own.
+Boundary: processes, the folders of their weights and their messages; requests are assigned by
+`chat_dispatcher.py`. Nothing here blocks: threads fetch weights and read and write messages.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from worker.launchers.local import EngineProcess
 logger = structlog.get_logger()
 
 SILENT_SECONDS = 300.0
-"""An engine that loads or answers and says nothing for so long has hung."""
+"""A busy process that sends no message for this long has hung."""
 
-Said = Answer | Loaded | Unloadable | None
-"""None: it said its last."""
+Report = Answer | Loaded | Unloadable | None
+"""None: the process has ended."""
 Fetch = Callable[[Path], ModelSource]
 
 
 @dataclass
-class Heard:
-    """Something that a sampler said, or that could not be done for it."""
+class Message:
+    """A message of a model process, its fetched weights, or why they could not be fetched."""
 
-    sampler: Sampler
-    said: Said | ModelSource | Exception
-
-
-Inbox = queue.SimpleQueue[Heard]
+    process: ModelProcess
+    content: Report | ModelSource | Exception
 
 
-class Sampler:
-    """One model on its way to being loaded, then loaded."""
+Inbox = queue.SimpleQueue[Message]
+
+
+class ModelProcess:
+    """The process of one model, which is being fetched, loading or loaded."""
 
     def __init__(self, model: str, weights: Weights, folder: Path, inbox: Inbox) -> None:
         self.model = model
         self.weights = weights
         self.open: set[str] = set()
-        """Requests that it has."""
-        self.used_at = self.heard_at = monotonic()
+        """Ids of its open requests."""
+        self.used_at = self.last_message_at = monotonic()
         self.is_loaded = False
         self._folder = folder
         self._inbox = inbox
         self._engine: EngineProcess | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: list[Ask] = []
-        """Until it is loaded."""
+        """Requests that wait until the model is loaded."""
 
     @property
     def pid(self) -> int | None:
@@ -71,23 +71,23 @@ class Sampler:
     @property
     def has_hung(self) -> bool:
         is_busy = bool(self.open) or not self.is_loaded
-        return is_busy and monotonic() - self.heard_at > SILENT_SECONDS
+        return is_busy and monotonic() - self.last_message_at > SILENT_SECONDS
 
     def fetch(self, fetch: Fetch) -> None:
-        """Brings the weights here; the inbox hears of it."""
+        """Fetch the weights in a thread; the result goes to the inbox."""
 
         def run() -> None:
             try:
                 found: ModelSource | Exception = fetch(self._folder)
-            except Exception as error:  # noqa: BLE001 - whoever reads the inbox decides
+            except Exception as error:  # noqa: BLE001 - the reader of the inbox handles it
                 found = error
-            self._inbox.put(Heard(self, found))
+            self._inbox.put(Message(self, found))
 
         self._folder.mkdir(parents=True)
         threading.Thread(target=run, name="weights", daemon=True).start()
 
     def start(self, source: ModelSource, settings: Settings) -> None:
-        """Loads the model. Call it in the thread that outlives the engine: its end is tied to that one's."""
+        """Start the process. It dies with the calling thread."""
         reading, writing = os.pipe()
         command = [str(settings.engine_python), "-P", "-m", settings.chat_module]
         try:
@@ -100,11 +100,11 @@ class Sampler:
         self._send(ServedModel(model=source, runtime=runtime, context_tokens=limit))
         threads = ((self._read, (reading,)), (_write, (self._engine, self._lines)))
         for target, arguments in threads:
-            threading.Thread(target=target, args=arguments, name="sampler", daemon=True).start()
-        logger.info("sampler started", model=self.model, pid=self.pid)
+            threading.Thread(target=target, args=arguments, name="model-process", daemon=True).start()
+        logger.info("model process started", model=self.model, pid=self.pid)
 
     def ask(self, ask: Ask) -> None:
-        self.used_at = self.heard_at = monotonic()
+        self.used_at = self.last_message_at = monotonic()
         self.open.add(ask.id)
         if self.is_loaded:
             self._send(ask)
@@ -118,18 +118,18 @@ class Sampler:
             self._send(Cancel(id=id))
 
     def loaded(self) -> None:
-        """It said so: what has waited may go to it."""
+        """The model is loaded: send the waiting requests."""
         self.is_loaded = True
         for ask in self._waiting:
             self._send(ask)
         self._waiting.clear()
 
-    def last_words(self) -> tuple[str, ...]:
-        """What it printed, before any request was sent to it; afterwards its lines might quote one."""
+    def last_output(self) -> tuple[str, ...]:
+        """Its last log lines, until a request is sent to it: later lines might quote one."""
         return self._engine.log_tail(8) if self._engine and not self.is_loaded else ()
 
     def close(self) -> int | None:
-        """Nothing of it is left when this returns. Its exit code."""
+        """End the process and remove its folder. Returns the exit code."""
         code = None
         if self._engine is not None:
             self._engine.close()
@@ -144,30 +144,30 @@ class Sampler:
     def _read(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
-                self._inbox.put(Heard(self, News.validate_json(line)))
-        self._inbox.put(Heard(self, None))
+                self._inbox.put(Message(self, News.validate_json(line)))
+        self._inbox.put(Message(self, None))
 
 
 def _write(engine: EngineProcess, lines: queue.SimpleQueue[bytes | None]) -> None:
-    """Lines → the engine's standard input; one that has ended is noticed where its answers end."""
+    """Write lines to the engine's standard input; its end is detected by the reader."""
     with suppress(BrokenPipeError, ValueError):  # ValueError: it was closed meanwhile
         while (line := lines.get()) is not None:
             engine.door.write(line)
             engine.door.flush()
 
 
-class Samplers:
-    """The models that are loaded here."""
+class ModelProcesses:
+    """The loaded models of this worker."""
 
     def __init__(self, settings: Settings) -> None:
         self.inbox: Inbox = queue.SimpleQueue()
         self._settings = settings
         self._folder = settings.home / "chat"
-        self._all: list[Sampler] = []
+        self._all: list[ModelProcess] = []
         self._number = 0
-        shutil.rmtree(self._folder, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(self._folder, ignore_errors=True)  # left by a killed process
 
-    def __iter__(self) -> Iterator[Sampler]:
+    def __iter__(self) -> Iterator[ModelProcess]:
         return iter(list(self._all))
 
     def __bool__(self) -> bool:
@@ -175,39 +175,44 @@ class Samplers:
 
     @property
     def has_room(self) -> bool:
-        """Whether a further model can be loaded, if need be in the place of an idle one."""
-        return len(self._all) < self._settings.chat_models or any(not one.open for one in self._all)
+        """Whether another model can be loaded, if need be by evicting an idle one."""
+        return len(self._all) < self._settings.chat_models or any(not process.open for process in self._all)
 
     @property
     def models(self) -> list[str]:
-        return [one.model for one in self._all]
+        return [process.model for process in self._all]
 
-    def of(self, model: str, weights: Weights, fetch: Fetch) -> Sampler | None:
-        """The model's sampler, perhaps a new one. None: all others are in use."""
-        for one in self._all:
-            if one.weights == weights:
-                return one
+    def of(self, model: str, weights: Weights, fetch: Fetch) -> ModelProcess | None:
+        """The model's process, existing or new. None: all slots are in use."""
+        for process in self._all:
+            if process.weights == weights:
+                return process
         if not self.has_room:
             return None
         if len(self._all) >= self._settings.chat_models:
-            self.close(min((one for one in self._all if not one.open), key=lambda one: one.used_at))
+            self.close(
+                min(
+                    (process for process in self._all if not process.open),
+                    key=lambda process: process.used_at,
+                )
+            )
         self._number += 1
-        made = Sampler(model, weights, self._folder / str(self._number), self.inbox)
+        made = ModelProcess(model, weights, self._folder / str(self._number), self.inbox)
         self._all.append(made)
         made.fetch(fetch)
         return made
 
-    def close(self, sampler: Sampler) -> None:
-        if sampler in self._all:
-            self._all.remove(sampler)
-        code = sampler.close()
-        logger.info("sampler ended", model=sampler.model, exit_code=code)
+    def close(self, process: ModelProcess) -> None:
+        if process in self._all:
+            self._all.remove(process)
+        code = process.close()
+        logger.info("model process ended", model=process.model, exit_code=code)
 
     def close_idle(self) -> None:
-        for one in list(self._all):
-            if not one.open and monotonic() - one.used_at > self._settings.chat_idle_seconds:
-                self.close(one)
+        for process in list(self._all):
+            if not process.open and monotonic() - process.used_at > self._settings.chat_idle_seconds:
+                self.close(process)
 
     def close_all(self) -> None:
-        for one in list(self._all):
-            self.close(one)
+        for process in list(self._all):
+            self.close(process)

@@ -52,4 +52,4 @@ def test_what_goes_wrong_is_one_line(given: dict[str, str]) -> None:
     )
     done = chat(given, "tiny", "die now")
     assert done.returncode == 1
-    assert "The sampler ended while it was answering" in done.stderr
+    assert "The model's process ended while it was answering" in done.stderr
