@@ -1,9 +1,9 @@
-"""Does every recipe learn? Accuracy on held-out sums before and after, three seeds.
+"""Accuracy of every recipe on held-out sums before and after training, with three seeds.
 
     python -m bench.recipes [--seeds 0 1 2] [--steps 120] [--recipes grpo dapo …] [--out bench/recipes.md]
 
-The task is the demo's: a small model imitates a pupil who forgets carries, then each recipe starts from that
-same model. One thread; seconds are the process's own CPU time, so a busy machine does not change them.
+The task is the demo's: a small model first learns sums with forgotten carries; each recipe starts from that
+model. One thread; seconds are the process's CPU time, so that a busy machine does not change them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def run(folder: Path, model: Path, files: dict[str, Path], seed: int, method: dict[str, Any]) -> list[float]:
-    """Held-out accuracies in the order they were measured."""
+    """Held-out accuracies in the order of measurement."""
     config = RunConfig.model_validate(
         {
             "job_id": folder.name,

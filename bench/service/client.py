@@ -1,7 +1,7 @@
-"""An HTTP client that costs little, and an open loop: requests leave when due, whatever is still open.
+"""A cheap HTTP client, and an open loop: requests are sent when due, even if others are still open.
 
-A request's time counts from the moment it was due, so that a server that stalls is charged for all that
-waited meanwhile. Boundary: HTTP/1.1 as this service speaks it, with Content-Length; no redirects, no TLS.
+Latency counts from the due time, so that a stalled server is charged for all requests that waited. Boundary:
+HTTP/1.1 with Content-Length, as this service uses it; no redirects, no TLS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 MAX_CONNECTIONS = 200
 REUSE_SECONDS = 3.0
-"""Uvicorn closes a connection that has rested for five."""
+"""Uvicorn closes connections that are idle for five seconds."""
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, and how long after its due time."""
+    """A response and its latency from the due time."""
 
     status: int
     body: bytes
@@ -40,20 +40,20 @@ class Answer:
 
 
 class Client:
-    """Asks the processes of a service in turn, as a proxy before them would.
+    """Sends requests to the processes of a service in turn, as a proxy would.
 
-    Keeps connections open and opens more where all are busy.
+    Keeps connections open, and opens more if all are busy.
     """
 
     def __init__(self, ports: Sequence[int], headers: Mapping[str, str]) -> None:
         self._turns = itertools.cycle(ports)
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._idle: dict[int, list[tuple[float, Connection]]] = {port: [] for port in ports}
-        """With the time since when; the last one was used last."""
+        """Idle connections and since when; the most recently used is last."""
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def send(self, call: Call, due: float) -> Answer:
-        """The answer; `due` on the monotonic clock."""
+        """Send one request; `due` is on the monotonic clock."""
         async with self._free:
             port = next(self._turns)
             reader, writer = self._reusable(self._idle[port]) or await self.open(port)
@@ -67,7 +67,7 @@ class Client:
         return idle.pop()[1] if idle and idle[-1][0] > oldest else None
 
     async def open(self, port: int | None = None) -> Connection:
-        """A new connection, to the next process in turn or to this one."""
+        """A new connection to this process, or to the next in turn."""
         return await asyncio.open_connection("127.0.0.1", port or next(self._turns), limit=2**24)
 
     def request(self, call: Call) -> bytes:
@@ -94,7 +94,7 @@ async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 async def open_loop(
     client: Client, call_of: Callable[[int], Call], *, rate: float, seconds: float
 ) -> list[Answer]:
-    """`rate` requests a second, each at its time."""
+    """Send `rate` requests per second, each when due."""
     start = time.monotonic()
     tasks = []
     for number in range(max(1, round(rate * seconds))):
@@ -105,7 +105,7 @@ async def open_loop(
 
 
 def figures_of(answers: Sequence[Answer], rate: float) -> dict[str, float]:
-    """Percentiles of an open loop. Raises AssertionError where an answer is no success."""
+    """Percentiles of an open loop. Raises AssertionError if a request failed."""
     refused = [answer for answer in answers if answer.status != 200]
     assert not refused, f"{len(refused)} requests failed: {refused[0].status} {refused[0].body[:500]!r}"
     seconds = sorted(answer.seconds for answer in answers)
@@ -115,5 +115,5 @@ def figures_of(answers: Sequence[Answer], rate: float) -> dict[str, float]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of all are not above."""
+    """The smallest value that is at least as large as `share` of all values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

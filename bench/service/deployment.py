@@ -1,7 +1,7 @@
-"""A deployment to put load on: PostgreSQL that syncs, uvicorn as a process of its own, and stored jobs.
+"""A deployment for load tests: a durable PostgreSQL, uvicorn as a separate process, and stored jobs.
 
-Boundary: what is there before the first measured request. The database writes every commit to the disk; in
-everything else it is the tests' server.
+Boundary: everything before the first measured request. The database syncs every commit to disk; otherwise it
+is the server of the tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_LIMIT = 10**9
 
 
 class DurablePostgres(Postgres):
-    """Loses nothing in a power cut. It vacuums as docker/compose.yaml does."""
+    """Durable across a power failure; vacuums as in docker/compose.yaml."""
 
     is_in_memory = False
 
@@ -47,7 +47,7 @@ class DurablePostgres(Postgres):
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a load needs to know."""
+    """Settings, database and key of the deployment."""
 
     settings: Settings
     database: Database
@@ -67,7 +67,7 @@ class Api:
 
     @property
     def url(self) -> str:
-        """Of the first."""
+        """Base URL of the first process."""
         return f"http://127.0.0.1:{self.ports[0]}"
 
     @property
@@ -105,7 +105,7 @@ def deployed(folder: Path) -> Iterator[Deployment]:
 
 @contextmanager
 def serving(deployment: Deployment, num_processes: int = 1) -> Iterator[Api]:
-    """The API as `grpo serve` starts it, so many times, each on a port of its own; their log in a file."""
+    """Start API processes like `grpo serve`, each on its own port; they log to a file."""
     settings = deployment.settings
     given = {"HOME": str(settings.home), "DATABASE_URL": settings.sqlalchemy_url}
     given["MAX_QUEUED_JOBS"] = str(settings.max_queued_jobs)
@@ -118,7 +118,7 @@ def serving(deployment: Deployment, num_processes: int = 1) -> Iterator[Api]:
 
 
 def upload_dataset(deployment: Deployment, api: Api) -> str:
-    """Id of a file of a thousand sums."""
+    """Upload a file of a thousand sums; returns its id."""
     rows, _ = make_rows(DATASET_ROWS, 1, seed=0)
     path = deployment.settings.home / "train.jsonl"
     write_jsonl(path, rows)
@@ -133,7 +133,7 @@ def upload_dataset(deployment: Deployment, api: Api) -> str:
 
 
 def job_request(training_file: str, seed: int, max_tokens: int = 16) -> dict[str, Any]:
-    """A job as users send it; each seed is another job, and with another limit all rows are read again."""
+    """A typical job; each seed is another job, and another limit has all rows read again."""
     grader = {"type": "numeric", "reference": "{{item.answer}}"}
     hyperparameters = {"group_size": 8, "n_steps": 100, "max_completion_tokens": max_tokens}
     method = {"grader": grader, "hyperparameters": hyperparameters}
@@ -147,7 +147,7 @@ def job_request(training_file: str, seed: int, max_tokens: int = 16) -> dict[str
 
 
 def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: int) -> list[str]:
-    """Ids of as many queued jobs of one tenant, copies of one that was posted, with their history."""
+    """Insert queued jobs of one tenant, copies of a posted one with its history; returns their ids."""
     answer = httpx.post(
         api.url + PATH, headers=deployment.headers, json=job_request(training_file, 0), timeout=30
     )
@@ -160,7 +160,7 @@ def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: i
 
 
 def settle(deployment: Deployment) -> None:
-    """PostgreSQL does at once what it owes after so many writes, and not beside the next measurement."""
+    """Checkpoint and analyze now, so that it does not happen during the next measurement."""
     for duty in ("VACUUM ANALYZE", "CHECKPOINT"):
         with deployment.database.statement() as session:
             session.execute(text(duty))

@@ -1,7 +1,7 @@
-"""Virtual workers that take jobs from the queue, hold them and finish them, from several processes.
+"""Virtual workers in several processes that claim jobs, hold them and finish them.
 
-Each worker claims, renews its lease once and finishes, through the functions that real workers call; the
-thousand of them hold a thousand jobs at any time. Boundary: no engine runs, and nothing is recorded.
+Each worker claims, renews its lease once and finishes, through the functions that real workers call; a
+thousand workers hold a thousand jobs at any time. Boundary: no engine runs, and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class VirtualWorker:
 
 @dataclass
 class Share:
-    """What one process's workers did."""
+    """Results of one process's workers."""
 
     claimed: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Share:
 def measure_life_cycles(
     database: Database, settings: Settings, num_workers: int, num_jobs: int
 ) -> dict[str, float]:
-    """All queued jobs claimed, renewed and finished. Raises AssertionError where one was claimed twice."""
+    """Claim, renew and finish all queued jobs. Raises AssertionError if one was claimed twice."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(NUM_PROCESSES)]
     names = [f"virtual-{number}" for number in range(num_workers)]
@@ -105,7 +105,7 @@ def _figures(shares: Sequence[Share], num_jobs: int) -> dict[str, float]:
 
 
 def _work(settings: Settings, names: list[str], pipe: Connection) -> None:
-    """A process's workers, until the queue is empty."""
+    """Run a process's workers until the queue is empty."""
     database = connect(settings)
     share, lock = Share(), threading.Lock()
     crews = [names[first::THREADS_PER_PROCESS] for first in range(THREADS_PER_PROCESS)]
@@ -123,7 +123,7 @@ def _work(settings: Settings, names: list[str], pipe: Connection) -> None:
 
 
 def _run_crew(database: Database, names: Sequence[str], share: Share, lock: threading.Lock) -> None:
-    """One thread's workers take turns; each turn is one transaction."""
+    """Run one thread's workers in turn; each turn is one transaction."""
     waiting = deque(VirtualWorker(name) for name in names)
     claimed, seconds = [], []
     while waiting:
@@ -141,7 +141,7 @@ def _run_crew(database: Database, names: Sequence[str], share: Share, lock: thre
 
 
 def _take_turn(database: Database, worker: VirtualWorker) -> bool:
-    """The worker's next transaction. False: there is no job for it any more."""
+    """Run the worker's next transaction. False: no job is left."""
     if worker.job_id is None:
         with database.direct() as session:
             job = queue.claim(

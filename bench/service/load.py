@@ -2,9 +2,9 @@
 
     python -m bench.service.load [--jobs 100000] [--workers 1000] [--streams 1500] [--seconds 20] [--quick]
 
-Prints each figure beside its mark and writes them all to `results/service.json`. Exit code 1 where a mark
-is missed. The load comes from this process, the API is another one, and so is each worker's.
-Boundary: no engine, no broker, no files beyond one dataset; what is measured is the database and HTTP.
+Prints each figure with its mark and writes all to `bench/results/service.json`. Exit code 1 if a mark is
+missed. This process sends the load; the API and the workers run in processes of their own.
+Boundary: no engine, no broker and one dataset; measures the database and HTTP.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Figures = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Size:
-    """How much load, and on how many API processes; streams and metrics are asked of one."""
+    """The amount of load and the number of API processes; streams and metrics use one."""
 
     jobs: int = 100_000
     workers: int = 1000
@@ -63,7 +63,7 @@ QUICK = Size(jobs=60, workers=20, streams=10, metric_rows=50, rate=20.0, seconds
 
 @dataclass(frozen=True)
 class Mark:
-    """A figure and what it must reach."""
+    """A figure and its limit."""
 
     scenario: str
     figure: str
@@ -91,7 +91,7 @@ MARKS = (
 
 
 def measure(size: Size) -> Figures:
-    """Every scenario, on a deployment of its own that is gone afterwards."""
+    """Run every scenario on a temporary deployment."""
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder, deployed(Path(folder)) as deployment:
         with serving(deployment, size.processes) as api:
@@ -118,7 +118,7 @@ def measure(size: Size) -> Figures:
 
 
 def _reads(deployment: Deployment, api: Api, job_ids: Sequence[str], size: Size, suffix: str) -> Figures:
-    """Polls of jobs and pages of jobs, anywhere among all that are stored."""
+    """Requests for single jobs and pages of jobs, anywhere among all stored ones."""
     chance = random.Random(0)
 
     def page(number: int) -> Call:
@@ -150,7 +150,7 @@ def _loops(
 
 
 def _unseen_posts(deployment: Deployment, api: Api, training_file: str) -> dict[str, float]:
-    """Jobs that ask something new of a thousand rows, one after the other: every row is read and tried."""
+    """POST jobs whose thousand rows must be read and checked each time, one by one."""
 
     async def run() -> list[Answer]:
         client = Client(api.ports, deployment.headers)
@@ -163,7 +163,7 @@ def _unseen_posts(deployment: Deployment, api: Api, training_file: str) -> dict[
 
 
 def _reopened(deployment: Deployment, job_ids: Sequence[str]) -> list[str]:
-    """The same jobs as if a worker still held them, so that their streams stay open."""
+    """Mark the jobs as running, so that their streams stay open."""
     statement = "UPDATE jobs SET state = 'running', finished_at = NULL WHERE id = ANY(%s)"
     with deployment.database.engine.begin() as connection:
         connection.exec_driver_sql(statement, (list(job_ids),))
@@ -177,7 +177,7 @@ def _shown(scenario: str, figures: dict[str, float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What these figures were taken on, without its name."""
+    """The machine of these figures, without its name."""
     return {
         "cores": os.cpu_count(),
         "architecture": platform.machine(),

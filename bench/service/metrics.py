@@ -1,6 +1,6 @@
-"""One job with ten thousand steps: how fast they are recorded, and read whole, thinned, anew and as CSV.
+"""Recording a job of ten thousand steps, and reading them in full, thinned, since a step and as CSV.
 
-Boundary: the worker's own recording function and the API's metrics endpoints, one request after the other.
+Boundary: the worker's recording function and the API's metrics endpoints, one request at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = CURVES + tuple(f"part_{number}" for number in range(12))
 
 
 def measure_metrics(deployment: Deployment, api: Api, num_rows: int) -> dict[str, float]:
-    """Seconds and milliseconds. Raises AssertionError where a row is missing."""
+    """Durations in seconds and milliseconds. Raises AssertionError if a row is missing."""
     job_id, fence = _running_job(deployment)
     started = time.monotonic()
     for first in range(1, num_rows + 1, BATCH_STEPS):

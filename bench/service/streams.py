@@ -1,7 +1,7 @@
-"""Many open live streams on one API process, each of a job of its own that keeps saying something.
+"""Many open live streams on one API process, each of another job with regular events.
 
-Boundary: opens the streams, writes events to the database as recording workers would, and looks at how long
-after an event's time it arrives and whether each stream got every event once and in order.
+Boundary: opens the streams, writes events to the database like workers, and measures how late events arrive
+and whether each stream received every event once and in order.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bench.service.client import Call, Client, percentile
 from bench.service.deployment import PATH, Api, Deployment
 
 EVENT_SECONDS = 2.0
-"""Each job says something so often."""
+"""Seconds between two events of a job."""
 ROUNDS_PER_INTERVAL = 20
 OPENING = 50
-"""So many streams are being opened at a time."""
+"""Streams opened concurrently."""
 GRACE_SECONDS = 15.0
 
 APPEND = text(
@@ -37,7 +37,7 @@ APPEND = text(
 
 @dataclass
 class Watched:
-    """What one stream has received."""
+    """Events that one stream has received."""
 
     job_id: str
     numbers: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Watched:
 async def measure_streams(
     deployment: Deployment, api: Api, job_ids: Sequence[str], seconds: float
 ) -> dict[str, float]:
-    """Streams of all these jobs for so long. Raises AssertionError where one missed or repeated an event."""
+    """Stream all these jobs. Raises AssertionError if a stream missed or repeated an event."""
     client = Client(api.ports, deployment.headers)
     watched = [Watched(job_id) for job_id in job_ids]
     before = api.memory_bytes
@@ -86,7 +86,7 @@ async def measure_streams(
 
 
 async def _watch(client: Client, watched: Watched, ready: asyncio.Event, limit: asyncio.Semaphore) -> None:
-    """Reads one stream from its job's present end on."""
+    """Read one stream from its job's current end."""
     async with limit:
         reader, writer = await client.open()
         writer.write(client.request(Call("GET", f"{PATH}/{watched.job_id}/stream?from=now")))
@@ -108,7 +108,7 @@ async def _watch(client: Client, watched: Watched, ready: asyncio.Event, limit: 
 
 
 async def _write_events(deployment: Deployment, job_ids: Sequence[str], seconds: float) -> int:
-    """Every job says something once an interval; the jobs take turns."""
+    """Write one event per job and interval, spread over the interval."""
     num_events, round_seconds = 0, EVENT_SECONDS / ROUNDS_PER_INTERVAL
     start = time.monotonic()
     for number in range(max(ROUNDS_PER_INTERVAL, round(seconds / round_seconds))):
@@ -125,7 +125,7 @@ def _append(deployment: Deployment, job_ids: list[str]) -> None:
 
 
 async def _wait_for_all(watched: Sequence[Watched], num_events: int) -> int:
-    """How many events have not arrived after the grace."""
+    """Number of events that have not arrived after the grace period."""
     end = time.monotonic() + GRACE_SECONDS
     while True:
         missing = num_events - sum(len(one.numbers) for one in watched)

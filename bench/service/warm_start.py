@@ -1,11 +1,11 @@
-"""From POST to a job's first step, with an engine that waited and without, over HTTP on this machine.
+"""Time from POST to a job's first step, with and without a warm engine, over HTTP on this machine.
 
     python -m bench.service.warm_start [--repeats 5] [--rows 2000]
 
-Two embedded services side by side, one that keeps an engine warm and one that does not; jobs go to them in
-turn, each when nothing else runs. The times are the service's own records: `claim` is the row's `started_at`,
-the rest the engine's events. Prints one JSON document: medians in seconds.
-Left out: other models than the demo's; loading a larger one takes its own time, warm or cold.
+Two embedded services, one that keeps an engine warm and one that does not; jobs alternate between them and
+run alone. The times are the service's records: `claim` is the row's `started_at`, the others are the engine's
+events. Prints one JSON document: medians in seconds.
+Left out: models other than the demo's; a larger one loads longer, warm or cold.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from service.cli.http.client import JOBS, Client
 T = TypeVar("T")
 PATIENCE_SECONDS = 120
 QUIET_SECONDS = 1.0
-"""A waiting engine that used no processor for so long has loaded everything."""
+"""A warm engine that used no CPU for this long has loaded everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One job's start; seconds from its POST's answer for the claim, from the claim for the rest."""
+    """One job's start: the claim in seconds since the POST's response, the others since the claim."""
 
     claim: float
     engine: float
-    """The engine's first event: its interpreter runs and has read the configuration."""
+    """The engine's first event: it has read the configuration."""
     model: float
-    """Weights, rows and proofs are there."""
+    """Weights and rows are loaded."""
     first_step_begins: float
     first_step_ends: float
 
@@ -59,7 +59,7 @@ def service(home: Path, *, warm: bool) -> Iterator[Client]:
 
 
 def body(training_file: str) -> dict[str, Any]:
-    """The demo's GRPO job, without evaluations: the first step is the first thing it does."""
+    """The demo's GRPO job without evaluations, so that it begins with the first step."""
     hyperparameters = {"group_size": 8, "prompts_per_step": 32, "n_steps": 10_000, "max_completion_tokens": 6}
     method = {
         "grader": {"type": "numeric", "reference": "{{item.answer}}"},
@@ -84,7 +84,7 @@ def measure(home: Path, client: Client, training_file: str) -> Start:
 
 
 def first_events(path: Path) -> tuple[float, ...] | None:
-    """When the engine spoke, had loaded, began its first step and ended it; None where it has not yet."""
+    """Times of the engine's first event, load, and start and end of the first step; None: not yet."""
     found: dict[str, float] = {}
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     for event in map(json.loads, lines):
@@ -105,14 +105,14 @@ def claim_time(database: Path, job_id: str) -> float:
 
 
 def waits_quietly() -> bool:
-    """Whether every waiting engine of this machine has loaded all it wants to."""
+    """Whether all warm engines of this machine have finished loading."""
     before = waiting_ticks()
     time.sleep(QUIET_SECONDS)
     return bool(before) and before == waiting_ticks()
 
 
 def waiting_ticks() -> dict[str, str]:
-    """Processor time of each engine that was started ahead and has no job, by process id."""
+    """CPU time of each warm engine, by process id."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -125,7 +125,7 @@ def waiting_ticks() -> dict[str, str]:
 
 
 def until(condition: Callable[[], T | None], what: str) -> T:
-    """Its first true answer. Raises TimeoutError."""
+    """The first true result. Raises TimeoutError."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (found := condition()):
         if time.monotonic() > deadline:

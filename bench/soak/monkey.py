@@ -1,6 +1,6 @@
-"""Kills one process of a deployment after another, and starts what it killed again a moment later.
+"""Kills one process of a deployment after another, and restarts each a moment later.
 
-Boundary: SIGKILL to pids that it has just looked up by their folder or parent; it never asks why.
+Boundary: sends SIGKILL only to process ids that it has just looked up by folder or parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOWN_SECONDS = (0.0, 4.0)
 
 
 class Monkey:
-    """One deployment's. `gap`: seconds between two kills, from and to."""
+    """Kills processes of one deployment. `gap`: minimum and maximum seconds between two kills."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Monkey:
             "worker": lambda: self._kill_service("worker"),
             "second worker": lambda: self._kill_service("second worker"),
             "maintenance": lambda: self._kill_service("maintenance"),
-            "pool child": lambda: self._kill_one(self._pool_children()),
+            "worker child": lambda: self._kill_one(self._worker_children()),
             "engine": lambda: self._kill_one(self._engines()),
             "redis": self._kill_redis,
             "postgres killed": lambda: self._end_postgres(self._postgres.kill),
@@ -48,7 +48,7 @@ class Monkey:
         }
 
     def run_for(self, seconds: float) -> None:
-        """Until then; what it killed last runs again when this returns."""
+        """Kill until `deadline`; the last victim runs again when this returns."""
         deadline = time.monotonic() + seconds
         while (now := time.monotonic()) < deadline:
             time.sleep(min(self._chance.uniform(*self._gap), deadline - now))
@@ -80,34 +80,30 @@ class Monkey:
         return True
 
     def _kill_one(self, pids: list[int]) -> bool:
-        """False where there is none."""
+        """False if there is none."""
         if not pids:
             return False
         with suppress(ProcessLookupError):
             os.kill(self._chance.choice(pids), signal.SIGKILL)
         return True
 
-    def _pool_children(self) -> list[int]:
-        """Of both Celery workers: processes whose parent they are and that do not sweep."""
+    def _worker_children(self) -> list[int]:
+        """Children of both Celery workers: pool processes and helpers."""
         parents = {self._deployment.running[name].pid for name in ("worker", "second worker")}
-        return [
-            pid
-            for pid, parent, command in _processes()
-            if parent in parents and "worker.sweeper" not in command
-        ]
+        return [pid for pid, parent in _processes() if parent in parents]
 
     def _engines(self) -> list[int]:
         runs = (self._deployment.home / "runs").resolve()
-        return [pid for pid, _, _ in _processes() if _folder_of(pid).is_relative_to(runs)]
+        return [pid for pid, _ in _processes() if _folder_of(pid).is_relative_to(runs)]
 
 
-def _processes() -> list[tuple[int, int, list[str]]]:
-    """(pid, parent, command) of every process."""
+def _processes() -> list[tuple[int, int]]:
+    """Every process and its parent."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            found.append((int(path.name), parent, (path / "cmdline").read_text().split("\0")))
+            found.append((int(path.name), parent))
     return found
 
 

@@ -1,11 +1,11 @@
-"""A night in minutes: jobs run while a monkey kills API, workers, engines, Redis and PostgreSQL.
+"""Jobs run while API, workers, engines, Redis and PostgreSQL are killed at random.
 
     python -m bench.soak.run [--minutes 10] [--gap 5 40] [--seed 1]
 
-Fake engines and real ones train in one production deployment on this machine. At the end as many jobs have
-succeeded as were submitted, `check_history` finds nothing, every adapter equals that of an undisturbed run,
-and no process is left; then the exit code is 0. Writes `results/soak.json`.
-Boundary: what dies and how is `monkey.py`; retries of a client that got no answer are part of the load.
+Fake and real engines train in one production deployment on this machine. The exit code is 0 if every
+submitted job has succeeded, the audit finds nothing, every adapter equals that of an undisturbed run, and no
+process is left. Writes `bench/results/soak.json`.
+Boundary: processes are killed by `monkey.py`; the load retries requests without a response.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETTINGS = {
     "GRPO_HEARTBEAT_SECONDS": "1",
     "GRPO_SWEEP_SECONDS": "1",
     "GRPO_RETRY_BACKOFF_SECONDS": "0.5",
-    "GRPO_MAX_ATTEMPTS_WITHOUT_CHECKPOINT": "20",  # a monkey is no bug of the job
+    "GRPO_MAX_ATTEMPTS_WITHOUT_CHECKPOINT": "20",  # killed attempts must not fail the job
     "GRPO_MAX_QUEUED_JOBS": "100000",
 }
 FAKE_STEPS, REAL_STEPS = 200, 12
@@ -58,7 +58,7 @@ TERMINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass
 class Load:
-    """A client that submits jobs, each until it has an answer, always under one key."""
+    """Submits jobs, retrying each under one idempotency key until there is a response."""
 
     url: str
     key: str
@@ -70,7 +70,7 @@ class Load:
     num_retries: int = 0
 
     def run_until(self, stopping: threading.Event) -> None:
-        """Keeps a few jobs unfinished; every fourth is a real one."""
+        """Keep a few jobs unfinished; every fourth uses the real engine."""
         number = 0
         while not stopping.is_set():
             if self._num_unfinished() < self.num_queued:
@@ -90,13 +90,13 @@ class Load:
         return sum(job["status"] not in TERMINAL for job in jobs)
 
     def ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        """Until there is an answer. Raises HTTPStatusError where the request itself is wrong."""
+        """Retry until there is a response. Raises HTTPStatusError if the request is wrong."""
         headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
         while True:
             try:
                 answer = httpx.request(method, self.url + path, headers=headers, timeout=20, **options)
             except httpx.TransportError:
-                answer = None  # killed meanwhile, or not up again: asked once more below
+                answer = None  # killed meanwhile, or not yet restarted: retried below
             if answer is not None and answer.status_code < 500:
                 return dict(answer.raise_for_status().json())
             self.num_retries += 1
@@ -122,7 +122,7 @@ def soak(minutes: float, gap: tuple[float, float], seed: int) -> dict[str, Any]:
 
 
 def open_load(deployment: Production, folder: Path) -> Load:
-    """Datasets uploaded, nothing submitted."""
+    """Upload the datasets, submit nothing."""
     rows = {"fake": write_rows(folder / "fake.jsonl", faults={"step_seconds": 0.01})}
     rows["real"] = write_rows(folder / "real.jsonl", num_rows=64)
     key = deployment.key()
@@ -131,7 +131,7 @@ def open_load(deployment: Production, folder: Path) -> Load:
 
 
 def undisturbed(deployment: Production, load: Load) -> dict[str, str]:
-    """Kind of engine → sha256 of the adapter of a job that nobody disturbs."""
+    """Kind of engine → sha256 of the adapter of an undisturbed job."""
     found = {}
     for kind in load.files:
         job_id = load._submit(kind, f"undisturbed-{kind}")
@@ -145,13 +145,13 @@ def is_over(load: Load, job_id: str) -> bool:
 
 
 def adapter_of(load: Load, job_id: str) -> str:
-    """Its sha256; empty where there is none."""
+    """The adapter's sha256; empty if there is none."""
     artifacts = load.ask("GET", f"{JOBS}/{job_id}")["artifacts"]
     return next((str(each["sha256"]) for each in artifacts if each["kind"] == "adapter"), "")
 
 
 def run(load: Load, monkey: Monkey, seconds: float) -> None:
-    """Load and monkey together; afterwards everything that was killed runs again."""
+    """Run load and monkey together; afterwards everything runs again."""
     stopping = threading.Event()
     client = threading.Thread(target=load.run_until, args=(stopping,), name="load")
     client.start()
@@ -161,7 +161,7 @@ def run(load: Load, monkey: Monkey, seconds: float) -> None:
 
 
 def settle(load: Load) -> float:
-    """Seconds until every submitted job is over. Raises TimeoutError."""
+    """Seconds until every submitted job has ended. Raises TimeoutError."""
     start = time.monotonic()
     for job_id in load.submitted:
         wait_until(partial(is_over, load, job_id), END_SECONDS, f"{job_id} is over")
@@ -169,7 +169,7 @@ def settle(load: Load) -> float:
 
 
 def judge(deployment: Production, load: Load, monkey: Monkey, expected: dict[str, str]) -> dict[str, Any]:
-    """What became of the jobs, by the API, the database and the storage."""
+    """Outcomes of the jobs, from the API, the database and the storage."""
     settings = Settings.model_validate(
         {"home": deployment.home, "database_url": deployment.environment["GRPO_DATABASE_URL"]}
         | {"storage_url": deployment.environment["GRPO_STORAGE_URL"]}
@@ -213,7 +213,7 @@ def violations(database: Database, settings: Settings) -> list[str]:
 
 
 def is_sound(figures: dict[str, Any]) -> bool:
-    """Nothing lost, nothing twice, nothing else than without the monkey, nothing left behind."""
+    """Why the run failed: lost or changed jobs, findings of the audit, processes left."""
     counts = {figures[name] for name in ("jobs_submitted", "jobs_stored", "jobs_succeeded")}
     is_clean = not (figures["violations"] or figures["other_adapters"] or figures["left_processes"])
     return len(counts) == 1 and is_clean

@@ -4,9 +4,9 @@
     python -m bench.trl.compare --workload c --rounds 3
     python -m bench.trl.compare --standard --out bench/results
 
-Both run in processes of their own, alternately, `--rounds` times; the last line on standard output is JSON
-with the medians of all rounds and the ratios ours ÷ TRL. Exit status 1: they did not do the same work, or one
-of them did not learn. Only ratios of one run mean anything on a shared machine.
+Both run alternately in child processes, `--rounds` times; the last line on standard output is JSON with the
+medians of all rounds and the ratios ours ÷ TRL. Exit status 1: they did not do the same work, or one of them
+did not learn. On a shared machine only ratios of one run are meaningful.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RATIOS = {
     "seconds_per_step": "seconds_per_step",
 }
 SAME_WORK = 0.15
-"""Largest difference of the tokens a completion has: natural lengths are drawn, not given."""
+"""Largest allowed difference in tokens per completion: natural lengths are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(workload: Workload, folder: Path, rounds: int, threads: int, seed: int) -> dict[str, Any]:
-    """Figures of both, alternately measured, and their ratios."""
+    """Figures of both engines, measured alternately, and their ratios."""
     spec = prepare(workload, folder, threads, seed)
     answers: dict[str, list[Answer]] = {"ours": [], "theirs": []}
     fractions = []
@@ -110,12 +110,12 @@ def compare(workload: Workload, folder: Path, rounds: int, threads: int, seed: i
 
 
 def _matrix_rate(spec: Spec) -> float:
-    """As the machine is now: measured around each of our runs, it pairs with what that run reached."""
+    """The current rate of the machine, measured around each of our runs."""
     return machine.matrix_rate(spec.device, getattr(torch, spec.dtype), spec.threads)
 
 
 def prepare(workload: Workload, folder: Path, threads: int, seed: int) -> Spec:
-    """The model's folder and the rows both engines read."""
+    """Prepare the model and the rows that both engines read."""
     folder.mkdir(parents=True)
     torch.set_num_threads(threads)
     model = _model(workload, folder / "model")
@@ -146,10 +146,10 @@ def _model(workload: Workload, folder: Path) -> Path:
 
 
 def _run(side: str, spec: Spec, folder: Path) -> Answer:
-    """One run in a process of its own, whose peak memory is therefore its own."""
+    """One run in a child process, so that its peak memory is its own."""
     told, heard = folder / "spec.json", folder / "answer.json"
     told.write_text(json.dumps(asdict(spec)))
-    # What the engine sets for itself; TRL gets of it what speeds up any program on a shared machine.
+    # the engine's own defaults; TRL gets those that speed up any program
     own = DEFAULTS if side == "ours" else {"GOMP_SPINCOUNT": DEFAULTS["GOMP_SPINCOUNT"]}
     environment = {**os.environ, **own, "OMP_NUM_THREADS": str(spec.threads)}
     command = [sys.executable, "-m", f"bench.trl.{side}", str(told), str(heard)]
@@ -164,7 +164,7 @@ def _medians(figures: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _fractions(spec: Spec, ours: dict[str, float], rate: float) -> dict[str, float]:
-    """Share of the machine's matrix-product rate that sampling and training reach."""
+    """Fractions of the machine's matrix-product rate that sampling and training reach."""
     config = AutoConfig.from_pretrained(spec.model)
     length = ours["tokens_per_completion"]
     tokens = spec.prompts * spec.group_size * length
@@ -176,7 +176,7 @@ def _fractions(spec: Spec, ours: dict[str, float], rate: float) -> dict[str, flo
 
 
 def complaints_about(result: dict[str, Any]) -> list[str]:
-    """Why the comparison would not be fair, in sentences."""
+    """Why the comparison is unfair; empty if it is fair."""
     ours, trl = result["ours"], result["trl"]
     said = []
     apart = ours["tokens_per_completion"] / trl["tokens_per_completion"] - 1
@@ -189,7 +189,7 @@ def complaints_about(result: dict[str, Any]) -> list[str]:
 
 
 def write(folder: Path, found: dict[str, Any], names: Sequence[str]) -> None:
-    """`<machine>.json` and a table beside it; workloads that were not measured now stay as they were."""
+    """Write `<machine>.json` and a table; figures of other workloads are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     name = machine.machine_name(found[names[0]]["workload"]["device"])
     kept = folder / f"{name}.json"
@@ -217,7 +217,7 @@ def write(folder: Path, found: dict[str, Any], names: Sequence[str]) -> None:
 
 
 def _workload(name: str, options: argparse.Namespace) -> Workload:
-    """The named one, or the default, with what the command line says on top."""
+    """The named or default workload, with the command line's options."""
     given = {
         key: value for key in Workload.__dataclass_fields__ if (value := getattr(options, key)) is not None
     }

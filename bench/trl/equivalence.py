@@ -1,10 +1,10 @@
-"""The same steps through TRL's GRPOTrainer and through this engine: how far apart are they?
+"""The largest differences between TRL's GRPOTrainer and this engine over the same steps.
 
     python -m bench.trl.equivalence [FILE]
 
-Both train the same tiny random model on the same prompts, completions and rewards with the same AdamW; what
-is compared is what each of them makes of that, optimiser step by optimiser step. Writes a table to FILE
-(bench/equivalence.md) and exits 1 where an error exceeds its tolerance. TRL is a development dependency.
+Both train the same tiny random model on the same prompts, completions and rewards with the same AdamW, and
+are compared after each optimiser step. Writes a table to FILE (bench/equivalence.md) and exits with 1 if an
+error exceeds its tolerance. TRL is a development dependency.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from grpo_engine.config.job import RunConfig
 from tests.engine.injection import injected_trainer
 
 ADAM_EPSILON = 1e-6
-"""Adam divides a gradient by its own size, so a weight whose gradient is nothing but rounding (below 1e-8)
-would go a whole step in a random direction; with the default of 1e-8 one weight in ten thousand does."""
+"""Adam divides a gradient by its own size, so a weight whose gradient is only rounding error (below 1e-8)
+would move a whole step in a random direction; with the default of 1e-8 one weight in ten thousand does."""
 TOLERANCES = {"advantages": 1e-6, "loss": 1e-6, "gradient norm": 1e-5, "parameters": 1e-6}
 
 
 @dataclass
 class Seen:
-    """What an engine made of the steps; one entry an optimiser step (advantages: one a batch)."""
+    """An engine's results; one entry per optimiser step (advantages: one per batch)."""
 
     advantages: list[list[float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -184,7 +184,7 @@ def _copied(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Ten
 
 
 def compared(case: Case, model: Path, folder: Path) -> dict[str, float]:
-    """Largest error of each kind over all steps, and how far the farthest parameter moved."""
+    """Largest error of each kind over all steps, and the largest parameter change."""
     left = ours(case, model)
     right = theirs(case, model, folder, left.start)
     assert len(left.losses) == len(right.losses) == len(right.gradient_norms) == STEPS * case.iterations

@@ -16,17 +16,17 @@ END = 1
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train, as it is said to both."""
+    """One way to train, in the options of both."""
 
     name: str
     ours: Mapping[str, Any]
     theirs: Mapping[str, Any]
     beta: float = 0.0
     full: bool = False
-    """All weights instead of an adapter."""
+    """Train all weights instead of an adapter."""
     iterations: int = 1
     given: str = "plain"
-    """What is special about the completions."""
+    """Special completions of the case."""
 
     @property
     def learning_rate(self) -> float:
@@ -53,16 +53,16 @@ def of_family(loss_type: str, **more: Any) -> Case:
 
 
 def extended(loss_type: str, name: str, ours: dict[str, Any], theirs: dict[str, Any], **more: Any) -> Case:
-    """A member of the family with one more option."""
+    """A variant with one more option."""
     case = of_family(loss_type, **more)
     name = f"{loss_type}, {name}"
     return replace(case, name=name, ours={**case.ours, **ours}, theirs={**case.theirs, **theirs})
 
 
 TIGHT = {"epsilon_low": 1e-4, "epsilon_high": 1e-4}
-"""So narrow that the second iteration is clipped."""
+"""Narrow enough that the second iteration is clipped."""
 NARROW = {"epsilon": 1e-4, "epsilon_high": 1e-4}
-"""The same under their names."""
+"""The same options under TRL's names."""
 MASKED = {"mask_truncated_completions": True}
 UNWEIGHTED = {"kl_ratio_weight": False}, {"use_bias_correction_kl": False}
 
@@ -88,7 +88,7 @@ CASES = (*FAMILY_CASES, *FULL_CASES, *OPTION_CASES)
 
 
 def given_steps(case: Case) -> list[Groups]:
-    """Random completions that end; a second group of equal rewards; what the case is about."""
+    """Random completions that end, a second group with equal rewards, and the case's own."""
     plain = random_steps(STEPS, PROMPTS, GROUP_SIZE, longest=MAX_TOKENS - 1)
     return [
         [(prompt, _given_group(case, group, place)) for place, (prompt, group) in enumerate(step)]
@@ -98,7 +98,7 @@ def given_steps(case: Case) -> list[Groups]:
 
 def _given_group(case: Case, group: Sequence[Given], place: int) -> list[Given]:
     if place == 1:
-        # a float32 mean of these is exact, as TRL needs it for an advantage of 0
+        # their float32 mean is exact, so that TRL's advantage is 0
         group = [replace(given, reward=0.5) for given in group]
     return [_given(case, *each) for each in enumerate(group)]
 

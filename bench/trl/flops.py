@@ -1,7 +1,7 @@
-"""How many floating point operations a step needs: the numerator of `fraction_of_peak`.
+"""Floating point operations that a step requires: the numerator of `fraction_of_peak`.
 
-Counted is what the mathematics asks for, once: prompts once a group, no weight gradient of frozen weights, no
-recomputation. What an engine computes beyond that is its own loss.
+Required operations are counted once: prompts once per group, no weight gradients of frozen weights, no
+recomputation. Anything else that an engine computes lowers its fraction.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from bench.trl.side import Spec
 
 
 def decode_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
-    """Of sampling `tokens` tokens of completions `length` long on average: products with every weight, and
-    attention to what is there already; before them each prompt, once for its group."""
+    """Sampling `tokens` tokens in completions of mean length `length`: products with all weights, attention
+    to earlier tokens, and each prompt once for its group."""
     prompts = spec.prompts * spec.prompt_tokens
     before = 2 * (weights(config) - output(config)) + _attention(config, spec.prompt_tokens / 2)
     each = 2 * weights(config) + _attention(config, spec.prompt_tokens + length / 2)
@@ -21,9 +21,9 @@ def decode_flops(config: Any, spec: Spec, tokens: float, length: float) -> float
 
 
 def train_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
-    """Of training them: forward and the way back through frozen weights, and the reference where β > 0.
+    """Training on them: forward and backward through frozen weights, and the reference model if β > 0.
 
-    The output layer is only needed where a token is predicted.
+    The output layer is only needed for predicted tokens.
     """
     prompts = spec.prompts * spec.prompt_tokens
     passes = 3 if spec.beta > 0 else 2
@@ -31,12 +31,12 @@ def train_flops(config: Any, spec: Spec, tokens: float, length: float) -> float:
     head = 2 * tokens * output(config)
     attended = tokens * _attention(config, spec.prompt_tokens + length / 2)
     attended += prompts * _attention(config, spec.prompt_tokens / 2)
-    # the way back through attention is twice the forward: gradients of both factors
+    # backward through attention is twice the forward: gradients of both factors
     return passes * (layers + head) + (passes + 1) * attended
 
 
 def weights(config: Any) -> int:
-    """Entries of every matrix that a token is multiplied with."""
+    """Number of weights that a token is multiplied with."""
     hidden, head = config.hidden_size, config.head_dim
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     layer = 2 * hidden * queries + 2 * hidden * keys + 3 * hidden * config.intermediate_size
@@ -48,7 +48,7 @@ def output(config: Any) -> int:
 
 
 def _attention(config: Any, seen: float) -> float:
-    """Of one token that sees `seen` others: scores and mixing, in all layers."""
+    """Attention of one token to `seen` others: scores and values, in all layers."""
     return float(4 * seen * config.num_attention_heads * config.head_dim * config.num_hidden_layers)
 
 

@@ -1,6 +1,6 @@
-"""Models for the benchmarks: random ones of a given shape, and one that reasons aloud. No download.
+"""Random models of a given shape, and prompts for them. Nothing is downloaded.
 
-A folder that holds a `prompts.jsonl` is asked those prompts; another is asked random words of its vocabulary.
+If a model's folder contains `prompts.jsonl`, those are its prompts; otherwise random words of its vocabulary.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError for a name that is not a size or a size that is not a number."""
+        """Raises ValueError for unknown names and invalid numbers."""
         sizes = dict(part.split("=", 1) for part in text.removeprefix("shape:").split(",") if part)
         unknown = sizes.keys() - set(cls.__dataclass_fields__)
         if unknown:
@@ -71,7 +71,7 @@ class Shape:
 
 
 def words_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    """`w3 w4 …`: a word is a token, so that a number of tokens is a number of words."""
+    """A tokenizer with one token per word: `w3 w4 …`."""
     vocabulary = {PAD: 0, END: 1, UNKNOWN: 2, **{f"w{number}": number for number in range(3, vocab)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -83,7 +83,7 @@ def words_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
 def shape_model(
     folder: Path, shape: Shape, *, dtype: torch.dtype, mean_tokens: float | None, seed: int = 0
 ) -> Path:
-    """A random model of that shape. `mean_tokens`: about how long it speaks; None: it has no wish to end."""
+    """Save a random model. `mean_tokens`: its mean completion length; None: it rarely stops."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(shape.config(), dtype=dtype)
     if mean_tokens is not None:
@@ -97,7 +97,7 @@ def shape_model(
 def make_random_model(spec: Spec, shape: Shape) -> dict[str, Any]:
     """Save random weights of that shape, drawn on the device: a CPU needs a minute for 4 billion."""
     config = shape.config()
-    config.tie_word_embeddings = True  # as the Qwen3 models of these sizes
+    config.tie_word_embeddings = True  # as in the Qwen3 models of these sizes
     torch.manual_seed(spec.seed)
     began = time.perf_counter()
     with torch.device(spec.device):
@@ -115,7 +115,7 @@ def make_random_model(spec: Spec, shape: Shape) -> dict[str, Any]:
 
 @torch.no_grad()
 def _make_it_end(model: PreTrainedModel, probability: float) -> None:
-    """Scale the output row of the end token until it is that likely on average."""
+    """Scale the output row of the end token until its mean probability is as given."""
     ids = torch.randint(2, model.config.vocab_size, (4, 64))
     hidden = model.base_model(input_ids=ids).last_hidden_state.flatten(0, 1)
     row = model.get_output_embeddings().weight[1]
@@ -145,6 +145,6 @@ def random_prompts(
 
 
 def prompts_of(folder: Path) -> list[dict[str, str]] | None:
-    """The prompts that a model's folder brings: `prompt` and the `target` that earns most."""
+    """The prompts in a model's folder: `prompt`, and the `target` with the highest reward."""
     path = folder / PROMPTS_FILE
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else None

@@ -1,4 +1,4 @@
-"""This engine's run of a comparison: the real trainer, its own timings. See `bench.trl.side`."""
+"""This engine's run of a comparison: the real trainer with its own timings. See `bench.trl.side`."""
 
 from __future__ import annotations
 

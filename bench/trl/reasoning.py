@@ -1,7 +1,7 @@
-"""A model of 10 M parameters that adds several numbers aloud, trained here by our own supervised job.
+"""A model of 10 M parameters that adds numbers step by step, trained here by a supervised job.
 
-Its answers are as long as its sums: 10 to 200 tokens, which is what makes a benchmark with natural lengths.
-Made once and kept under `build/`.
+Its answers have 10 to 200 tokens, depending on the sum, which gives a benchmark with natural lengths. It is
+trained once and kept under `build/`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LAYERS, HIDDEN = 8, 320
 ROWS, PROMPTS = 4000, 400
 STEPS, BATCH = 110, 32
 FEWEST, MOST = 2, 20
-"""Numbers of a sum."""
+"""How many numbers a sum has."""
 
 
 def reasoning_model(folder: Path) -> Path:
-    """The model's folder, with the prompts to ask it."""
+    """The model's folder with its prompts; trained if it does not exist."""
     if not (KEPT / PROMPTS_FILE).exists():
         _train(folder)
     return KEPT
@@ -36,7 +36,7 @@ def reasoning_model(folder: Path) -> Path:
 
 def worked_sum(drawn: random.Random) -> tuple[str, str]:
     """`3+5+9=` and `3+5=8;8+9=17;A17`."""
-    # short sums are more frequent than long ones
+    # short sums are more frequent
     count = min(drawn.randint(FEWEST, MOST), drawn.randint(FEWEST, MOST))
     numbers = [drawn.randint(1, 9) for _ in range(count)]
     total, said = numbers[0], []

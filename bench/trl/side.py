@@ -1,4 +1,4 @@
-"""What both engines of a comparison are told, and what each of them answers: plain data, two small files.
+"""Input and output of an engine in a comparison: plain data in two small files.
 
 python -m bench.trl.ours SPEC.json ANSWER.json
 python -m bench.trl.theirs SPEC.json ANSWER.json
@@ -26,12 +26,12 @@ GRADER = {
     "reference": "{{ item.target }}",
     "evaluation_metric": "fuzzy_match",
 }
-"""The same rule on both sides: a reward between 0 and 1 that nearly every group differs in."""
+"""The same grader on both sides: a reward from 0 to 1 that differs within nearly every group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One run: the same numbers for both engines."""
+    """The input of one run, the same for both engines."""
 
     model: str
     rows: str
@@ -39,7 +39,7 @@ class Spec:
     prompts: int
     group_size: int
     prompt_tokens: float
-    """Of a prompt, on average."""
+    """Mean tokens per prompt."""
     max_completion_tokens: int
     lengths: Literal["fixed", "natural"]
     beta: float
@@ -49,14 +49,14 @@ class Spec:
     sampler: Literal["torch", "vllm"]
     device: str
     steps: int
-    """The first is a warm-up and counts in no figure."""
+    """The first step is a warm-up and is excluded."""
     seed: int
     threads: int
 
 
 @dataclass(slots=True)
 class Step:
-    """What one optimiser step took; seconds by phase."""
+    """Durations of one optimiser step."""
 
     seconds: float
     sample_seconds: float
@@ -72,7 +72,7 @@ class Answer:
     peak_bytes: int = 0
     gpu_bytes: int = 0
     moved: float = 0.0
-    """How far the farthest trained weight went."""
+    """Largest change of a trained weight."""
 
     def figures(self) -> dict[str, float]:
         """Medians over the steps after the first."""
@@ -101,12 +101,12 @@ RULE: Grader = TypeAdapter(Grader).validate_python(GRADER)
 
 
 def reward_of(target: str, text: str) -> float:
-    """The rule's reward, for the engine that takes a function."""
+    """The grader's reward, for TRL's reward function."""
     return grade(RULE, make_sample(text), {"target": target}).reward or 0.0
 
 
 def answer(run: Callable[[Spec], Answer]) -> None:
-    """The child's main: read the spec, run, write the answer with this process's own peak memory."""
+    """Main function of the child: read the spec, run, write the answer with the peak memory."""
     import torch
 
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))

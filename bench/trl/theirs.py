@@ -1,4 +1,4 @@
-"""TRL's run of a comparison: its real GRPOTrainer with the same numbers, timed around its own methods."""
+"""TRL's run of a comparison: its GRPOTrainer with the same settings, timed around its own methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
-    """The trainer, with a watch on what it calls."""
+    """The trainer, with its phases timed."""
 
     sample_seconds = before_training_seconds = 0.0
     tokens = 0
@@ -39,7 +39,7 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """A `Step` for each optimiser step."""
+    """Collects a `Step` per optimiser step."""
 
     def __init__(self, completions: int) -> None:
         self.completions = completions
