@@ -1,7 +1,7 @@
 """`python -m worker.healthcheck [--seconds N]`: exit status 0 while the worker of this home lives.
 
-It looks at the file that the worker's main loop touches, and at nothing else: a worker is not to be restarted
-because the database or the broker is away.
+It checks only the file that the worker's main loop touches: a worker must not be restarted because the
+database or the broker is down.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from service.settings import Settings
 
 
 def main() -> None:
-    """Prints how old the file is. Exit status 1: too old, or there is none."""
+    """Print the age of the file. Exit status 1: too old, or missing."""
     parser = argparse.ArgumentParser(prog="worker.healthcheck", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60, help="older than this is dead (default: 60)")
+    parser.add_argument("--seconds", type=float, default=60, help="maximum age (default: 60)")
     limit_seconds = parser.parse_args().seconds
     try:
         age_seconds = time.time() - Settings().alive_file.stat().st_mtime
     except FileNotFoundError:
         sys.exit("no worker has run here yet")
-    said = f"the worker's main loop was seen {age_seconds:.0f} s ago"
+    message = f"the worker's main loop was seen {age_seconds:.0f} s ago"
     if age_seconds > limit_seconds:
-        sys.exit(said)
-    print(said)
+        sys.exit(message)
+    print(message)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The engine as a child: started in its own session, stopped, killed, watched. It dies with the worker.
+"""The engine as a child process in its own session: started, watched, stopped, killed. Dies with the worker.
 
-Boundary: processes only; the meaning of its end is the runner's business. Only what was started here is
-ever signalled: the process group is killed before its leader is reaped, so the number cannot be another's.
+Boundary: processes only; `attempt/conclude.py` decides what an exit means. Only processes started here are
+signalled: the group is killed before its leader is reaped, so its number cannot belong to another process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import IO
 from worker.launchers import launch
 
 MAX_LOG_BYTES = 4 * 2**20
-"""Of engine.log; when it is full it becomes engine.log.1 and a new one starts."""
+"""Size of engine.log; a full one is renamed to engine.log.1."""
 MAX_KEPT_BYTES = 65_536
-"""Of what an engine without a run directory has printed."""
+"""Output kept of an engine without a run directory."""
 LOG_FILE = "engine.log"
 PROXIES = {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 CERTIFICATES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
 ALLOWED = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"}
 OUTSIDE = {"GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET"}
-"""What judges, grader endpoints and tools are asked with: the operator's list and key for signatures."""
+"""For judges, grader endpoints and tools: the operator's allow-list and signing key."""
 FAULTS = {"GRPO_FAULT", "GRPO_FAULT_MARKS"}
 ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE | FAULTS
 ALLOWED_PREFIXES = tuple(
@@ -38,7 +38,7 @@ ALLOWED_PREFIXES = tuple(
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What the engine may see: an allow-list, so no API key or database URL of ours."""
+    """The engine's environment by allow-list: no API key or database URL of the service."""
     return {
         name: value
         for name, value in environment.items()
@@ -47,10 +47,10 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class EngineProcess:
-    """One engine. Start it in the worker's main thread: the kernel ties the death signal to it.
+    """One engine. Start it in a thread that outlives it: the kernel kills it when that thread ends.
 
-    Without a run directory it waits for its job outside of every folder, until `hand_over`; or it is one that
-    takes no job but orders (`samplers.py`). `descriptors` stay open in it.
+    Without a run directory it waits for its job until `hand_over`, or it serves a model
+    (`serving/model_processes.py`). `descriptors` stay open in it.
     """
 
     def __init__(self, command: list[str], run_dir: Path | None, descriptors: Collection[int] = ()) -> None:
@@ -76,12 +76,12 @@ class EngineProcess:
 
     @property
     def door(self) -> IO[bytes]:
-        """Standard input of one that was started without a run directory."""
+        """Standard input of an engine that was started without a run directory."""
         assert self._process.stdin is not None
         return self._process.stdin
 
     def hand_over(self, arguments: Sequence[str], run_dir: Path) -> bool:
-        """Give a waiting engine its job. False: it has ended and took nothing."""
+        """Give a warm engine its job. False: it has ended."""
         line = json.dumps({"directory": str(run_dir), "arguments": list(arguments)})
         try:
             with self.door as door:
@@ -92,7 +92,7 @@ class EngineProcess:
         return True
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs. What it left behind is killed first."""
+        """Exit code, negative for a signal; None while it runs. Its remaining children are killed first."""
         with self._lock:
             if self._process.returncode is None and self._has_exited():
                 self._signal_group(signal.SIGKILL)
@@ -102,7 +102,7 @@ class EngineProcess:
         return self._process.returncode
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code as soon as it has one; None after `seconds`."""
+        """The exit code as soon as it is known; None after `seconds`."""
         waiter = threading.Event()
         for _ in range(max(1, round(seconds / 0.01))):
             if (code := self.poll()) is not None:
@@ -111,24 +111,24 @@ class EngineProcess:
         return self.poll()
 
     def stop(self, grace_seconds: float) -> None:
-        """Ask for a checkpoint and an end (SIGTERM); SIGKILL after the grace. Asking twice is harmless."""
+        """SIGTERM: write a checkpoint and end; SIGKILL after the grace period. Can be called twice."""
         with self._lock:
             if self._killer is not None or self._process.returncode is not None:
                 return
-            # Not Popen.send_signal: it reaps a leader that has ended, and then the group has no number.
+            # Popen.send_signal would reap an ended leader, and the group's number would be free.
             os.kill(self.pid, signal.SIGTERM)
             self._killer = threading.Timer(grace_seconds, self.kill)
             self._killer.daemon = True
             self._killer.start()
 
     def kill(self) -> None:
-        """SIGKILL to all that it started in its session."""
+        """SIGKILL to its whole process group."""
         with self._lock:
             if self._process.returncode is None:
                 self._signal_group(signal.SIGKILL)
 
     def close(self) -> None:
-        """Whatever happened: nothing of it is left when this returns."""
+        """Kill it and wait until no process of its group is left."""
         self.kill()
         while self.poll() is None:
             self.wait(0.1)
@@ -138,7 +138,7 @@ class EngineProcess:
                 self._process.stdin.close()
 
     def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
-        """The last lines it printed; all of them are there once it has ended."""
+        """The last lines it printed; complete once it has ended."""
         if self._process.returncode is not None:
             self._log.join(timeout=5)
         return self._log.tail(num_lines)
@@ -152,7 +152,7 @@ class EngineProcess:
 
 
 class EngineLog:
-    """What an engine prints: a file of bounded size, and a little memory until it has a run directory."""
+    """An engine's output: a file of bounded size, kept in memory until there is a run directory."""
 
     def __init__(self, source: IO[bytes], run_dir: Path | None) -> None:
         self._path = run_dir and run_dir / LOG_FILE
@@ -162,13 +162,13 @@ class EngineLog:
         self._pump.start()
 
     def move_to(self, run_dir: Path) -> None:
-        """From now on it is the log of a job, which begins with what was printed before."""
+        """Write to the job's log from now on, beginning with the output so far."""
         with self._lock:
             self._path = run_dir / LOG_FILE
             self._write(self._kept)
 
     def join(self, timeout: float) -> None:
-        """Until all that was printed is there; for an engine that has ended."""
+        """Wait until the output of an ended engine is complete."""
         self._pump.join(timeout)
 
     def tail(self, num_lines: int) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ class EngineLog:
         return lines
 
     def _copy(self, source: IO[bytes]) -> None:
-        """Pipe → log, until the engine's side is closed."""
+        """Copy the pipe to the log until the engine closes it."""
         with source:
             while piece := os.read(source.fileno(), 65_536):
                 with self._lock:
@@ -192,12 +192,12 @@ class EngineLog:
         if self._path is None:
             self._kept = (self._kept + piece)[-MAX_KEPT_BYTES:]
         elif piece:
-            with suppress(OSError):  # on a full disk lines are lost, never the engine that prints them
+            with suppress(OSError):  # on a full disk the lines are lost, and the engine goes on
                 _append(self._path, piece)
 
 
 def tail(path: Path, num_lines: int, max_bytes: int = 16_384) -> tuple[str, ...]:
-    """The last lines of a text file; none where it does not exist."""
+    """The last lines of a text file; none if it does not exist."""
     if not path.exists():
         return ()
     with path.open("rb") as file:

@@ -1,1 +1,1 @@
-"""Metrics to TensorBoard, MLflow and W&B: a process for each sink of a job, watched by a keeper."""
+"""Metrics to TensorBoard, MLflow and W&B: one process per sink of a job, started by a keeper."""

@@ -1,7 +1,7 @@
 """One sink of one job, in a process of its own: `python -m worker.sinks JOB TYPE CLAIM`.
 
-It may hang, crash or be killed: what it has not told, the next one tells. Its keeper ends it when it no
-longer renews its claim.
+It may hang, crash or be killed: the next process writes what is missing. The keeper ends it when it no longer
+renews its claim.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from service.platform.db import Database, connect
 from service.settings import Settings
 from service.sinks import outbox
 from worker.masking import mask_secrets
-from worker.sinks.base import About, Sink
+from worker.sinks.base import Sink, SinkJob
 
 logger = structlog.get_logger()
 
-LOOK_SECONDS = 1.0
-"""Between two looks for steps."""
-RENEW_LOOKS = 20
-"""A claim is renewed at least once in so many looks."""
-AWAY = os.EX_TEMPFAIL
-"""Exit code where nothing is wrong with the sink: its claim ends by itself, and the next one goes on."""
+POLL_SECONDS = 1.0
+"""Between two queries for new steps."""
+RENEW_POLLS = 20
+"""A claim is renewed at least once in this many queries."""
+DATABASE_UNAVAILABLE = os.EX_TEMPFAIL
+"""Exit code if the sink did not fail: its claim expires, and the next process continues."""
 
 
-def opened(kind: str, about: About) -> Sink:
-    """The sink; its package is imported only here. Raises whatever that package raises."""
+def opened(kind: str, job: SinkJob) -> Sink:
+    """The sink; its package is imported only here and may raise anything."""
     if kind == "tensorboard":
         from worker.sinks.tensorboard_files import TensorboardFiles
 
-        return TensorboardFiles(about)
+        return TensorboardFiles(job)
     if kind == "mlflow":
         from worker.sinks.mlflow_runs import MlflowRun
 
-        return MlflowRun(about)
+        return MlflowRun(job)
     from worker.sinks.wandb_runs import WandbRun
 
-    return WandbRun(about)
+    return WandbRun(job)
 
 
-def tell(database: Database, settings: Settings, claim: outbox.Claim, stopping: threading.Event) -> None:
-    """Everything there is, and what comes, until the job rests, ends, or somebody else tells it."""
+def write_all(database: Database, settings: Settings, claim: outbox.Claim, stopping: threading.Event) -> None:
+    """Write all steps until the job pauses or ends, or another process takes over the claim."""
     with database.reading() as session:
         target = outbox.target(session, claim)
     if target is None:
         return
-    sink = opened(claim.type, About.of(target, settings))
+    sink = opened(claim.type, SinkJob.of(target, settings))
     state = follow(database, claim, sink, stopping)
     if state is None:
         return
@@ -66,43 +66,43 @@ def tell(database: Database, settings: Settings, claim: outbox.Claim, stopping: 
 def follow(
     database: Database, claim: outbox.Claim, sink: Sink, stopping: threading.Event
 ) -> outbox.News | None:
-    """The last look; None where the claim is not ours any more."""
-    step, looks = sink.last_step, 0
+    """The newest state; None if the claim was lost."""
+    step, num_idle = sink.last_step, 0
     while True:
         with database.reading() as session:
             found = outbox.news(session, claim.job_id, step)
         for row in found.rows:
             step = row["step"]
             sink.write(step, {name: value for name, value in row.items() if name != "step"})
-        looks = 0 if found.rows else looks + 1
-        if found.rows or looks >= RENEW_LOOKS:
+        num_idle = 0 if found.rows else num_idle + 1
+        if found.rows or num_idle >= RENEW_POLLS:
             sink.flush()
-            looks = 0
+            num_idle = 0
             with database.transaction() as session:
                 if not outbox.advance(session, claim, step):
                     return None
         if found.is_over or found.is_at_rest or stopping.is_set():
             return found
         if not found.has_more:
-            stopping.wait(LOOK_SECONDS)
+            stopping.wait(POLL_SECONDS)
 
 
 def public_reason(kind: str, error: Exception) -> str:
-    """What a user may read of it: nothing that the environment keeps secret."""
+    """The error as a user may read it, without secrets."""
     if isinstance(error, ModuleNotFoundError) and error.name == PACKAGES[kind]:
-        return f"{kind} is not there on the worker; {advice(kind)}."
+        return f"{kind} is not installed on the worker; {advice(kind)}."
     text = mask_secrets(" ".join(str(error).split())) or type(error).__name__
     return f"{type(error).__name__}: {text}" if text[-1:] in ".!?" else f"{type(error).__name__}: {text}."
 
 
 def run(database: Database, settings: Settings, claim: outbox.Claim, stopping: threading.Event) -> int:
-    """The exit code: 0 also where a failure is on record."""
+    """The exit code; 0 also if a failure was recorded."""
     try:
-        tell(database, settings, claim, stopping)
+        write_all(database, settings, claim, stopping)
     except SQLAlchemyError as error:
-        logger.warning("database away", error=type(error).__name__)
-        return AWAY
-    except Exception as error:  # noqa: BLE001 - a foreign package raises what it likes; the job is told
+        logger.warning("database unavailable", error=type(error).__name__)
+        return DATABASE_UNAVAILABLE
+    except Exception as error:  # noqa: BLE001 - the sink's package may raise anything; the job's history shows it
         reason = public_reason(claim.type, error)
         logger.warning("sink failed", job=claim.job_id, sink=claim.type, reason=reason)
         with database.transaction() as session:
@@ -111,13 +111,13 @@ def run(database: Database, settings: Settings, claim: outbox.Claim, stopping: t
 
 
 def main() -> None:
-    """Until all is told, or SIGTERM."""
+    """Run until everything is written, or SIGTERM."""
     parser = argparse.ArgumentParser(prog="worker.sinks", description=__doc__)
     parser.add_argument("job_id")
     parser.add_argument("type", choices=sorted(PACKAGES))
     parser.add_argument("claim", type=int)
     given = parser.parse_args()
-    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its lines would not be ours
+    os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its lines are not JSON
     settings = Settings()
     logs.own_process(settings.log_level)
     stopping = threading.Event()

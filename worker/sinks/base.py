@@ -1,4 +1,4 @@
-"""What every sink can do, and what it is told of a job.
+"""The interface of a sink, and the job data that sinks receive.
 
 Boundary: no sink's package is imported here.
 """
@@ -18,22 +18,22 @@ from service.sinks.outbox import Target
 
 
 @dataclass(frozen=True)
-class About:
+class SinkJob:
     """A job as sinks show it."""
 
     job_id: str
     tenant: str
     settings: Mapping[str, Any]
-    """The integration's own."""
+    """Settings of the integration."""
     config: Mapping[str, Any]
-    """What the job runs with, flat; no graders, which may hold whole programs."""
+    """The job's parameters, flat, without graders, which may contain whole programs."""
     known_step: int
-    """Written up to here, as far as the database knows; -1: nothing."""
+    """Last step written according to the database; -1: none."""
     home: Path
     tensorboard_root: Path
 
     @classmethod
-    def of(cls, target: Target, settings: Settings) -> About:
+    def of(cls, target: Target, settings: Settings) -> SinkJob:
         job = target.job
         given = {"model": job.model, "training_file": job.training_file, "seed": job.seed}
         method = parsed_method(job.method)
@@ -50,7 +50,7 @@ class About:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings as `lora.rank`; lists (of guards, of stop texts) and what is not set are left out."""
+    """Nested settings as `lora.rank`, without lists (guards, stop texts) and unset values."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")
@@ -59,17 +59,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 class Sink(Protocol):
-    """One open run in one sink. What it has is the truth: after a crash it says itself where to go on."""
+    """One open run in one sink. After a crash its own data decides where to continue."""
 
     @property
     def last_step(self) -> int:
-        """The newest step that it surely holds whole; -1: none."""
+        """The newest step that is complete in the sink; -1: none."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One step; steps come in ascending order, all above `last_step`."""
+        """Write one step; steps are ascending and above `last_step`."""
 
     def flush(self) -> None:
-        """What was written survives this process."""
+        """Make everything written survive this process."""
 
     def close(self, state: JobState) -> None:
-        """`state`: of the job; where it has not ended, this run will go on."""
+        """`state` is the job's; if it has not ended, a later process continues the run."""

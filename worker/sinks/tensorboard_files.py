@@ -1,6 +1,6 @@
 """TensorBoard: event files under `<root>/<tenant>/<job>`.
 
-Each step is one event, written whole or not at all, and what is in the folder says where to go on.
+Each step is one event, written completely or not at all; the folder's newest step decides where to continue.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from service.jobs.model.states import JobState
-from worker.sinks.base import About
+from worker.sinks.base import SinkJob
 
 
 class TensorboardFiles:
-    """A folder of event files; each process that writes adds one."""
+    """A folder of event files; each writing process adds one."""
 
-    def __init__(self, about: About) -> None:
-        folder = about.tensorboard_root / about.tenant / about.job_id
+    def __init__(self, job: SinkJob) -> None:
+        folder = job.tensorboard_root / job.tenant / job.job_id
         folder.mkdir(parents=True, exist_ok=True)
         self.last_step = newest_step(folder)
         self._writer = EventFileWriter(str(folder))
@@ -39,7 +39,7 @@ class TensorboardFiles:
 
 
 def newest_step(folder: Path) -> int:
-    """Of all event files in it; -1: none. A torn end of a file is passed over."""
+    """The newest step in all event files; -1: none. An incomplete end of a file is skipped."""
     files = (EventFileLoader(str(path)) for path in folder.glob("*tfevents*"))
     events = (event for file in files for event in file.Load())
     return max((event.step for event in events if event.HasField("summary")), default=-1)

@@ -1,7 +1,7 @@
-"""W&B's file of a run, read back: records in LevelDB's log format, of which only the steps count here.
+"""Reads the steps from W&B's file of a run, which uses LevelDB's log format.
 
-A file is a header and blocks of 32 KiB; a record is one piece, or a first, middle ones and a last, each with
-checksum, length and kind. A file whose writer was killed ends in the middle of a record: there it ends.
+A file is a header and blocks of 32 KiB; a record is one piece, or a first, middle and last pieces, each with
+checksum, length and kind. If the writer was killed, the incomplete last record is ignored.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from wandb.proto import wandb_internal_pb2
 
 BLOCK_BYTES = 32 * 1024
 HEADER_BYTES = 7
-"""Of the file, and of each piece: checksum (4), length (2), kind (1)."""
+"""Header of the file and of each piece: checksum (4), length (2), kind (1)."""
 _protocol: Any = wandb_internal_pb2  # generated, without types
 WHOLE, FIRST, _MIDDLE, LAST = 1, 2, 3, 4
 
 
 def newest_step(folder: Path, run_id: str) -> int | None:
-    """Of all files of the run in `folder`; -1 where none has a step, None where there is no file."""
+    """The newest step in all files of the run; -1: no step, None: no file."""
     files = sorted(folder.glob(f"wandb/*run-*-{run_id}/run-{run_id}.wandb"))
     if not files:
         return None
@@ -30,13 +30,13 @@ def newest_step(folder: Path, run_id: str) -> int | None:
 
 
 def histories(path: Path) -> Iterator[Any]:
-    """The logged steps of one file."""
+    """The logged steps of a file."""
     found = messages(path)
     return (message.history for message in found if message.WhichOneof("record_type") == "history")
 
 
 def messages(path: Path) -> Iterator[Any]:
-    """Everything in one file."""
+    """All records of a file."""
     return (_protocol.Record.FromString(content) for content in records(path.read_bytes()))
 
 
@@ -45,12 +45,12 @@ def step_of(row: Any) -> int:
 
 
 def values_of(row: Any) -> dict[str, float]:
-    """Name → value; W&B writes a name as a path in `nested_key` where it holds a slash or a dot."""
+    """Name → value; W&B writes names with a slash or a dot as a path in `nested_key`."""
     return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row.item}
 
 
 def records(content: bytes) -> Iterator[bytes]:
-    """Whole records in order."""
+    """Complete records in order."""
     parts: list[bytes] = []
     for kind, piece in _pieces(content):
         parts = [piece] if kind in (WHOLE, FIRST) else [*parts, piece]
@@ -62,7 +62,7 @@ def _pieces(content: bytes) -> Iterator[tuple[int, bytes]]:
     place = HEADER_BYTES
     while place + HEADER_BYTES <= len(content):
         left = BLOCK_BYTES - place % BLOCK_BYTES
-        if left < HEADER_BYTES:  # too little for a piece: filled with zeros
+        if left < HEADER_BYTES:  # too short for a piece: padding
             place += left
             continue
         _checksum, num_bytes, kind = struct.unpack_from("<IHB", content, place)

@@ -1,6 +1,6 @@
-"""Weights & Biases: one run a job, its id the job's; WANDB_MODE, WANDB_API_KEY and the rest as W&B has them.
+"""Weights & Biases: one run per job, with the job's id; WANDB_MODE, WANDB_API_KEY etc. as W&B documents them.
 
-W&B's own file of a run is on this disk whether it is sent or not, and says where to go on.
+W&B keeps a file of each run on this disk, uploaded or not; its newest step decides where to continue.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from pathlib import Path
 import wandb
 
 from service.jobs.model.states import JobState
-from worker.sinks.base import About
+from worker.sinks.base import SinkJob
 from worker.sinks.wandb_files import newest_step
 
 INIT_SECONDS = 60.0
-"""For the first answer of the server; shorter than a claim."""
+"""For the server's first response; shorter than a claim."""
 
 
 class WandbRun:
-    """The job's run; offline each process that writes has its own file of it."""
+    """The job's run; offline, each writing process has its own file."""
 
-    def __init__(self, about: About) -> None:
-        folder = Path(os.environ.get("WANDB_DIR") or about.home)
+    def __init__(self, job: SinkJob) -> None:
+        folder = Path(os.environ.get("WANDB_DIR") or job.home)
         folder.mkdir(parents=True, exist_ok=True)
-        written = newest_step(folder, about.job_id)
-        given = about.settings
+        written = newest_step(folder, job.job_id)
+        given = job.settings
         self._run = wandb.init(
-            id=about.job_id,
+            id=job.job_id,
             project=given["project"],
             entity=given.get("entity"),
-            name=given.get("name", about.job_id),
+            name=given.get("name", job.job_id),
             tags=given.get("tags"),
-            config=dict(about.config),
+            config=dict(job.config),
             dir=str(folder),
             resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
             settings=wandb.Settings(
@@ -47,14 +47,14 @@ class WandbRun:
                 x_disable_machine_info=True,
             ),
         )
-        here = about.known_step if written is None else written
+        here = job.known_step if written is None else written
         self.last_step = max(here, self._run.step - 1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
     def flush(self) -> None:
-        """Its own process writes and sends; what that one had not written when it died is written again."""
+        """W&B's own process writes and uploads; steps that it had not written are written again."""
 
     def close(self, state: JobState) -> None:
         self._run.finish(exit_code=1 if state is JobState.FAILED else 0)

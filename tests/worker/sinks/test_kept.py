@@ -95,7 +95,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "wandb", None)
     job_id = add_job(database, WANDB, steps=3)
     told_here(database, settings)
-    reason = "wandb is not there on the worker; install it there: pip install 'grpo-service[wandb]'."
+    reason = "wandb is not installed on the worker; install it there: pip install 'grpo-service[wandb]'."
     assert row_of(database, job_id).reason == reason
     message = f"wandb did not take the metrics: {reason} {TAIL}"
     assert warnings_of(database, job_id) == [{"code": "sink_wandb", "message": message}]
