@@ -7,7 +7,7 @@ Boundary: rows only; helpers are restarted by `worker/supervision.py`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -53,20 +53,22 @@ class Heartbeat:
         self._beaten_at = -BEAT_SECONDS
 
     def beat(self) -> None:
-        """Call after each completed round. Raises SQLAlchemyError."""
-        if monotonic() - self._beaten_at < BEAT_SECONDS:
-            return
-        with self._database.transaction() as session:
-            _upsert(session, [self._row], {"seen_at": db_now()})
-        self._beaten_at = monotonic()
+        """Call after each completed round."""
+        if monotonic() - self._beaten_at >= BEAT_SECONDS:
+            self._write(lambda session: _upsert(session, [self._row], {"seen_at": db_now()}))
 
     def leave(self) -> None:
-        """Remove the row because the helper ends on purpose; without a database it is reported as silent."""
+        """Remove the row because the helper ends on purpose."""
+        self._write(lambda session: session.execute(delete(WorkerHelper).filter_by(**self._row)))
+
+    def _write(self, change: Callable[[Session], object]) -> None:
+        """A heartbeat that cannot be written must not end its helper."""
         try:
             with self._database.transaction() as session:
-                session.execute(delete(WorkerHelper).filter_by(**self._row))
+                change(session)
+            self._beaten_at = monotonic()
         except SQLAlchemyError as error:
-            logger.warning("heartbeat not removed", error=type(error).__name__)
+            logger.warning("heartbeat not written", error=type(error).__name__)
 
 
 def this_host() -> str:

@@ -5,6 +5,7 @@ Boundary: bytes to events; nothing is stored. A line longer than MAX_LINE_BYTES 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -65,11 +66,8 @@ class EventReader:
         line, skipped = bytes(self._partial), self._skipping
         self._partial.clear()
         self._skipping = False
-        try:
+        with suppress(ValidationError):
             if not skipped:
                 return parse_event(line)
-        except ValidationError:
-            self.num_dropped += 1
-            return None
         self.num_dropped += 1
         return None

@@ -22,13 +22,15 @@ from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.progress import metrics, publishing
 from service.jobs.progress.recording import record_events
+from service.jobs.results import manifest
+from service.jobs.results.model_card import model_card
+from service.jobs.results.provenance import facts_of
 from service.jobs.store import history, queue
 from service.platform.ids import new_id
 from service.platform.storage import StorageError, sha256_file
-from service.platform.tables.core import Artifact, File
+from service.platform.tables.core import Artifact, File, Job
 from worker.attempt.archives import pack_tar, pack_tar_gz
 from worker.attempt.attempt import Attempt
-from worker.attempt.card import beside_weights
 
 logger = structlog.get_logger()
 WEIGHTS = {"adapter": "adapter", "model": "model", "experiences": "experiences"}
@@ -114,6 +116,19 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     results = [("metrics", "metrics.csv", curve), (kind, f"{kind}.tar.gz", weights)]
     attempt.write(lambda session: _finish(session, attempt, event, results))
     fault_point("job.finished")
+
+
+def beside_weights(attempt: Attempt, *, step: int | None = None) -> dict[str, str]:
+    """The model card and the manifest for an archive, by file name; `step` of a checkpoint.
+
+    They contain no attempts, ids or times, so that a resumed job's archive equals an undisturbed one's. A
+    checkpoint's evaluation may still be missing, so it is left out.
+    """
+    facts = attempt.read(lambda s: facts_of(s, s.get_one(Job, attempt.job.id), attempt.worker.catalog))
+    document = manifest.document(facts)
+    if step is not None:
+        document |= {"evaluation": {}, "checkpoint": {"step": step}}
+    return {"README.md": model_card(document), "manifest.json": manifest.text(document)}
 
 
 def _finish(

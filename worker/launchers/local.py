@@ -31,10 +31,8 @@ OUTSIDE = {"GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET"}
 """For judges, grader endpoints and tools: the operator's allow-list and signing key."""
 FAULTS = {"GRPO_FAULT", "GRPO_FAULT_MARKS"}
 ALLOWED |= PROXIES | {name.lower() for name in PROXIES} | CERTIFICATES | OUTSIDE | FAULTS
-ALLOWED_PREFIXES = tuple(
-    f"{name}_"
-    for name in "CUDA NVIDIA NCCL OMP GOMP MKL ONEDNN HF TOKENIZERS TORCH PYTORCH VLLM".split()  # noqa: SIM905
-)
+LIBRARIES = "CUDA NVIDIA NCCL OMP GOMP MKL ONEDNN HF TOKENIZERS TORCH PYTORCH VLLM"
+ALLOWED_PREFIXES = tuple(f"{name}_" for name in LIBRARIES.split())
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:

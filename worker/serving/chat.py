@@ -10,7 +10,7 @@ import fcntl
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -37,7 +37,7 @@ def answer_until(stopping: Flag, worker: Worker) -> None:
             if is_first:
                 _answer(stopping, worker, heartbeat)
             else:
-                _beat(heartbeat)
+                heartbeat.beat()
                 stopping.wait(BEAT_SECONDS)
     heartbeat.leave()
 
@@ -57,11 +57,6 @@ def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
         logger.warning("leases not released", error=type(error).__name__)  # they expire
     finally:
         dispatcher.processes.close_all()
-
-
-def _beat(heartbeat: Heartbeat) -> None:
-    with suppress(SQLAlchemyError):  # the next round tries again
-        heartbeat.beat()
 
 
 @contextmanager
