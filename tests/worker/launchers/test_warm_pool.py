@@ -174,11 +174,11 @@ def test_an_idle_worker_has_one_ready_and_a_busy_one_the_next(
     settings: Settings, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     worker = processes.start_worker()
-    (first,) = wait_until(lambda: waiting_engines(worker.pid))
+    (first,) = wait_until(lambda: waiting_engines(worker.pid), 45)
     job_id = submit({"*": {"step_seconds": 0.2}})
     wait_for(job_id, phase="training")
     assert engine_pids(settings) == [first]
-    (second,) = wait_until(lambda: waiting_engines(worker.pid))
+    (second,) = wait_until(lambda: waiting_engines(worker.pid), 45)
     assert second != first
     wait_for(job_id, state="succeeded")
     assert waiting_engines(worker.pid) == [second]
@@ -187,7 +187,7 @@ def test_an_idle_worker_has_one_ready_and_a_busy_one_the_next(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_waiting_engine_ends_with_its_worker(processes: Processes, number: signal.Signals) -> None:
     worker = processes.start_worker()
-    (waiting,) = wait_until(lambda: waiting_engines(worker.pid))
+    (waiting,) = wait_until(lambda: waiting_engines(worker.pid), 45)
     worker.send_signal(number)
     worker.wait(timeout=10)
     wait_until(lambda: not is_alive(waiting), 2, "the waiting engine ends")
