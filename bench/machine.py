@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from grpo_engine.models.fast.products import product
-from grpo_engine.training.loop import library_versions
+from grpo_engine.training.run_description import library_versions
 
 MATRIX = {"cpu": 2048, "cuda": 8192}
 ROUNDS = 12

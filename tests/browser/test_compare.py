@@ -34,7 +34,9 @@ def test_another_metric_is_drawn_and_kept_in_the_address(page: Page, deployment:
     lines = drawn(page, "KL divergence to the reference")
     assert points(lines["higher-rate"]) == measured(deployment, "faster", "kl")
     page.reload()
-    assert points(drawn(page, "KL divergence to the reference")["first-try"]) == measured(deployment, "first", "kl")
+    assert points(drawn(page, "KL divergence to the reference")["first-try"]) == measured(
+        deployment, "first", "kl"
+    )
 
 
 def test_the_settings_in_which_they_differ_are_listed_and_no_others(
