@@ -41,7 +41,7 @@ const RULES = {
     label: "Output format",
     start: { tags: ["think", "answer"] },
     parts: (draft, at) => [
-      field(`${at}.tags`, "Tags in order", ""think, answer" requires <think>…</think><answer>…</answer>.",
+      field(`${at}.tags`, "Tags in order", "For example, think, answer requires <think>…</think><answer>…</answer>.",
         input(draft, `${at}.tags`, { parse: names, format: (tags) => [].concat(tags).join(", ") }))],
   },
   python: {
