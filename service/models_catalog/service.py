@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import repository
+from service.jobs.store.lineage import find_weights
 from service.models_catalog.schemas import ModelDeleted, ModelRead
 from service.platform import audit
 from service.platform.catalog import Catalog, CatalogEntry
@@ -45,7 +46,7 @@ class Models:
         with self.database.reading() as session:
             if job := repository.find_by_model(session, tenant, name):
                 return _of_job(job)
-            point = repository.resolve_model(session, tenant, name)
+            point = find_weights(session, tenant, name)
         if point is None:
             raise _unknown(name)
         return ModelRead(id=name, created=int(point.created_at), owned_by=tenant)

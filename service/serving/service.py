@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from grpo_engine.serve.protocol import Ask
-from service.jobs.store.repository import base_model_name, resolve_model
+from service.jobs.store.lineage import lineage_of
 from service.platform.catalog import Catalog
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest, NotFound, Unavailable
@@ -55,14 +55,14 @@ class Chat:
 def _check_model(session: Session, tenant: str, model: str, bases: list[str]) -> None:
     if model in bases:
         return
-    weights = resolve_model(session, tenant, model)
-    if weights is None:
+    lineage = lineage_of(session, tenant, model)
+    if not lineage.ancestors:
         raise NotFound(f"There is no model {model}.", param="model", code="model_not_found")
-    if weights.kind == "experiences":
-        reason = f"{model} is what a training-free job has learnt, and has no weights: take its base model."
+    if lineage.ancestors[0].kind == "experiences":
+        reason = f"{model} is the result of a training-free job and has no weights: use its base model."
         raise InvalidRequest(reason, param="model", code="model_without_weights")
-    if base_model_name(session, tenant, model) not in bases:
-        reason = f"What {model} was trained from is not in the catalogue any more."
+    if lineage.whole is None and lineage.root not in bases:
+        reason = f"The base model of {model} is not in the catalogue any more."
         raise NotFound(reason, param="model", code="model_not_found")
 
 

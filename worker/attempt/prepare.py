@@ -18,10 +18,10 @@ from grpo_engine.contract.manifest import DamagedCheckpoint, verify
 from service.jobs.intake.checks.grader import method_with_places
 from service.jobs.model.methods import retention_of
 from service.jobs.progress import publishing
-from service.jobs.results import weights
-from service.jobs.results.weights import WeightsMissing, find_weights
+from service.jobs.results.weights import WeightsMissing, missing, model_parts
 from service.jobs.store import history
 from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import UNSAFE, tell_unsafe
 from service.jobs.store.queue import holds, lock
 from service.platform.storage import ObjectMissing
@@ -69,8 +69,8 @@ def _located_method(attempt: Attempt) -> Method:
     """The job's method with the paths of its reward models from the catalogue."""
     try:
         return method_with_places(attempt.method, attempt.worker.catalog)
-    except LookupError as missing:
-        gone = weights.missing(str(missing.args[0]))
+    except LookupError as unknown:
+        gone = missing(str(unknown.args[0]))
         raise Refused("model_not_found", str(gone), gone.hint) from None
 
 
@@ -113,8 +113,9 @@ def _model_source(attempt: Attempt) -> ModelSource:
     """The job's model; that of an earlier job is downloaded."""
     worker, job = attempt.worker, attempt.job
     try:
-        found = find_weights(attempt.read, worker.catalog, job.tenant, job.model)
-        return fetch_weights(found, job.model, attempt.folder, partial(_download, attempt))
+        lineage = attempt.read(lambda session: lineage_of(session, job.tenant, job.model))
+        parts = model_parts(lineage, worker.catalog)
+        return fetch_weights(parts, job.model, attempt.folder, partial(_download, attempt))
     except WeightsMissing as gone:
         raise Refused("model_not_found", str(gone), gone.hint) from gone
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import queue
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
 
 import structlog
 from sqlalchemy.orm import Session
@@ -22,7 +20,8 @@ from sqlalchemy.orm import Session
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError
 from grpo_engine.serve.protocol import Answer, Ask, Loaded, Piece, Refusal, Unloadable, Usage
-from service.jobs.results.weights import Weights, WeightsMissing, find_weights
+from service.jobs.results.weights import ModelParts, WeightsMissing, model_parts
+from service.jobs.store.lineage import lineage_of
 from service.platform.catalog import CatalogError
 from service.platform.storage import StorageError
 from service.platform.tables.serving import Generation
@@ -31,7 +30,6 @@ from worker.attempt.attempt import Worker
 from worker.attempt.fetch_weights import download_verified, fetch_weights
 from worker.serving.model_processes import Message, ModelProcess, ModelProcesses
 
-T = TypeVar("T")
 logger = structlog.get_logger()
 
 LEASE_SECONDS = 20.0
@@ -152,20 +150,18 @@ class ChatDispatcher:
 
     def _dispatch(self, request: OpenRequest, ask: Ask) -> None:
         tenant, model = request.row.tenant, request.row.model
-        weights = find_weights(self._read, self.worker.catalog, tenant, model)
-        request.process = self.processes.of(model, weights, partial(self._fetch, weights, model))
+        with self.worker.database.reading() as session:
+            lineage = lineage_of(session, tenant, model)
+        parts = model_parts(lineage, self.worker.catalog)
+        request.process = self.processes.of(model, parts, partial(self._fetch, parts, model))
         if request.process is None:
             request.ending = BUSY
         else:
             request.process.ask(ask)
 
-    def _read(self, query: Callable[[Session], T]) -> T:
-        with self.worker.database.reading() as session:
-            return query(session)
-
-    def _fetch(self, weights: Weights, model: str, folder: Path) -> ModelSource:
+    def _fetch(self, parts: ModelParts, model: str, folder: Path) -> ModelSource:
         download = partial(download_verified, self.worker.storage, patiently=lambda action: action())
-        return fetch_weights(weights, model, folder, download)
+        return fetch_weights(parts, model, folder, download)
 
     def _receive(self, seconds: float) -> None:
         """Handle the processes' messages; wait up to `seconds` for the first one."""

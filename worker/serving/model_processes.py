@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.serve.protocol import Answer, Ask, Cancel, Loaded, News, ServedModel, Unloadable
-from service.jobs.results.weights import Weights
+from service.jobs.results.weights import ModelParts
 from service.platform.catalog import CatalogEntry
 from service.settings import Settings
 from worker.launchers.local import EngineProcess
@@ -50,9 +50,9 @@ Inbox = queue.SimpleQueue[Message]
 class ModelProcess:
     """The process of one model, which is being fetched, loading or loaded."""
 
-    def __init__(self, model: str, weights: Weights, folder: Path, inbox: Inbox) -> None:
+    def __init__(self, model: str, parts: ModelParts, folder: Path, inbox: Inbox) -> None:
         self.model = model
-        self.weights = weights
+        self.parts = parts
         self.open: set[str] = set()
         """Ids of its open requests."""
         self.used_at = self.last_message_at = monotonic()
@@ -94,7 +94,7 @@ class ModelProcess:
             self._engine = EngineProcess([*command, "--answers-to", str(writing)], None, [writing])
         finally:
             os.close(writing)
-        base = self.weights.base
+        base = self.parts.base
         limit = base.max_context_tokens if isinstance(base, CatalogEntry) else None
         runtime = settings.runtime.model_copy(update={"ranks": 1})
         self._send(ServedModel(model=source, runtime=runtime, context_tokens=limit))
@@ -182,10 +182,10 @@ class ModelProcesses:
     def models(self) -> list[str]:
         return [process.model for process in self._all]
 
-    def of(self, model: str, weights: Weights, fetch: Fetch) -> ModelProcess | None:
+    def of(self, model: str, parts: ModelParts, fetch: Fetch) -> ModelProcess | None:
         """The model's process, existing or new. None: all slots are in use."""
         for process in self._all:
-            if process.weights == weights:
+            if process.parts == parts:
                 return process
         if not self.has_room:
             return None
@@ -197,7 +197,7 @@ class ModelProcesses:
                 )
             )
         self._number += 1
-        made = ModelProcess(model, weights, self._folder / str(self._number), self.inbox)
+        made = ModelProcess(model, parts, self._folder / str(self._number), self.inbox)
         self._all.append(made)
         made.fetch(fetch)
         return made

@@ -24,8 +24,9 @@ from service.jobs.model.schemas import (
     RowCounts,
     ValidationRead,
 )
-from service.jobs.results import adapters
 from service.jobs.results.merging.service import Merging
+from service.jobs.results.weights import Which as WhichWeights
+from service.jobs.store.lineage import StoredWeights
 from service.platform.errors import InvalidRequest
 from service.web.auth import Reader, Writer
 from service.web.dependencies import (
@@ -65,7 +66,7 @@ def _merging(
 JobsDep = Annotated[Jobs, Depends(_jobs)]
 MergingDep = Annotated[Merging, Depends(_merging)]
 Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
-Which = Annotated[adapters.Which, Query(description="The final weights, or the best evaluated ones.")]
+Which = Annotated[WhichWeights, Query(description="The final weights, or the best evaluated ones.")]
 CheckpointName = Annotated[str | None, Query(description="Id of a checkpoint, `final` or `best`.")]
 Format = Annotated[
     Literal["peft", "merged"], Query(description="The adapter in PEFT layout, or the merged model.")
@@ -256,7 +257,7 @@ def download_any_checkpoint(
     return _send(request, storage, jobs.checkpoint_weights(principal.tenant, checkpoint_id))
 
 
-def _send(request: Request, storage: StorageDep, weights: adapters.Weights) -> Response:
+def _send(request: Request, storage: StorageDep, weights: StoredWeights) -> Response:
     response = file_response(
         request,
         storage,

@@ -17,8 +17,9 @@ from service.jobs.model import names
 from service.jobs.model.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.model.states import TERMINAL, JobState, already
 from service.jobs.progress.metrics import evaluations_at
-from service.jobs.results import adapters
+from service.jobs.results.weights import Which, chosen_weights
 from service.jobs.store import queue, repository
+from service.jobs.store.lineage import StoredWeights, of_checkpoint
 from service.jobs.store.repository import require_job
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
@@ -99,31 +100,29 @@ class Jobs:
             evaluated = evaluations_at(session, job_id, [row.step for row in rows])
             return [checkpoint_read(row, job, evaluated.get(row.step, {})) for row in rows]
 
-    def weights(
-        self, tenant: str, job_id: str, *, which: adapters.Which, checkpoint: str | None
-    ) -> adapters.Weights:
+    def weights(self, tenant: str, job_id: str, *, which: Which, checkpoint: str | None) -> StoredWeights:
         """What to download of a job: a checkpoint's adapter if one is named, otherwise the job's.
 
         `checkpoint` is an id, or like `which` the word "final" or "best".
         """
-        if checkpoint in get_args(adapters.Which):
-            which, checkpoint = cast(adapters.Which, checkpoint), None
+        if checkpoint in get_args(Which):
+            which, checkpoint = cast(Which, checkpoint), None
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
             if checkpoint is None:
-                return adapters.chosen_weights(session, tenant, job, which)
+                return chosen_weights(session, tenant, job, which)
         return self.checkpoint_weights(tenant, checkpoint, job_id, param="checkpoint")
 
     def checkpoint_weights(
         self, tenant: str, checkpoint_id: str, job_id: str | None = None, *, param: str = "checkpoint_id"
-    ) -> adapters.Weights:
+    ) -> StoredWeights:
         """A checkpoint's adapter. Raises NotFound if it is not the tenant's, or not that job's."""
         with self.database.reading() as session:
             found = repository.find_checkpoint(session, tenant, checkpoint_id)
-        if found is None or job_id not in (None, found.job_id):
-            message = f"There is no checkpoint {checkpoint_id}."
-            raise NotFound(message, param=param, code="checkpoint_not_found")
-        return adapters.of_checkpoint(found)
+            if found is None or job_id not in (None, found.job_id):
+                message = f"There is no checkpoint {checkpoint_id}."
+                raise NotFound(message, param=param, code="checkpoint_not_found")
+            return of_checkpoint(require_job(session, tenant, found.job_id), found)
 
 
 def _wrong_state(current: JobState, verb: str) -> InvalidRequest:

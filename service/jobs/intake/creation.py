@@ -27,6 +27,7 @@ from service.jobs.model.schemas import JobCreate, ProbeCreate
 from service.jobs.model.states import JobState
 from service.jobs.store import history, repository
 from service.jobs.store.backlog import num_unfinished
+from service.jobs.store.lineage import base_model_name
 from service.jobs.store.machines import as_text
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
@@ -172,7 +173,7 @@ def _check_still_there(session: Session, request: JobRequest) -> None:
     for param, file_id in wanted.items():
         if file_id not in there:
             raise InvalidRequest(f"{param}: there is no file {file_id}", param=param, code="file_not_found")
-    if repository.base_model_name(session, tenant, body.model) is None:
+    if base_model_name(session, tenant, body.model) is None:
         message = f"model: {body.model!r} no longer exists"
         raise InvalidRequest(message, param="model", code="model_not_found")
 

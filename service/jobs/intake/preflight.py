@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from grpo_engine.config.job import Method
+from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.checked_files import CheckedFiles, CheckedRows, asked_of_rows
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.files import FileCheck
@@ -21,13 +22,13 @@ from service.jobs.intake.checks.machine import check_capabilities, check_gpus
 from service.jobs.intake.checks.method import check_lora_targets, check_method, check_tools
 from service.jobs.intake.costs import PastJobs
 from service.jobs.intake.estimate import Estimate, Subject, estimate
-from service.jobs.intake.lineage import with_adapter_shape
 from service.jobs.intake.model_size import UnknownShape, model_shape
 from service.jobs.intake.report import Report
 from service.jobs.model.methods import DatasetUse, datasets_of, graders_of, parsed_method, reads_rows
 from service.jobs.model.names import base_of
 from service.jobs.model.schemas import JobCreate
 from service.jobs.store import repository
+from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import Machine, known_machines
 from service.jobs.store.sink_packages import warn_of_missing
 from service.platform.catalog import Catalog, CatalogEntry
@@ -76,12 +77,11 @@ class Preflight:
 
     def _look_up(self, tenant: str, job: JobCreate) -> _Known:
         with self.database.reading() as session:
-            base = repository.base_model_name(session, tenant, job.model)
+            lineage = lineage_of(session, tenant, job.model)
             files = repository.files_by_id(session, tenant, [use.file_id for use in datasets_of(job)])
-            parent = repository.resolve_model(session, tenant, job.model)
             machines = known_machines(session, self.settings)
-        method = None if parent is None else parsed_method(parent.job.method)
-        return _Known(self.catalog.find(base) if base else None, method, files, machines)
+        parent = parsed_method(lineage.ancestors[0].job.method) if lineage.ancestors else None
+        return _Known(self.catalog.find(lineage.root), parent, files, machines)
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
         """Machines, endpoints, reward models and packages that the job needs."""

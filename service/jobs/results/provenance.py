@@ -1,4 +1,4 @@
-"""The facts of a job's manifest, out of its rows and the catalogue.
+"""The facts of a job's manifest, from its rows and the catalogue.
 
 Boundary: queries; the worker uses it too. `manifest.py` makes a document of them.
 """
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from service.jobs.model.methods import parsed_method, retention_of
 from service.jobs.progress.recording import STARTED
 from service.jobs.results.manifest import DataFile, Facts
-from service.jobs.store import repository
+from service.jobs.store.lineage import lineage_of
 from service.platform.catalog import Catalog
 from service.platform.tables.core import File, Job, JobEvent
 
@@ -23,7 +23,7 @@ ENGINE = ("versions", "device", "dtype", "sampler")
 
 def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
     """What is known by now."""
-    base = _base(session, job, catalog)
+    base = lineage_of(session, job.tenant, job.model).base
     entry, told = catalog.find(base), _told_at_start(session, job.id)
     return Facts(
         model=job.model,
@@ -38,17 +38,6 @@ def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
         service_version=version("grpo-service"),
         fingerprint=told.get("base_fingerprint") or None,
     )
-
-
-def _base(session: Session, job: Job, catalog: Catalog) -> str:
-    """What an adapter of this job lies on: a model of the catalogue, or an earlier job's whole weights."""
-    name = job.model
-    for _ in range(repository.MAX_LINEAGE):
-        parent = None if catalog.find(name) else repository.resolve_model(session, job.tenant, name)
-        if parent is None or parent.kind == "model":
-            break
-        name = parent.job.model
-    return name
 
 
 def _files(session: Session, job: Job) -> dict[str, DataFile]:

@@ -1,84 +1,96 @@
-"""Which weights a model's name stands for.
+"""Which weights a download, an export or a loaded model consists of.
 
-A name is a catalogue entry, an earlier job's whole weights, or its adapter on whatever that job went on from.
-Boundary: rows; whose names may be used was decided when they were asked for. The worker fetches the files.
+Boundary: chooses rows; `store/lineage.py` follows a model to its origin, `web/downloads.py` sends bytes, and
+workers fetch them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 from sqlalchemy.orm import Session
 
+from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.store import repository
+from service.jobs.store.lineage import Lineage, StoredWeights, of_checkpoint, result_of
 from service.platform.catalog import Catalog, CatalogEntry
+from service.platform.errors import NotFound
+from service.platform.tables.core import Job
 
-T = TypeVar("T")
+Which = Literal["final", "best"]
 
 
 class WeightsMissing(Exception):
-    """The model cannot be had; the message says why, `hint` what to do."""
+    """The model cannot be loaded; the message says why, `hint` what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
 
 
-class Reader(Protocol):
-    """One query in a transaction of its own, repeated as its owner sees fit."""
-
-    def __call__(self, query: Callable[[Session], T], /) -> T: ...
-
-
 @dataclass(frozen=True)
-class Archive:
-    """A stored tar.gz of weights."""
-
-    job_id: str
-    kind: Literal["adapter", "model"]
-    storage_key: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Everything that a model is made of; equal where the model is."""
+class ModelParts:
+    """Everything that a model is loaded from; equal if the model is the same."""
 
     name: str
     """Of the base: what a trained adapter says it belongs to."""
-    base: CatalogEntry | Archive
-    adapter: Archive | None
+    base: CatalogEntry | StoredWeights
+    adapter: StoredWeights | None
 
 
-def find_weights(read: Reader, catalog: Catalog, tenant: str, model: str) -> Weights:
-    """Follows the model to its base. Raises WeightsMissing."""
-    name, adapter = model, None
-    for _ in range(repository.MAX_LINEAGE):
-        entry = catalog.find(name)
-        if entry is not None:
-            return Weights(name, entry, adapter)
-        found = _parent(read, tenant, name)
-        if found.kind == "experiences":
-            reason = f"{name} is what a training-free job has learnt and has no weights"
-            raise WeightsMissing(reason, "Name the model that it was made with.")
-        archive = Archive(found.job.id, found.kind, found.storage_key, found.sha256)
-        if found.kind == "model":
-            return Weights(name, archive, adapter)
-        adapter = adapter or archive
-        name = found.job.model
-    raise WeightsMissing(f"{model} goes on from too many jobs")
-
-
-def _parent(read: Reader, tenant: str, name: str) -> repository.ModelWeights:
-    """The tenant's weights of that name: a job's result or one of its checkpoints."""
-    found = read(lambda session: repository.resolve_model(session, tenant, name))
-    if found is None:
-        raise missing(name)
-    return found
+def model_parts(lineage: Lineage, catalog: Catalog) -> ModelParts:
+    """Base and adapter of a model. Raises WeightsMissing."""
+    newest = lineage.ancestors[0] if lineage.ancestors else None
+    if newest is not None and newest.kind == "experiences":
+        reason = f"{newest.name} is the result of a training-free job and has no weights"
+        raise WeightsMissing(reason, "Name the model that it was made with.")
+    base = lineage.whole or catalog.find(lineage.root)
+    if base is None:
+        raise missing(lineage.root)
+    return ModelParts(lineage.base, base, lineage.adapter)
 
 
 def missing(name: str) -> WeightsMissing:
     hint = "List the models with GET /v1/models; a deleted one cannot be used."
     return WeightsMissing(f"the model {name} is not in the catalogue any more", hint)
+
+
+def chosen_weights(session: Session, tenant: str, job: Job, which: Which) -> StoredWeights:
+    """The job's final weights (before there are any, its newest checkpoint's), or its best ones.
+
+    Raises NotFound with code `no_adapter_yet`, `adapter_deleted` or `no_best_checkpoint` and a hint.
+    """
+    final = result_of(session, job)
+    points = [of_checkpoint(job, point) for point in repository.checkpoints_of(session, tenant, job.id)]
+    available = [*([final] if final else []), *points]
+    if not available:
+        raise _without_weights(job)
+    return available[0] if which == "final" else _best(job, available)
+
+
+def _best(job: Job, available: list[StoredWeights]) -> StoredWeights:
+    best = job.evaluation.get("best")
+    if not best:
+        message = (
+            f"{job.id} has no evaluation to choose by: give it a validation_file, or take checkpoint=final"
+        )
+        raise NotFound(message, param="checkpoint", code="no_best_checkpoint")
+    for weights in available:
+        if weights.step == best.get("step"):
+            return weights
+    if best.get("step") == 0:
+        message = f"{job.id} was best before training: no evaluated step did better on the held-out rows"
+    else:
+        message = f"{job.id} was best at step {best.get('step')}, of which no checkpoint is kept"
+    raise NotFound(f"{message}: take checkpoint=final", param="checkpoint", code="no_best_checkpoint")
+
+
+def _without_weights(job: Job) -> NotFound:
+    if job.state == JobState.SUCCEEDED.value:
+        return NotFound(f"the weights of {job.id} were deleted", code="adapter_deleted")
+    if JobState(job.state) in TERMINAL:
+        reason = f"{job.id} ended as {job.state} before its first checkpoint"
+    else:
+        reason = f"{job.id} has no checkpoint yet: the first comes after checkpoint_interval steps"
+    return NotFound(reason, code="no_adapter_yet")

@@ -7,16 +7,12 @@ Boundary: SELECTs and INSERTs inside the caller's transaction. State changes are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from grpo_engine.config.job import TrainingFree
 from service.jobs.model import names
-from service.jobs.model.methods import lora_of, parsed_method
-from service.jobs.model.names import MODEL_PREFIX
 from service.jobs.model.states import TERMINAL
 from service.platform.clock import db_now
 from service.platform.errors import NotFound
@@ -24,7 +20,6 @@ from service.platform.tables.core import Artifact, Checkpoint, File, Idempotency
 
 DEDUPLICATION_SECONDS = 600
 """So long a client may go on sending a request whose answer was lost."""
-MAX_LINEAGE = 100
 _ENDED = [state.value for state in TERMINAL]
 
 
@@ -44,22 +39,6 @@ _ARE_THERE = (
 )
 _FILES, _FILE_IDS = select(File).where(*_ARE_THERE), select(File.id).where(*_ARE_THERE)
 _NOW = select(db_now())
-
-WeightsKind = Literal["adapter", "model", "experiences"]
-
-
-@dataclass(frozen=True)
-class ModelWeights:
-    """What a fine-tuned model's name stands for: a job's result, or one of its checkpoints."""
-
-    job: Job
-    kind: WeightsKind
-    """`model`: whole weights; `experiences`: none, but the library of a training-free job."""
-    storage_key: str
-    """Of the tar.gz."""
-    sha256: str
-    created_at: float
-    """Unix seconds."""
 
 
 def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
@@ -88,54 +67,6 @@ def fine_tuned(session: Session, tenant: str) -> list[Job]:
     """The tenant's jobs that made a model, newest first."""
     query = select(Job).where(Job.tenant == tenant, Job.fine_tuned_model.is_not(None))
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
-
-
-def resolve_model(session: Session, tenant: str, name: str) -> ModelWeights | None:
-    """The tenant's weights of a fine-tuned model's name, or of a checkpoint's; None where there are none."""
-    if not name.startswith(MODEL_PREFIX):
-        return None
-    point = names.checkpoint_of(name)
-    if point is not None:
-        return _checkpoint_weights(session, tenant, *point)
-    job = find_by_model(session, tenant, name)
-    pairs = [] if job is None else artifacts_of(session, tenant, [job.id])
-    for artifact, file in pairs:
-        if job is not None and artifact.kind != "metrics":
-            created_at = job.finished_at or job.created_at
-            return ModelWeights(job, kind_of(job), file.storage_key, file.sha256, created_at)
-    return None
-
-
-def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: int) -> ModelWeights | None:
-    """A job that has not succeeded has no model's name; its checkpoints carry the one it would have had."""
-    job = find_by_model(session, tenant, fine_tuned) or find_job(session, tenant, names.job_of(fine_tuned))
-    if job is None or names.model_of(job) != fine_tuned:
-        return None
-    found = select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.step == step)
-    point = session.scalar(found)
-    if point is None:
-        return None
-    return ModelWeights(job, kind_of(job), point.adapter_key, point.adapter_sha256, point.created_at)
-
-
-def kind_of(job: Job) -> WeightsKind:
-    """What a job makes."""
-    method = parsed_method(job.method)
-    if isinstance(method, TrainingFree):
-        return "experiences"
-    return "model" if lora_of(method) == "full" else "adapter"
-
-
-def base_model_name(session: Session, tenant: str, model: str) -> str | None:
-    """The catalogue name a model comes from; None where an ancestor or its weights are not there."""
-    for _ in range(MAX_LINEAGE):
-        if not model.startswith(MODEL_PREFIX):
-            return model
-        parent = resolve_model(session, tenant, model)
-        if parent is None:
-            return None
-        model = parent.job.model
-    return None
 
 
 def descendants(session: Session, tenant: str, model: str) -> list[str]:

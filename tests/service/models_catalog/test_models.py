@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from service.jobs.model.states import JobState
 from service.jobs.progress import publishing
-from service.jobs.store import repository
+from service.jobs.store.lineage import base_model_name, find_weights
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import (
@@ -157,9 +157,9 @@ def test_a_checkpoints_name_is_a_model(
 
 def test_a_name_gives_its_weights(database: Database, job_id: str, cancelled: str) -> None:
     with database.reading() as session:
-        final = repository.resolve_model(session, "tenant-a", NAME)
-        point = repository.resolve_model(session, "tenant-a", cancelled)
-        assert repository.base_model_name(session, "tenant-a", cancelled) == "tiny"
+        final = find_weights(session, "tenant-a", NAME)
+        point = find_weights(session, "tenant-a", cancelled)
+        assert base_model_name(session, "tenant-a", cancelled) == "tiny"
     assert final is not None
     assert point is not None
     assert (final.job.id, final.kind) == (job_id, "adapter")
@@ -178,7 +178,7 @@ def test_a_checkpoint_of_a_job_that_trains_all_weights_is_a_whole_model(
     add_checkpoint(settings, database, job_id, 20, b"twenty")
     name = f"ft:tiny:tenant-a::{job_id.removeprefix('ftjob-')}:ckpt-step-20"
     with database.reading() as session:
-        weights = repository.resolve_model(session, "tenant-a", name)
+        weights = find_weights(session, "tenant-a", name)
     assert weights is not None
     assert weights.kind == "model"
 
@@ -187,7 +187,7 @@ def test_a_job_goes_on_from_a_cancelled_jobs_checkpoint(
     client: TestClient, database: Database, cancelled: str
 ) -> None:
     with database.transaction() as session:
-        parent = repository.resolve_model(session, "tenant-a", cancelled)
+        parent = find_weights(session, "tenant-a", cancelled)
         assert parent is not None
         parent.job.method = expanded(lora={"rank": 4, "alpha": 8})
     job = create(client, upload(client), model=cancelled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -119,6 +120,22 @@ def test_a_fine_tuned_model_and_its_checkpoint_answer_and_are_their_tenants_only
             with pytest.raises(openai.NotFoundError) as refused:
                 other.chat.completions.create(model=model, messages=HELLO)
             assert refused.value.code == "model_not_found"
+
+
+@on_sqlite
+@pytest.mark.usefixtures("answered")
+def test_a_chained_model_on_stored_whole_weights_answers_without_the_catalogue(
+    openai_client: OpenAI, settings: Settings, database: Database, archive: bytes
+) -> None:
+    whole = tune(settings, database, archive)
+    chained = tune(settings, database, archive)
+    with database.transaction() as session:
+        session.get_one(Job, names.job_of(whole)).method = expanded(lora="full")
+        session.get_one(Job, names.job_of(chained)).model = whole
+    shutil.rmtree(settings.models_dir / "tiny")
+    for model, reply in ((whole, "Base: hello there"), (chained, "Adapter: hello there!")):
+        answer = openai_client.chat.completions.create(model=model, messages=HELLO)
+        assert answer.choices[0].message.content == reply
 
 
 @on_sqlite

@@ -12,7 +12,7 @@ from grpo_engine.contract.events import Evaluated, RolloutsRecorded, Stopped, Ve
 from grpo_engine.contract.records import GroupRecord
 from service.jobs.api.reading import read_jobs
 from service.jobs.model.states import JobState
-from service.jobs.results import adapters
+from service.jobs.results.weights import chosen_weights
 from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -164,8 +164,8 @@ def test_the_best_checkpoint_is_kept_named_and_chosen(
         rows = session.scalars(select(Checkpoint).order_by(Checkpoint.step)).all()
         job = read_job(database, job_id)
         answer = read_jobs(session, "acme", [job], None)[0]
-        best = adapters.chosen_weights(session, "acme", job, "best")
-        final = adapters.chosen_weights(session, "acme", job, "final")
+        best = chosen_weights(session, "acme", job, "best")
+        final = chosen_weights(session, "acme", job, "final")
     assert [row.step for row in rows] == [4, 10]
     assert answer.eval.best == {"step": 4, "reward": 0.14, "num_rows": 8.0, "checkpoint": rows[0].id}
     assert (best.step, final.step) == (4, 10)

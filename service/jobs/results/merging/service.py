@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.orm import Session
 
-from service.jobs.results import adapters, weights
 from service.jobs.results.merging.bases import Archive, Base, Folder
 from service.jobs.results.merging.errors import NotMergeable
-from service.jobs.store import repository
+from service.jobs.results.weights import ModelParts, WeightsMissing, model_parts
+from service.jobs.store.lineage import StoredWeights, kind_of, lineage_of
 from service.jobs.store.repository import require_job
 from service.platform.catalog import Catalog, CatalogEntry
 from service.platform.db import Database
@@ -49,22 +49,22 @@ class Merging:
     catalog: Catalog
     limit: ConcurrencyLimit
 
-    def base_of(self, tenant: str, job_id: str) -> weights.Weights | None:
+    def base_of(self, tenant: str, job_id: str) -> ModelParts | None:
         """What the job's adapter belongs to; None where the job trained all weights and has them whole.
 
         Raises NotFound, InvalidRequest for a job without weights, Unprocessable where the base is gone.
         """
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
-            kind = repository.kind_of(job)
+            kind = kind_of(job)
         if kind == "experiences":
             message = f"{job_id} is training-free: it has lessons, and no adapter to merge"
             raise InvalidRequest(message, param="format", code="model_without_weights")
         if kind == "model":
             return None
         try:
-            return weights.find_weights(self._read, self.catalog, tenant, job.model)
-        except weights.WeightsMissing as gone:
+            return model_parts(self._read(lambda s: lineage_of(s, tenant, job.model)), self.catalog)
+        except WeightsMissing as gone:
             raise _impossible(str(gone), "base_model_missing") from gone
 
     def _read(self, query: Callable[[Session], T]) -> T:
@@ -72,9 +72,7 @@ class Merging:
             return query(session)
 
     @contextmanager
-    def merged(
-        self, tenant: str, adapter: adapters.Weights, found: weights.Weights
-    ) -> Iterator[MergedArchive]:
+    def merged(self, tenant: str, adapter: StoredWeights, found: ModelParts) -> Iterator[MergedArchive]:
         """Everything that the download needs, until the block ends. Raises ServiceError, StorageError."""
         # it loads numpy, a tenth of what an API process takes to start, and few ever merge
         from service.jobs.results.merging.archive import merged_archive
@@ -90,8 +88,8 @@ class Merging:
                 raise _impossible(reason, "base_model_missing") from error
             yield archive
 
-    def _base(self, found: weights.Weights) -> Base:
-        if isinstance(found.base, weights.Archive):
+    def _base(self, found: ModelParts) -> Base:
+        if isinstance(found.base, StoredWeights):
             return Archive(self.storage, found.base.storage_key, found.base.sha256)
         folder = found.base.folder or _cached(found.base)
         if folder is None:
@@ -99,7 +97,7 @@ class Merging:
             raise _impossible(f"{reason}: {ELSEWHERE}", "base_model_elsewhere")
         return Folder(folder)
 
-    def _fetched(self, weights: adapters.Weights, scratch: Path) -> Path:
+    def _fetched(self, weights: StoredWeights, scratch: Path) -> Path:
         """The adapter, unpacked."""
         packed, folder = scratch / "adapter.tar.gz", scratch / "adapter"
         try:
@@ -115,7 +113,7 @@ class Merging:
         return folder
 
 
-def _revision(found: weights.Weights) -> str | None:
+def _revision(found: ModelParts) -> str | None:
     return found.base.revision if isinstance(found.base, CatalogEntry) else None
 
 

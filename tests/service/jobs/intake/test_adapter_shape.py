@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.job import Lora, Supervised, hyperparameters_of
-from service.jobs.intake.lineage import with_adapter_shape
+from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.model.dataset import Problems
 
 PARENT = {"rank": 4, "alpha": 8, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}

@@ -1,0 +1,148 @@
+"""Which stored weights a model's name stands for, and the jobs that they come from.
+
+Boundary: rows. `results/weights.py` combines them with the catalogue; workers fetch the files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from grpo_engine.config.job import TrainingFree
+from service.jobs.model import names
+from service.jobs.model.methods import lora_of, parsed_method
+from service.jobs.model.names import MODEL_PREFIX
+from service.jobs.store import repository
+from service.platform.tables.core import Artifact, Checkpoint, File, Job
+
+MAX_ANCESTORS = 100
+
+WeightsKind = Literal["adapter", "model", "experiences"]
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """A stored tar.gz: a job's result or one of its checkpoints. Equal if its content is."""
+
+    name: str
+    """The model's name."""
+    kind: WeightsKind
+    """`adapter`: in PEFT layout; `model`: whole weights; `experiences`: a training-free job's lessons."""
+    step: int
+    storage_key: str
+    num_bytes: int
+    sha256: str
+    job: Job = field(compare=False, repr=False)
+    created_at: float = field(compare=False)
+    """Unix seconds."""
+
+    @property
+    def filename(self) -> str:
+        return f"{self.job.id}-step-{self.step}.tar.gz"
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """A model's own weights and those that it was trained from, newest first."""
+
+    ancestors: tuple[StoredWeights, ...]
+    root: str
+    """The name at the end: a catalogue model, or a fine-tuned model whose weights were deleted."""
+
+    @property
+    def whole(self) -> StoredWeights | None:
+        """The newest whole weights: nothing older is needed to load the model."""
+        return next((each for each in self.ancestors if each.kind == "model"), None)
+
+    @property
+    def base(self) -> str:
+        """Name of the model that the newest adapter belongs to."""
+        return self.whole.name if self.whole else self.root
+
+    @property
+    def adapter(self) -> StoredWeights | None:
+        """The newest adapter on `base`; it contains what older ones have learnt."""
+        newest = self.ancestors[0] if self.ancestors else None
+        return newest if newest is not None and newest.kind == "adapter" else None
+
+
+def lineage_of(session: Session, tenant: str, model: str) -> Lineage:
+    """Follow a model from job to job. Without ancestors it is no fine-tuned model of the tenant."""
+    ancestors: list[StoredWeights] = []
+    while len(ancestors) < MAX_ANCESTORS and (found := find_weights(session, tenant, model)) is not None:
+        ancestors.append(found)
+        model = found.job.model
+    return Lineage(tuple(ancestors), model)
+
+
+def find_weights(session: Session, tenant: str, name: str) -> StoredWeights | None:
+    """The tenant's weights of a fine-tuned model's or a checkpoint's name; None if there are none."""
+    if not name.startswith(MODEL_PREFIX):
+        return None
+    if (point := names.checkpoint_of(name)) is not None:
+        return _checkpoint_weights(session, tenant, *point)
+    job = repository.find_by_model(session, tenant, name)
+    return None if job is None else result_of(session, job)
+
+
+def result_of(session: Session, job: Job) -> StoredWeights | None:
+    """The weights that a job ended with; None if it has not succeeded or they were deleted."""
+    for artifact, file in repository.artifacts_of(session, job.tenant, [job.id]):
+        if artifact.kind != "metrics":
+            return _of_artifact(job, artifact, file)
+    return None
+
+
+def of_checkpoint(job: Job, point: Checkpoint) -> StoredWeights:
+    """The weights of one of the job's checkpoints."""
+    return StoredWeights(
+        names.checkpoint_model(names.model_of(job), point.step),
+        kind_of(job),
+        point.step,
+        point.adapter_key,
+        point.adapter_bytes,
+        point.adapter_sha256,
+        job,
+        point.created_at,
+    )
+
+
+def _of_artifact(job: Job, artifact: Artifact, file: File) -> StoredWeights:
+    return StoredWeights(
+        names.model_of(job),
+        kind_of(job),
+        artifact.step,
+        file.storage_key,
+        file.num_bytes,
+        file.sha256,
+        job,
+        job.finished_at or job.created_at,
+    )
+
+
+def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: int) -> StoredWeights | None:
+    """A job that has not succeeded has no model; its checkpoints carry the name that it would have."""
+    job = repository.find_by_model(session, tenant, fine_tuned)
+    job = job or repository.find_job(session, tenant, names.job_of(fine_tuned))
+    if job is None or names.model_of(job) != fine_tuned:
+        return None
+    found = select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.step == step)
+    point = session.scalar(found)
+    return None if point is None else of_checkpoint(job, point)
+
+
+def kind_of(job: Job) -> WeightsKind:
+    """The kind of weights that a job produces."""
+    method = parsed_method(job.method)
+    if isinstance(method, TrainingFree):
+        return "experiences"
+    return "model" if lora_of(method) == "full" else "adapter"
+
+
+def base_model_name(session: Session, tenant: str, model: str) -> str | None:
+    """The catalogue name that a model comes from; None if an ancestor or its weights are missing."""
+    root = lineage_of(session, tenant, model).root
+    return None if root.startswith(MODEL_PREFIX) else root
