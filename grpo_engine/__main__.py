@@ -72,11 +72,11 @@ def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> in
     journal.write(PhaseChanged(phase="loading"))
     try:
         with without_collector():
-            from grpo_engine.run.build import build_loop
+            from grpo_engine.run.build import build_run
             from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks
 
         with joined_ranks(config) as config:
-            for event in build_loop(config, run_dir).run(agreed_by_ranks(should_stop)):
+            for event in build_run(config, run_dir).run(agreed_by_ranks(should_stop)):
                 journal.write(event)
     except EngineError as error:
         journal.write(

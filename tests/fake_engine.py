@@ -26,6 +26,7 @@ from grpo_engine.contract.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    Exported,
     Failed,
     Finished,
     PhaseChanged,
@@ -61,7 +62,7 @@ class FakeEngine:
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self.config, self.run_dir = config, run_dir
-        rows = Path(config.training_file).read_text().splitlines()
+        rows = Path(config.training_file).read_text().splitlines() if config.training_file else ["{}"]
         faults = json.loads(rows[0]).get("faults", {})
         self.faults: dict[str, Any] = faults.get("*", {}) | faults.get(run_dir.name, {})
         self.hyperparameters = hyperparameters_of(config.method)
@@ -83,6 +84,8 @@ class FakeEngine:
         print("fake engine starts", flush=True)
         self._resume()
         self._start()
+        if self.config.export is not None:
+            return self._export()
         if self.config.probe is not None:
             return self._probe(self.config.probe.prompts)
         while self.step < self.total_steps and not self.stopping:
@@ -90,6 +93,15 @@ class FakeEngine:
                 return 1
         self._save()
         return self._end()
+
+    def _export(self) -> int:
+        """Its merged model is a copy of the adapter's files."""
+        merged = self.run_dir / "merged"
+        merged.mkdir()
+        for path in Path(self.config.model.adapter or self.config.model.path).glob("*"):
+            (merged / path.name).write_bytes(path.read_bytes())
+        self._emit(Exported(path="merged"))
+        return 0
 
     def _stop(self, *_signal: object) -> None:
         self.stopping = True

@@ -180,6 +180,8 @@ class RunConfig(Record):
     method: Method
     probe: ProbeSize | None = None
     """None: train."""
+    export: Literal["merged"] | None = None
+    """Save base and adapter as one model, and neither sample nor train; no training_file is read."""
     runtime: Runtime = Field(default_factory=Runtime)
     created_at: float = 0.0
     """Unix seconds of the job's creation: the date that chat templates print, also after midnight."""

@@ -4,7 +4,8 @@ EngineError
 ├── ConfigError        config_invalid      the configuration cannot be run
 ├── DatasetError       dataset_invalid     a row cannot be used; names file, line and field
 ├── ModelError         model_not_found     the base model or adapter cannot be loaded
-│   └── BaseChangedError base_model_changed the base has other weights than those that were trained on
+│   ├── BaseChangedError base_model_changed the base has other weights than those that were trained on
+│   └── NotMergeableError not_mergeable    the adapter cannot be merged into its base model
 ├── GraderError        grader_contract     graders fail on most completions
 ├── NonFiniteError     non_finite          loss or gradient is NaN or infinite
 ├── NoSignalError      no_signal           no group had two different rewards for many steps
@@ -77,6 +78,13 @@ class BaseChangedError(ModelError):
         "Put the model's files back as they were; a new job may then start from the last checkpoint. "
         "With the new files only a job from the beginning can run."
     )
+
+
+class NotMergeableError(ModelError):
+    """The adapter cannot be merged into its base model."""
+
+    code = "not_mergeable"
+    hint = "Use the adapter as it is: PEFT and vLLM load it beside the base model."
 
 
 class GraderError(EngineError):

@@ -181,6 +181,14 @@ class Probed(BaseEvent):
     peak_memory_bytes: int
 
 
+class Exported(BaseEvent):
+    """An export's end."""
+
+    type: Literal["exported"] = "exported"
+    path: str
+    """Folder of the merged model, relative to the run directory."""
+
+
 class Failed(BaseEvent):
     """The job cannot succeed; running it again would fail again."""
 
@@ -203,6 +211,7 @@ Event = Annotated[
     | Stopped
     | Finished
     | Probed
+    | Exported
     | Failed,
     Field(discriminator="type"),
 ]

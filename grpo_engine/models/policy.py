@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from peft import PeftModel
@@ -73,12 +73,7 @@ class Policy:
     @cached_property
     def base_fingerprint(self) -> str:
         """Of the files that the base was loaded from; what is trained here belongs to them."""
-        source = self.source
-        try:
-            config = cached_file(source.path, "config.json", revision=source.revision, local_files_only=True)
-            return fingerprint(Path(str(config)).parent)
-        except (OSError, ValueError):
-            return ""  # nothing in training depends on it, and nothing is compared then
+        return base_fingerprint(self.source)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of completion tokens, special tokens left out."""
@@ -226,24 +221,41 @@ def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     return frozenset(token for token in found if token is not None)
 
 
-def load_policy(
-    source: ModelSource, hyperparameters: Hyperparameters, device: torch.device, dtype: torch.dtype, seed: int
-) -> Policy:
-    """Base model, tokenizer and adapter on `device`. Raises ModelError."""
-    torch.manual_seed(seed)
-    full = hyperparameters.lora == "full"
+def base_fingerprint(source: ModelSource) -> str:
+    """Of the files that a base is loaded from; empty, and never compared, if they cannot be read."""
+    try:
+        config = cached_file(source.path, "config.json", revision=source.revision, local_files_only=True)
+        return fingerprint(Path(str(config)).parent)
+    except (OSError, ValueError):
+        return ""
+
+
+def load_base(
+    source: ModelSource, dtype: torch.dtype | Literal["auto"]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Base model and tokenizer; "auto": in the number format of its files. Raises ModelError."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
         model = AutoModelForCausalLM.from_pretrained(
             source.path,
             revision=source.revision,
-            dtype=torch.float32 if full else dtype,
+            dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{source.name} cannot be loaded: {error}") from error
     _refuse_endless(model, tokenizer, source)
+    return model, tokenizer
+
+
+def load_policy(
+    source: ModelSource, hyperparameters: Hyperparameters, device: torch.device, dtype: torch.dtype, seed: int
+) -> Policy:
+    """Base model, tokenizer and adapter on `device`. Raises ModelError."""
+    torch.manual_seed(seed)
+    full = hyperparameters.lora == "full"
+    model, tokenizer = load_base(source, torch.float32 if full else dtype)
     model.to(device)  # type: ignore[arg-type]
     peft_model = _with_adapter(model, source, hyperparameters)
     policy = Policy(

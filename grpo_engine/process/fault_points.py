@@ -33,6 +33,7 @@ POINTS = frozenset(
         "checkpoint.sealed",
         "checkpoint.renamed",
         "training.finished",
+        "export.saved",
         # the worker
         "job.claimed",
         "job.prepared",
@@ -41,6 +42,7 @@ POINTS = frozenset(
         "checkpoint.uploaded",
         "checkpoint.published",
         "results.uploaded",
+        "export.uploaded",
         "job.finished",
         "job.released",
         "lease.renewing",

@@ -32,12 +32,18 @@ from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
+from grpo_engine.run.export import ExportRun
 from grpo_engine.run.rank_setup import shard, with_gathered_weights
 from grpo_engine.training.loop import Schedule, TrainingLoop
 from grpo_engine.training.probe import Probe
 from grpo_engine.training.supervised import SupervisedTrainer
 from grpo_engine.training.trainer import Trainer
 from grpo_engine.training_free.build import build_training_free
+
+
+def build_run(config: RunConfig, run_dir: Path) -> TrainingLoop[Any] | ExportRun:
+    """An export or, as for every other configuration, a loop of steps. Raises an EngineError."""
+    return build_loop(config, run_dir) if config.export is None else ExportRun(config.model, run_dir)
 
 
 def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:
