@@ -20,9 +20,9 @@ from service.dashboard import routes as dashboard
 from service.files import endpoints as files
 from service.graders import endpoints as graders
 from service.jobs.api import endpoints as jobs
+from service.jobs.api import endpoints_exports as exports
 from service.jobs.intake.checks.checked_files import CheckedFiles
 from service.jobs.intake.costs import PastJobs
-from service.jobs.results.merging.service import merge_limit
 from service.jobs.store.wakeups import Wakeups, refuse_eviction
 from service.models_catalog import endpoints as models
 from service.ops import health, prometheus
@@ -97,8 +97,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
     # The body limits are set per router: the application's own would answer outside of our middleware.
     app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
-    others = (jobs, probing, rollouts, models, graders, webhooks, event_types, chat, health, prometheus)
-    for room in others:
+    training = (jobs, exports, probing, rollouts, models, graders)
+    for room in (*training, webhooks, event_types, chat, health, prometheus):
         app.include_router(room.router, max_body_size=MAX_BODY_BYTES)
 
 
@@ -122,7 +122,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = PastJobs()
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
-    app.state.merge_limit = merge_limit(settings.max_merges)
     app.state.stream_limit = ConcurrencyLimit(
         "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30
     )

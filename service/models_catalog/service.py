@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model import names
 from service.jobs.model.states import JobState
+from service.jobs.results.exports import cancel_export
 from service.jobs.store import repository
 from service.jobs.store.lineage import find_weights
 from service.models_catalog.schemas import ModelDeleted, ModelRead
@@ -52,7 +53,7 @@ class Models:
         return ModelRead(id=name, created=int(point.created_at), owned_by=tenant)
 
     def delete(self, principal: Principal, name: str, request_id: str) -> ModelDeleted:
-        """Deletes a fine-tuned model: its name and every weight of its job. Its metrics stay.
+        """Deletes a fine-tuned model: its name, every weight and every export of its job. Its metrics stay.
 
         A job that failed or was cancelled has no model, but checkpoints, which go by the name that it would
         have had.
@@ -71,6 +72,8 @@ class Models:
                 raise _unknown(name)
             if users := repository.descendants(session, principal.tenant, name):
                 raise InvalidRequest(f"{name} is in use by {', '.join(users[:5])}.", code="model_in_use")
+            for export in repository.exports_of(session, principal.tenant, job.id):
+                cancel_export(session, export)
             keys = repository.forget_model(session, principal.tenant, job)
             audit.record(session, principal, "model.delete", job.id, request_id)
         for key in keys:

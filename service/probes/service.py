@@ -19,6 +19,7 @@ from service.jobs.model.methods import parsed_method
 from service.jobs.model.schemas import JobRead
 from service.jobs.model.states import JobState, already
 from service.jobs.store import queue, repository
+from service.jobs.store.statements import IS_PROBE
 from service.platform import audit
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest, NotFound
@@ -60,7 +61,7 @@ class Probes:
         with self.database.transaction() as session:
             probe = _require(session, principal.tenant, probe_id)
             try:
-                queue.request_cancel(session, principal.tenant, probe_id, is_probe=True)
+                queue.request_cancel(session, principal.tenant, probe_id, of=IS_PROBE)
             except queue.WrongState as error:
                 message = f"The probe {already(error.current)}."
                 raise InvalidRequest(message, code="invalid_state") from error

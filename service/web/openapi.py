@@ -31,7 +31,8 @@ PROBES = "/v1/fine_tuning/probes"
 SCHEME = "ApiKey"
 DOWNLOADS = {
     "/v1/files/{file_id}/content": ["application/octet-stream"],
-    f"{JOB}/adapter": ["application/gzip", "application/x-tar"],
+    f"{JOB}/adapter": ["application/gzip"],
+    f"{JOB}/exports/{{export_id}}/content": ["application/x-tar"],
     f"{JOB}/checkpoints/{{checkpoint_id}}/content": ["application/gzip"],
     "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": ["application/gzip"],
 }
@@ -86,7 +87,7 @@ REASONS: dict[type[ServiceError], str] = {
     TooSlow: "The body arrived too slowly.",
     PayloadTooLarge: "The body is too large.",
     RangeNotSatisfiable: "The range is outside the object.",
-    Unprocessable: "The Idempotency-Key was used with another body, or no merge is possible; see `code`.",
+    Unprocessable: "The Idempotency-Key was used with another body, or a base model is missing; see `code`.",
     TooManyRequests: "A limit of the tenant or the service is reached; `Retry-After` says when to retry.",
     Unavailable: "The database or the storage does not respond; try again.",
     InsufficientStorage: "No space left; nothing was stored.",
@@ -156,9 +157,9 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
         found.append(NotFound)
     if "requestBody" in operation:
         found += [TooSlow, PayloadTooLarge]
-    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", f"get {JOB}/adapter"):
+    if name in (f"post {JOBS}", f"post {JOB}/clone", f"post {PROBES}", f"post {JOB}/exports"):
         found.append(Unprocessable)
-    if name in ("post /v1/files", f"get {JOB}/adapter"):
+    if name == "post /v1/files":
         found.append(InsufficientStorage)
     return found
 
@@ -175,7 +176,7 @@ def _describe_download(responses: Document, media_types: list[str]) -> None:
         name: {"description": text, "schema": {"type": "string"}}
         for name, text in (
             ("ETag", "SHA-256 in quotes."),
-            ("x-checksum-sha256", "Of the whole object; a merged model has none."),
+            ("x-checksum-sha256", "Of the whole object."),
         )
     }
     responses["200"] = {"description": "The whole object.", "content": content, "headers": headers}

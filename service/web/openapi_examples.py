@@ -30,6 +30,7 @@ WEBHOOK: Document = {"url": "https://example.com/hook", "event_types": ["fine_tu
 BODIES: dict[str, Document] = {
     f"post {JOBS}": JOB,
     f"post {JOBS}/validate": JOB,
+    f"post {JOBS}/{{job_id}}/exports": {"format": "merged"},
     f"post {JOBS}/{{job_id}}/clone": {
         "method": {"reinforcement": {"hyperparameters": {"beta": 0.1}}},
         "seed": None,

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
+from service.platform.db import connect
 from tests.browser.charts import drawn, figure, points, table
 from tests.browser.conftest import PHONE, TOO_WIDE, watched
 from tests.browser.deployment import JOBS, Deployment
-from tests.service.job_samples import upload
+from tests.service.job_samples import finish_export, upload
 
 
 def open_job(page: Page, deployment: Deployment, name: str) -> dict[str, Any]:
@@ -137,6 +138,19 @@ def test_a_downloaded_checkpoint_is_the_one_of_the_list(finished: Page, deployme
     assert found.value.suggested_filename == f"{deployment.jobs['first']}-step-{newest['step_number']}.tar.gz"
 
 
+def test_the_merged_model_is_exported_awaited_and_downloaded(finished: Page, deployment: Deployment) -> None:
+    place = f"{JOBS}/{deployment.jobs['first']}/exports"
+    settings = deployment.api.settings
+    with finished.expect_download() as found:
+        finished.get_by_role("button", name="Merged model").click()
+        expect(finished.get_by_role("button", name="Merged model: queued")).to_be_visible()
+        (export,) = deployment.get(place)["data"]
+        database = connect(settings)  # the worker is busy with another job, so this does its part
+        finish_export(settings, database, export["id"], b"a merged model")
+        database.engine.dispose()
+    assert found.value.path().read_bytes() == b"a merged model"
+
+
 def test_metrics_are_downloaded_as_the_api_has_them(finished: Page, deployment: Deployment) -> None:
     job = deployment.job("first")
     with finished.expect_download() as found:
@@ -155,6 +169,7 @@ def test_a_result_comes_with_the_commands_that_serve_it_and_merge_it(
     grpo = f"grpo --url {deployment.url}"
     assert adapter == f"{grpo} download {job_id} --extract\n{serve}"
     assert merged.startswith(f"{grpo} merge {job_id} --to {job_id}-merged\nvllm serve ./{job_id}-merged ")
+    assert f'curl -f "{deployment.url}{JOBS}/{job_id}/exports"' in archive
     assert f"{deployment.url}{JOBS}/{job_id}/adapter?format=merged" in archive
     finished.context.grant_permissions(["clipboard-read", "clipboard-write"])
     panel.get_by_role("button", name="Copy: Adapter and base as one model, without PEFT").click()

@@ -172,6 +172,17 @@ def add_checkpoint(settings: Settings, database: Database, job_id: str, step: in
     return checkpoint_id
 
 
+def finish_export(settings: Settings, database: Database, export_id: str, content: bytes) -> None:
+    """An export as a worker leaves it."""
+    with database.reading() as session:
+        tenant = session.get_one(Job, export_id).tenant
+    about = {"tenant": tenant, "purpose": "fine-tune-results", "filename": "merged.tar"}
+    file_id = store_file(settings, database, content, **about)
+    with database.transaction() as session:
+        session.add(Artifact(id=file_id, job_id=export_id, kind="merged", step=10, fence=1))
+        session.get_one(Job, export_id).state = JobState.SUCCEEDED.value
+
+
 def add_artifact(
     settings: Settings, database: Database, job_id: str, kind: str, content: bytes, step: int = 10
 ) -> str:

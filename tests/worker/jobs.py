@@ -72,8 +72,13 @@ def insert_file(
 
 
 def insert_job(database: Database, training_file: str = "file-none", **values: Any) -> str:
-    """A queued job (a `probe`, where that is given) of tenant `acme` on model `tiny`. Answers its id."""
-    job_id = f"{names.PROBE if 'probe' in values else 'ftjob'}-{next(_numbers):024d}"
+    """A queued job (a `probe` or an `export`, if that is given) of tenant `acme` on model `tiny`.
+
+    Returns its id.
+    """
+    kinds = {"probe": names.PROBE, "export": names.EXPORT}
+    kind = next((prefix for name, prefix in kinds.items() if name in values), "ftjob")
+    job_id = f"{kind}-{next(_numbers):024d}"
     shape = method(**values.pop("hyperparameters", {}))
     given = {
         "tenant": "acme",

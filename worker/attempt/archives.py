@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 
-def pack_tar(folder: Path, target: Path) -> None:
-    """All files beneath `folder`, at the archive's top level."""
+def pack_tar(folder: Path, target: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+    """All files beneath `folder`, at the archive's top level; `texts` are added and win over files."""
     with target.open("wb") as file:
-        _write_tar(folder, file)
+        _write_tar(folder, file, texts)
 
 
 def pack_tar_gz(folder: Path, target: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """The same, compressed lightly: weights do not shrink. `texts`: further files, which win over others."""
+    """The same, compressed lightly: weights do not shrink."""
     with (
         target.open("wb") as file,
         gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as compressed,

@@ -6,13 +6,13 @@ import errno
 import signal
 from typing import Any
 
-from grpo_engine.contract.events import Finished
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
 from service.platform.errors import Unavailable
 from service.platform.storage import StorageDenied, StorageError
 from worker.attempt.attempt import OUTAGES, Attempt, Refused
+from worker.attempt.export import publish_export
 from worker.attempt.follow import Ending
 from worker.attempt.publish import publish_results
 from worker.masking import mask_secrets
@@ -28,8 +28,8 @@ DISK_FULL = {
 
 def conclude(attempt: Attempt, ending: Ending) -> None:
     """Success comes first, then the user's request, then failure; anything else is retried. Raises Lost."""
-    if ending.finished is not None:
-        _publish_success(attempt, ending.finished)
+    if ending.finished is not None or ending.exported is not None:
+        _publish_success(attempt, ending)
     elif ending.probed is not None:  # its figures are recorded like every event; a probe has no files
         finish(attempt, JobState.SUCCEEDED)
     elif ending.stop_request == "cancel":
@@ -112,9 +112,12 @@ def release(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: tup
     attempt.worker.wakeups.send(job.pool)
 
 
-def _publish_success(attempt: Attempt, event: Finished) -> None:
+def _publish_success(attempt: Attempt, ending: Ending) -> None:
     try:
-        publish_results(attempt, event)
+        if ending.exported is not None:
+            publish_export(attempt, ending.exported)
+        elif ending.finished is not None:
+            publish_results(attempt, ending.finished)
     except StorageError as error:
         release_unstored(attempt, "The results were not stored", error)
 

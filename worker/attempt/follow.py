@@ -12,6 +12,7 @@ import structlog
 from grpo_engine.contract.events import (
     CheckpointSaved,
     Event,
+    Exported,
     Failed,
     Finished,
     Probed,
@@ -41,6 +42,7 @@ class Ending:
     """Negative: the signal that ended it."""
     finished: Finished | None = None
     probed: Probed | None = None
+    exported: Exported | None = None
     failed: Failed | None = None
     stopped: Stopped | None = None
     stop_request: StopRequest | None = None
@@ -106,6 +108,8 @@ def record_and_publish(attempt: Attempt, events: Sequence[Event], ending: Ending
             ending.finished = event
         elif isinstance(event, Probed):
             ending.probed = event
+        elif isinstance(event, Exported):
+            ending.exported = event
         elif isinstance(event, Failed):
             ending.failed = event
         elif isinstance(event, Stopped):

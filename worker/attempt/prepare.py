@@ -41,7 +41,7 @@ def prepare(attempt: Attempt) -> Path:
     config = RunConfig(
         job_id=job.id,
         seed=job.seed,
-        model=_model_source(attempt),
+        model=model_source(attempt),
         training_file=str(training_file),
         validation_file=validation_file,
         retention_files=_fetch_retention(attempt),
@@ -109,8 +109,8 @@ def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
     download_verified(attempt.worker.storage, key, sha256, target, patiently)
 
 
-def _model_source(attempt: Attempt) -> ModelSource:
-    """The job's model; that of an earlier job is downloaded."""
+def model_source(attempt: Attempt) -> ModelSource:
+    """The job's model; that of an earlier job is downloaded. Raises Refused, StorageError."""
     worker, job = attempt.worker, attempt.job
     try:
         lineage = attempt.read(lambda session: lineage_of(session, job.tenant, job.model))

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 from sqlalchemy.orm import Session
@@ -74,9 +75,9 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     prefix = f"jobs/{attempt.job.id}/checkpoints/{event.step}-{attempt.job.fence}"
     try:
         verify(folder, attempt.job.id)
-        state = _store(attempt, folder, f"{prefix}/state.tar")
+        state = store_folder(attempt, folder, f"{prefix}/state.tar")
         texts = beside_weights(attempt, step=event.step)
-        weights = _store(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz", texts)
+        weights = store_folder(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz", texts)
     except (DamagedCheckpoint, FileNotFoundError) as error:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
         return
@@ -106,7 +107,7 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     verify(weights_folder.parent, attempt.job.id)
     prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
     texts = beside_weights(attempt)
-    weights = _store(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
+    weights = store_folder(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
     table = attempt.folder / "metrics.csv"
     rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
     table.write_text(metrics.to_csv(rows))
@@ -124,10 +125,23 @@ def beside_weights(attempt: Attempt, *, step: int | None = None) -> dict[str, st
     They contain no attempts, ids or times, so that a resumed job's archive equals an undisturbed one's. A
     checkpoint's evaluation may still be missing, so it is left out.
     """
-    facts = attempt.read(lambda s: facts_of(s, s.get_one(Job, attempt.job.id), attempt.worker.catalog))
-    document = manifest.document(facts)
-    if step is not None:
-        document |= {"evaluation": {}, "checkpoint": {"step": step}}
+    document = manifest_of(attempt, attempt.job.id)
+    return texts_of(document if step is None else at_checkpoint(document, step))
+
+
+def manifest_of(attempt: Attempt, job_id: str) -> manifest.Document:
+    """The manifest of a job's weights as they are now."""
+    facts = attempt.read(lambda s: facts_of(s, s.get_one(Job, job_id), attempt.worker.catalog))
+    return manifest.document(facts)
+
+
+def at_checkpoint(document: manifest.Document, step: int) -> manifest.Document:
+    """The manifest of the job's weights after `step` steps."""
+    return document | {"evaluation": {}, "checkpoint": {"step": step}}
+
+
+def texts_of(document: manifest.Document) -> dict[str, str]:
+    """Model card and manifest by file name."""
     return {"README.md": model_card(document), "manifest.json": manifest.text(document)}
 
 
@@ -146,13 +160,13 @@ def _finish(
     ):
         return False
     for kind, filename, stored in results:
-        file = _file(attempt, f"{job.id}-{filename}", stored)
+        file = file_row(attempt, f"{job.id}-{filename}", stored)
         session.add(file)
         session.add(Artifact(id=file.id, job_id=job.id, kind=kind, step=event.step, fence=job.fence))
     return True
 
 
-def _file(attempt: Attempt, filename: str, stored: Stored) -> File:
+def file_row(attempt: Attempt, filename: str, stored: Stored) -> File:
     return File(
         id=new_id("file"),
         tenant=attempt.job.tenant,
@@ -171,25 +185,26 @@ def _weights_folder(checkpoint: Path) -> Path:
     raise DamagedCheckpoint("it has neither adapter/ nor model/ nor experiences/")
 
 
-def _store(
+def store_folder(
     attempt: Attempt,
     folder: Path,
     key: str,
-    texts: Mapping[str, str] | None = None,
+    texts: Mapping[str, str] = MappingProxyType({}),
     *,
     is_patient: bool = False,
 ) -> Stored:
-    """Pack a folder and `texts`, and upload the archive. Raises FileNotFoundError if the folder is gone."""
+    """Pack a folder and `texts`, and upload the archive, which is a tar.gz if its key says so.
+
+    Raises FileNotFoundError if the folder is gone, StorageError.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     outbox = attempt.folder / "outbox"
     outbox.mkdir(exist_ok=True)
     archive = outbox / Path(key).name
     try:
-        if texts is None:
-            pack_tar(folder, archive)
-        else:
-            pack_tar_gz(folder, archive, texts)
+        pack = pack_tar_gz if archive.suffix == ".gz" else pack_tar
+        pack(folder, archive, texts)
         return _upload(attempt, archive, key, is_patient=is_patient)
     finally:
         shutil.rmtree(outbox, ignore_errors=True)

@@ -20,6 +20,7 @@ from service.jobs.store.claimed import ClaimedJob
 from service.platform.ids import new_id
 from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.conclude import conclude, conclude_error
+from worker.attempt.export import prepare_export
 from worker.attempt.follow import follow
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
@@ -92,7 +93,7 @@ def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
 
 def run_engine(attempt: Attempt, engines: WarmPool) -> None:
     """Prepare, start, follow, conclude. The next job's engine is warmed once this one trains. Raises Lost."""
-    config = prepare(attempt)
+    config = prepare(attempt) if attempt.job.export is None else prepare_export(attempt)
     fault_point("job.prepared")
     engine = start_engine(attempt, config, engines)
     try:

@@ -72,25 +72,17 @@ def fetch_adapter(
     Raises CommandError where the digest is another, Interrupted.
     """
     target = to / f"{checkpoint or job_id}.tar.gz"
-    return target, _fetch(client, job_id, target, checkpoint=checkpoint)
+    return target, fetch(client, f"{JOBS}/{job_id}/adapter", target, checkpoint=checkpoint)
 
 
-def fetch_merged(client: Client, job_id: str, target: Path, *, checkpoint: str | None = None) -> None:
-    """Downloads the base model with the adapter in its weights to `target`, as `fetch_adapter` does.
-
-    It is made while it is sent, so no digest is told: its length and its entity tag must hold.
-    """
-    _fetch(client, job_id, target, needs_digest=False, checkpoint=checkpoint, format="merged")
-
-
-def _fetch(client: Client, job_id: str, target: Path, *, needs_digest: bool = True, **params: Any) -> str:
-    """The verified SHA-256; empty where the service tells none and none is needed."""
+def fetch(client: Client, path: str, target: Path, **params: Any) -> str:
+    """Downloads `path` to `target`; returns the verified SHA-256. Raises CommandError, Interrupted."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with Partial.of(target) as partial, explained(partial.meaning):
-        sha256 = _transfer(client, f"{JOBS}/{job_id}/adapter", partial, **params)
-        if needs_digest and not sha256:
+        sha256 = _transfer(client, path, partial, **params)
+        if not sha256:
             raise CommandError("the service gave no sha256 for this download", code="damaged")
-        if sha256 and (found := partial.sha256()) != sha256:
+        if (found := partial.sha256()) != sha256:
             partial.forget()
             raise CommandError(f"the download is damaged: sha256 {found} instead of {sha256}", code="damaged")
         os.replace(partial.path, target)
@@ -116,7 +108,7 @@ def unpack(archive: Path, folder: Path | None = None) -> Path:
 
 
 def _transfer(client: Client, path: str, partial: Partial, **params: Any) -> str:
-    """Writes the body to `partial`; returns the SHA-256 that the service gives for it, where it does."""
+    """Writes the body to `partial`; returns the SHA-256 that the service gives for it, or an empty text."""
     with transfer(f"download {partial.name}") as advance:
         for attempt in range(1, ATTEMPTS + 1):
             headers = {"Accept-Encoding": "identity", **partial.range}

@@ -1,68 +1,63 @@
 """`grpo merge`: a job's base model with the adapter in its weights, in a folder that loads without PEFT.
 
-Boundary: the service merges while it sends. Where it has not the base model's weights and this machine has,
-the same code merges here.
+Boundary: a worker merges; this command creates the export, waits for it and downloads it.
 """
 
 from __future__ import annotations
 
 import shlex
-import tempfile
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from service.cli.commands.download import fetch_adapter, fetch_merged, unpack
+from service.cli.commands.download import fetch, unpack
 from service.cli.http import complete
-from service.cli.http.client import Client
+from service.cli.http.client import JOBS, Client
 from service.cli.options import client_of
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, print_json, say
+from service.cli.terminal.output import JsonFlag, plain, print_json, say, stderr
+
+POLL_SECONDS = 0.5
 
 
 def merge(
     context: typer.Context,
     job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
-    to: Annotated[Path, typer.Option(help="Folder to make.", file_okay=False)],
-    base: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the base model here, to merge here.", exists=True, file_okay=False),
-    ] = None,
+    to: Annotated[Path, typer.Option(help="Folder to create.", file_okay=False)],
     checkpoint: Annotated[
         str | None, typer.Option(help="best, or a checkpoint's id, instead of the final one.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Download a job's base model with the adapter in its weights: safetensors that need no PEFT."""
+    """Merge a job's adapter into its base model and download the result: safetensors that need no PEFT."""
     if to.exists():
-        raise CommandError(f"{to} exists: a merge makes its folder", param="to")
+        raise CommandError(f"{to} exists: a merge creates its folder", param="to")
     with client_of(context) as client:
-        if base is None:
-            archive = to.with_name(f".{to.name}.tar")
-            fetch_merged(client, job_id, archive, checkpoint=checkpoint)
-            unpack(archive, to)
-            archive.unlink()
-        else:
-            _merge_here(client, job_id, base, to, checkpoint)
+        export = _awaited(client, job_id, {"format": "merged", "checkpoint": checkpoint})
+        archive = to.with_name(f".{to.name}.tar")
+        sha256 = fetch(client, export["content"], archive)
+    unpack(archive, to)
+    archive.unlink()
     line = f"vllm serve {shlex.quote(str(to))} --served-model-name {shlex.quote(job_id)}"
     if as_json:
-        print_json({"path": str(to), "serve": line})
+        print_json({"path": str(to), "sha256": sha256, "serve": line})
     else:
         say(f"{to}  {line}")
 
 
-def _merge_here(client: Client, job_id: str, base: Path, to: Path, checkpoint: str | None) -> None:
-    # numpy and the card's text take time to load, and no other command wants them
-    from service.jobs.results.merging.archive import merged_archive
-    from service.jobs.results.merging.bases import Folder
-    from service.jobs.results.merging.errors import NotMergeable
-
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=to.parent, prefix=".merge-") as scratch:
-        adapter = unpack(fetch_adapter(client, job_id, Path(scratch), checkpoint=checkpoint)[0])
-        try:
-            merged_archive(Folder(base), adapter).write(Path(scratch) / "merged")
-        except NotMergeable as error:
-            raise CommandError(f"not merged: {error}", code=error.code) from error
-        (Path(scratch) / "merged").rename(to)
+def _awaited(client: Client, job_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The finished export; its progress goes to standard error meanwhile."""
+    export = client.create(f"{JOBS}/{job_id}/exports", body)
+    columns = (SpinnerColumn(), TextColumn("merge: {task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task(plain(export["phase"]), total=None)
+        while export["status"] not in ("succeeded", "failed"):
+            time.sleep(POLL_SECONDS)
+            export = client.get(f"{JOBS}/{job_id}/exports/{export['id']}")
+            bar.update(task, description=plain(export["phase"]))
+    if export["status"] != "succeeded":
+        raise CommandError(export["failure"]["message"], code=export["failure"]["code"])
+    return export

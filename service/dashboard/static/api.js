@@ -1,6 +1,6 @@
 // The public API as the pages use it: everything is imported from here.
 
-import { get, request } from "./http.js";
+import { ApiError, get, pause, post, request } from "./http.js";
 import { jobPath } from "./paths.js";
 
 export * from "./http.js";
@@ -9,6 +9,7 @@ export { follow } from "./stream.js";
 export { download, save, upload } from "./transfer.js";
 
 const PEEK_BYTES = 65_535;
+const EXPORT_POLL_SECONDS = 1;
 
 // A JSONL file's first row. Throws SyntaxError for any other kind of file.
 export async function firstRow(fileId, { signal } = {}) {
@@ -21,4 +22,16 @@ export async function firstRow(fileId, { signal } = {}) {
 export async function metricsOf(id, { names, points = 1000, afterStep, signal } = {}) {
   const query = { names: names?.join(","), max_points: points, after_step: afterStep };
   return (await get(jobPath(id, "/metrics"), { query, signal })).data;
+}
+
+// The merged model of a job's final weights: created, or found if it exists, and awaited. → path of its archive.
+export async function exported(path, { onPhase, signal } = {}) {
+  let made = await post(path, { format: "merged" }, { signal });
+  while (made.status === "queued" || made.status === "running") {
+    onPhase?.(made.phase);
+    await pause(EXPORT_POLL_SECONDS, signal);
+    made = await get(`${path}/${made.id}`, { signal });
+  }
+  if (made.status !== "succeeded") throw new ApiError({ status: 422, ...made.error });
+  return made.content;
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
 from service.jobs.api import endpoints_manifest, endpoints_series
 from service.jobs.api.dependencies import CheckpointId, IdempotencyKey, JobId, PreflightDep, WakeupsDep
+from service.jobs.api.endpoints_exports import ExportsDep
 from service.jobs.api.service import Jobs
 from service.jobs.diagnosis.facts import diagnosis_of
 from service.jobs.diagnosis.findings import Diagnosis
@@ -24,23 +25,19 @@ from service.jobs.model.schemas import (
     RowCounts,
     ValidationRead,
 )
-from service.jobs.results.merging.service import Merging
 from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.platform.errors import InvalidRequest
 from service.web.auth import Reader, Writer
 from service.web.dependencies import (
-    CatalogDep,
     DatabaseDep,
     RequestId,
     RetryCount,
     SettingsDep,
     StorageDep,
-    from_state,
     is_retry,
 )
-from service.web.downloads import Content, file_response, ranged_response
-from service.web.limits import ConcurrencyLimit
+from service.web.downloads import file_response
 from service.web.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
@@ -54,17 +51,7 @@ def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> 
     return Jobs(database, wakeups, settings.max_running_jobs)
 
 
-MergeLimitDep = Annotated[ConcurrencyLimit, Depends(from_state("merge_limit"))]
-
-
-def _merging(
-    database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, limit: MergeLimitDep
-) -> Merging:
-    return Merging(database, storage, catalog, limit)
-
-
 JobsDep = Annotated[Jobs, Depends(_jobs)]
-MergingDep = Annotated[Merging, Depends(_merging)]
 Patch = Annotated[dict[str, Any], Body(description="A merge patch over the job's request; {} repeats it.")]
 Which = Annotated[WhichWeights, Query(description="The final weights, or the best evaluated ones.")]
 CheckpointName = Annotated[str | None, Query(description="Id of a checkpoint, `final` or `best`.")]
@@ -210,7 +197,7 @@ def download_adapter(
     principal: Reader,
     jobs: JobsDep,
     storage: StorageDep,
-    merging: MergingDep,
+    exports: ExportsDep,
     which: Which = "final",
     checkpoint: CheckpointName = None,
     format: Format = "peft",
@@ -219,20 +206,13 @@ def download_adapter(
 
     `checkpoint=best` selects the best weights by held-out reward; a checkpoint's id selects that checkpoint.
 
-    With `format=merged`, a tar of the base model with the adapter merged into its weights: safetensors that
-    load without PEFT. It is built while it is sent, so its sha256 is not known in advance.
+    `format=merged` redirects (303) to the content of a finished export of these weights; before that it is a
+    404 with the code `export_not_ready`. Create the export with `POST …/exports`.
     """
     weights = jobs.weights(principal.tenant, job_id, which=which, checkpoint=checkpoint)
-    base = merging.base_of(principal.tenant, job_id) if format == "merged" else None
-    if base is None:
-        return _send(request, storage, weights)
-    with ExitStack() as stack:
-        archive = stack.enter_context(merging.merged(principal.tenant, weights, base))
-        name = weights.filename.replace(".tar.gz", "-merged.tar")
-        content = Content(archive.version(weights.sha256), archive.num_bytes, name, "application/x-tar")
-        response = ranged_response(request, content, archive.pieces, stack)
-    response.headers["x-step"] = str(weights.step)
-    return response
+    if format == "merged" and weights.kind != "model":
+        return RedirectResponse(exports.of_weights(principal.tenant, weights), status_code=303)
+    return _send(request, storage, weights)
 
 
 @router.get("/jobs/{job_id}/checkpoints/{checkpoint_id}/content", response_class=Response)

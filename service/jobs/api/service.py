@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast, get_args
 
 from sqlalchemy.orm import Session
 
@@ -17,14 +16,14 @@ from service.jobs.model import names
 from service.jobs.model.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.model.states import TERMINAL, JobState, already
 from service.jobs.progress.metrics import evaluations_at
-from service.jobs.results.weights import Which, chosen_weights
+from service.jobs.results.weights import Which, requested_weights, weights_at
 from service.jobs.store import queue, repository
-from service.jobs.store.lineage import StoredWeights, of_checkpoint
+from service.jobs.store.lineage import StoredWeights
 from service.jobs.store.repository import require_job
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
 from service.platform.db import Database
-from service.platform.errors import InvalidRequest, NotFound
+from service.platform.errors import InvalidRequest
 from service.platform.principal import Principal
 from service.web.pagination import unknown_cursor
 
@@ -101,28 +100,15 @@ class Jobs:
             return [checkpoint_read(row, job, evaluated.get(row.step, {})) for row in rows]
 
     def weights(self, tenant: str, job_id: str, *, which: Which, checkpoint: str | None) -> StoredWeights:
-        """What to download of a job: a checkpoint's adapter if one is named, otherwise the job's.
-
-        `checkpoint` is an id, or like `which` the word "final" or "best".
-        """
-        if checkpoint in get_args(Which):
-            which, checkpoint = cast(Which, checkpoint), None
+        """What to download of a job (`requested_weights`)."""
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
-            if checkpoint is None:
-                return chosen_weights(session, tenant, job, which)
-        return self.checkpoint_weights(tenant, checkpoint, job_id, param="checkpoint")
+            return requested_weights(session, tenant, job, which, checkpoint)
 
-    def checkpoint_weights(
-        self, tenant: str, checkpoint_id: str, job_id: str | None = None, *, param: str = "checkpoint_id"
-    ) -> StoredWeights:
+    def checkpoint_weights(self, tenant: str, checkpoint_id: str, job_id: str | None = None) -> StoredWeights:
         """A checkpoint's adapter. Raises NotFound if it is not the tenant's, or not that job's."""
         with self.database.reading() as session:
-            found = repository.find_checkpoint(session, tenant, checkpoint_id)
-            if found is None or job_id not in (None, found.job_id):
-                message = f"There is no checkpoint {checkpoint_id}."
-                raise NotFound(message, param=param, code="checkpoint_not_found")
-            return of_checkpoint(require_job(session, tenant, found.job_id), found)
+            return weights_at(session, tenant, checkpoint_id, job_id)
 
 
 def _wrong_state(current: JobState, verb: str) -> InvalidRequest:

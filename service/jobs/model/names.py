@@ -12,6 +12,8 @@ from service.platform.tables.core import Job
 MODEL_PREFIX = "ft:"
 PROBE = "ftprobe"
 """Begins the ids of probes."""
+EXPORT = "ftexport"
+"""Begins the ids of exports."""
 
 
 def base_of(model: str) -> str:
@@ -50,9 +52,9 @@ def job_of(fine_tuned: str) -> str:
     return f"ftjob-{fine_tuned.rpartition(':')[2]}"
 
 
-def is_probe(row_id: str) -> bool:
-    """Whether a row of the queue is a probe."""
-    return row_id.startswith(f"{PROBE}-")
+def is_job(row_id: str) -> bool:
+    """Whether a row of the queue is a fine-tuning job: no probe and no export."""
+    return not row_id.startswith((f"{PROBE}-", f"{EXPORT}-"))
 
 
 def event_id(job_id: str, sequence: int) -> str:

@@ -140,7 +140,13 @@ class _Batch:
                 self.values["probe"] = {**(self.job.probe or {}), "result": clean(result)}
             case engine.RolloutsRecorded():
                 pass  # `rollout_rows` has made their rows
-            case engine.CheckpointSaved() | engine.Stopped() | engine.Finished() | engine.Failed():
+            case (
+                engine.CheckpointSaved()
+                | engine.Stopped()
+                | engine.Finished()
+                | engine.Exported()
+                | engine.Failed()
+            ):
                 pass  # the worker acts on these itself and writes their history then
 
     def _tell(self, type_: str, message: str, data: dict[str, Any], level: str = "info") -> None:

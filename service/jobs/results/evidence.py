@@ -1,4 +1,4 @@
-"""What `auditing.check_history` judges: a job's whole history, and every archive of it read and hashed.
+"""What `integrity.check_history` judges: a job's whole history, and every archive of it read and hashed.
 
 Boundary: reads only, and no bytes move inside a session.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import select
 
+from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.results.integrity import Event, Stored, Violation, check_history
 from service.platform.clock import db_now
@@ -24,10 +25,10 @@ def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures
         if (job := session.get(Job, job_id)) is None:
             raise LookupError(f"there is no job {job_id}")
         now = session.scalar(select(db_now()))
-    is_probe = job.probe is not None
-    stored = [*stored_of(database, storage, job_id), *(() if is_probe else _deleted(job))]
+    is_job = names.is_job(job_id)
+    stored = [*stored_of(database, storage, job_id), *(_deleted(job) if is_job else ())]
     told = history_of(database, job_id)
-    return check_history(told, stored, max_failures=max_failures, is_probe=is_probe, now=now)
+    return check_history(told, stored, max_failures=max_failures, is_job=is_job, now=now)
 
 
 def job_ids(database: Database) -> list[str]:

@@ -63,14 +63,15 @@ def check_history(
     artifacts: Sequence[Stored],
     *,
     max_failures: int = 3,
-    is_probe: bool = False,
+    is_job: bool = True,
     now: float | None = None,
     quiet_seconds: float = 3600.0,
 ) -> list[Violation]:
     """What is wrong with a job; empty: nothing.
 
-    `events`: all of them, in order. `is_probe`: its success leaves no weights. `now`: by the database's
-    clock; with it, a job that a worker holds must have said something in the last `quiet_seconds`.
+    `events`: all of them, in order. `is_job`: no probe or export, whose success leaves no trained weights.
+    `now`: by the database's clock; with it, a job that a worker holds must have an event in the last
+    `quiet_seconds`.
     """
     return [
         *_numbers(events),
@@ -78,7 +79,7 @@ def check_history(
         *_fences(events),
         *_metrics(events),
         *_attempts(events, max_failures),
-        *_artifacts(events, artifacts, is_probe),
+        *_artifacts(events, artifacts, is_job),
         *(_progress(events, now - quiet_seconds) if now is not None else ()),
     ]
 
@@ -159,7 +160,7 @@ def _attempts(events: Sequence[Event], max_failures: int) -> Iterator[Violation]
                 yield Violation("attempts are bounded", message)
 
 
-def _artifacts(events: Sequence[Event], artifacts: Sequence[Stored], is_probe: bool) -> Iterator[Violation]:
+def _artifacts(events: Sequence[Event], artifacts: Sequence[Stored], is_job: bool) -> Iterator[Violation]:
     claims = {event.fence for event in events if _is_claim(event)}
     for each in artifacts:
         if each.found_sha256 != each.sha256 and not each.was_deleted:
@@ -168,7 +169,7 @@ def _artifacts(events: Sequence[Event], artifacts: Sequence[Stored], is_probe: b
         if claims and each.fence not in claims:
             message = f"{each.name} was written under fence {each.fence}, which no claim has given"
             yield Violation("only a holder publishes", message)
-    yield from _results([] if is_probe else events, [each for each in artifacts if each.kind in RESULTS])
+    yield from _results(events if is_job else [], [each for each in artifacts if each.kind in RESULTS])
 
 
 def _results(events: Sequence[Event], results: Sequence[Stored]) -> Iterator[Violation]:

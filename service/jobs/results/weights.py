@@ -56,6 +56,36 @@ def missing(name: str) -> WeightsMissing:
     return WeightsMissing(f"the model {name} is not in the catalogue any more", hint)
 
 
+def requested_weights(
+    session: Session, tenant: str, job: Job, which: Which, checkpoint: str | None
+) -> StoredWeights:
+    """The weights of a checkpoint if one is named, otherwise the job's.
+
+    `checkpoint`: an id or, like `which`, the word "final" or "best". Raises NotFound.
+    """
+    if checkpoint in ("final", "best"):
+        which, checkpoint = ("best" if checkpoint == "best" else "final"), None
+    if checkpoint is None:
+        return chosen_weights(session, tenant, job, which)
+    return weights_at(session, tenant, checkpoint, job.id, param="checkpoint")
+
+
+def weights_at(
+    session: Session,
+    tenant: str,
+    checkpoint_id: str,
+    job_id: str | None = None,
+    *,
+    param: str = "checkpoint_id",
+) -> StoredWeights:
+    """A checkpoint's weights. Raises NotFound if it is not the tenant's, or not that job's."""
+    found = repository.find_checkpoint(session, tenant, checkpoint_id)
+    if found is None or job_id not in (None, found.job_id):
+        message = f"There is no checkpoint {checkpoint_id}."
+        raise NotFound(message, param=param, code="checkpoint_not_found")
+    return of_checkpoint(repository.require_job(session, tenant, found.job_id), found)
+
+
 def chosen_weights(session: Session, tenant: str, job: Job, which: Which) -> StoredWeights:
     """The job's final weights (before there are any, its newest checkpoint's), or its best ones.
 

@@ -25,6 +25,7 @@ class ClaimedJob(NamedTuple):
     seed: int
     method: dict[str, Any]
     probe: dict[str, Any] | None
+    export: dict[str, Any] | None
     required_capabilities: str
     required_gpus: int
     checkpoint_step: int

@@ -13,12 +13,9 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD, JobState
 from service.jobs.store.backlog import IS_QUEUED
-from service.jobs.store.statements import is_in
+from service.jobs.store.statements import IS_JOB, is_in
 from service.platform.clock import db_now
 from service.platform.tables.core import Job
-
-IS_JOB = Job.probe.is_(None)
-"""A probe waits, runs and may be overdue like a job, but its end is no fine-tuning's."""
 
 
 class Count(NamedTuple):

@@ -154,7 +154,9 @@ def finish(
     return False
 
 
-def request_cancel(session: Session, tenant: str, job_id: str, *, is_probe: bool = False) -> JobState | None:
+def request_cancel(
+    session: Session, tenant: str, job_id: str, *, of: ColumnElement[bool] = statements.IS_JOB
+) -> JobState | None:
     """Ask for the end: at once where nobody runs it, else `cancelling`. None: the tenant has no such job."""
     targets = {
         JobState.QUEUED: JobState.CANCELLED,
@@ -163,7 +165,7 @@ def request_cancel(session: Session, tenant: str, job_id: str, *, is_probe: bool
         JobState.PAUSING: JobState.CANCELLING,
     }
     already = {JobState.CANCELLING, JobState.CANCELLED}
-    return _request(session, tenant, job_id, targets, already, "Cancel requested.", is_probe)
+    return _request(session, tenant, job_id, targets, already, "Cancel requested.", of)
 
 
 def request_pause(session: Session, tenant: str, job_id: str) -> JobState | None:
@@ -265,7 +267,7 @@ def _move(
     guard = {"job_id": held.id, "from_state": held.state, "held_fence": held.fence}
     level = "error" if target is JobState.FAILED else level
     entry = _status(target, message, values.get("fence", held.fence), level)
-    announced = {} if names.is_probe(held.id) else webhook_events.parameters(target)
+    announced = webhook_events.parameters(target) if names.is_job(held.id) else {}
     return history.move(session, statement, new | guard, entry, announced)
 
 
@@ -276,10 +278,9 @@ def _request(
     targets: dict[JobState, JobState],
     already: set[JobState],
     message: str,
-    is_probe: bool = False,
+    of: ColumnElement[bool] = statements.IS_JOB,
 ) -> JobState | None:
-    kind = Job.probe.is_not(None) if is_probe else Job.probe.is_(None)
-    held = lock(session, Job.id == job_id, Job.tenant == tenant, kind)
+    held = lock(session, Job.id == job_id, Job.tenant == tenant, of)
     if held is None:
         return None
     current = JobState(held.state)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import names
 from service.jobs.model.states import TERMINAL
+from service.jobs.store.statements import IS_EXPORT, IS_JOB, IS_PROBE
 from service.platform.clock import db_now
 from service.platform.errors import NotFound
 from service.platform.tables.core import Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent, exists_now
@@ -25,7 +26,7 @@ _ENDED = [state.value for state in TERMINAL]
 
 # What nearly every request asks is built once: that takes longer than the database takes to answer.
 _ROW = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
-_JOB, _PROBE = _ROW.where(Job.probe.is_(None)), _ROW.where(Job.probe.is_not(None))
+_JOB, _PROBE = _ROW.where(IS_JOB), _ROW.where(IS_PROBE)
 _RESULTS = (
     select(Artifact, File)
     .join(File, File.id == Artifact.id)
@@ -70,18 +71,26 @@ def fine_tuned(session: Session, tenant: str) -> list[Job]:
 
 
 def descendants(session: Session, tenant: str, model: str) -> list[str]:
-    """Ids of unfinished jobs that start from a model or from one of its checkpoints."""
+    """Ids of unfinished jobs that start from a model or one of its checkpoints; exports do not count."""
     of_checkpoint = Job.model.startswith(names.checkpoint_prefix(model), autoescape=True)
     starts_there = or_(Job.model == model, of_checkpoint)
-    query = select(Job.id).where(Job.tenant == tenant, starts_there, Job.state.not_in(_ENDED))
+    unfinished = Job.state.not_in(_ENDED)
+    query = select(Job.id).where(Job.tenant == tenant, starts_there, unfinished, Job.export.is_(None))
     return list(session.scalars(query))
+
+
+def exports_of(session: Session, tenant: str, job_id: str) -> list[Job]:
+    """The exports of a job's weights, newest first."""
+    source = Job.export["job_id"].as_string() == job_id
+    query = select(Job).where(Job.tenant == tenant, IS_EXPORT, source)
+    return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
 
 
 def page_of_jobs(
     session: Session, tenant: str, *, after: Job | None, limit: int, labels: Mapping[str, str] | None
 ) -> list[Job]:
     """Newest first, `limit` + 1 of them. `labels` empty: those without metadata; None: all."""
-    query = select(Job).where(Job.probe.is_(None))
+    query = select(Job).where(IS_JOB)
     if labels is not None and not labels:
         query = query.where(Job.labels.is_(None))
     for name, value in (labels or {}).items():
@@ -91,7 +100,7 @@ def page_of_jobs(
 
 def page_of_probes(session: Session, tenant: str, *, after: Job | None, limit: int) -> list[Job]:
     """Newest first, `limit` + 1 of them."""
-    return _page(session, select(Job).where(Job.probe.is_not(None)), tenant, after, limit)
+    return _page(session, select(Job).where(IS_PROBE), tenant, after, limit)
 
 
 def _page(session: Session, query: Select[Job], tenant: str, after: Job | None, limit: int) -> list[Job]:
@@ -188,19 +197,24 @@ def find_checkpoint(session: Session, tenant: str, checkpoint_id: str) -> Checkp
 
 
 def forget_model(session: Session, tenant: str, job: Job) -> list[str]:
-    """Clears a fine-tuned model's name, its artifacts and its checkpoints; answers their storage keys."""
-    pairs = artifacts_of(session, tenant, [job.id])
-    weights = [(artifact, file) for artifact, file in pairs if artifact.kind != "metrics"]
+    """Clear a fine-tuned model's name, artifacts, exports and checkpoints; return their storage keys."""
     checkpoints = checkpoints_of(session, tenant, job.id)
     session.execute(update(Job).where(Job.id == job.id, Job.tenant == tenant).values(fine_tuned_model=None))
-    for artifact, file in weights:
-        file.deleted_at = now(session)
-        session.delete(artifact)
+    exports = [row.id for row in exports_of(session, tenant, job.id)]
+    keys = forget_results(session, tenant, [job.id, *exports])
     for checkpoint in checkpoints:
         session.delete(checkpoint)
-    keys = [file.storage_key for _, file in weights]
-    keys += [key for point in checkpoints for key in (point.state_key, point.adapter_key) if key]
-    return keys
+    return keys + [key for point in checkpoints for key in (point.state_key, point.adapter_key) if key]
+
+
+def forget_results(session: Session, tenant: str, job_ids: Sequence[str]) -> list[str]:
+    """Delete all results but the metrics of these jobs and exports; return their storage keys."""
+    pairs = artifacts_of(session, tenant, job_ids)
+    results = [(artifact, file) for artifact, file in pairs if artifact.kind != "metrics"]
+    for artifact, file in results:
+        file.deleted_at = now(session)
+        session.delete(artifact)
+    return [file.storage_key for _, file in results]
 
 
 def add(session: Session, *rows: Any) -> None:

@@ -67,6 +67,9 @@ def is_in(table: str, *states: JobState) -> ColumnElement[bool]:
     return literal_column(f"{table}.state IN ({words})", Boolean())
 
 
+IS_PROBE, IS_EXPORT = JOBS.c.probe.is_not(None), JOBS.c.export.is_not(None)
+"""Rows of the queue that are no fine-tuning jobs."""
+IS_JOB = and_(JOBS.c.probe.is_(None), JOBS.c.export.is_(None))
 LOCKED = (JOBS.c.id, JOBS.c.state, JOBS.c.fence, JOBS.c.failures)
 """What a transition chooses by."""
 _IS_HELD = and_(

@@ -135,7 +135,9 @@ class Job(Base):
     """`code`, `message`, `hint`, `evidence`."""
 
     probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """Of a probe, which trains nothing and is nobody's fine-tuning job: `prompts`, at its end `result`."""
+    """Of a probe, which trains nothing and is no fine-tuning job: `prompts`, at its end `result`."""
+    export: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    """Of an export, no fine-tuning job either: `job_id`, `format`, `step` and `sha256` of the weights."""
 
     estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """What it was expected to cost when it was made (`jobs/estimate.py`)."""
@@ -173,8 +175,8 @@ class Job(Base):
             "pool",
             "attempt",
             "fence",
-            postgresql_where=text("probe IS NULL"),
-            sqlite_where=text("probe IS NULL"),
+            postgresql_where=text("probe IS NULL AND export IS NULL"),
+            sqlite_where=text("probe IS NULL AND export IS NULL"),
         ),
     )
 
@@ -243,7 +245,7 @@ class Artifact(Base):
     """Its file id."""
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     kind: Mapped[str] = mapped_column(String(16))
-    """`adapter`, `model` (whole weights) or `metrics` (CSV)."""
+    """`adapter`, `model` (whole weights), `metrics` (CSV) or an export's `merged`."""
     step: Mapped[int]
     fence: Mapped[int]
     __table_args__ = (UniqueConstraint("job_id", "kind"),)

@@ -118,6 +118,7 @@ def body_of(operation: str, ids: dict[str, str], who: str = "") -> dict[str, Any
         f"post {JOBS}/{{job_id}}/rollouts/rescore": {"json": {"grader": grader}},
         f"post {PROBES}": {"json": job},
         f"post {JOBS}/{{job_id}}/clone": {"json": job},
+        f"post {JOBS}/{{job_id}}/exports": {"json": {"format": "merged"}},
         "post /v1/chat/completions": {
             "json": {"model": "tiny", "messages": [{"role": "user", "content": "?"}]}
         },
@@ -204,6 +205,10 @@ def _add_over_http(found: World, receiver: str) -> None:
         events = owner.get(f"{JOBS}/{found.ids['posted']}/events").raise_for_status().json()
         found.ids["event"] = events["data"][0]["id"]
         found.ids["probe"] = owner.post(PROBES, json=request(found.ids["unused_file"])).json()["id"]
+        exports = f"{JOBS}/{found.ids['succeeded']}/exports"
+        body = {"format": "merged", "checkpoint": found.ids["succeeded_checkpoint"]}
+        found.ids["export"] = owner.post(exports, json=body).raise_for_status().json()["id"]
+        add_artifact(found.settings, found.database, found.ids["export"], "merged", b"owner's merged model")
         _add_webhook(owner, found.ids, receiver)
         found.ids["free_file"] = owner.post("/v1/files", **upload).raise_for_status().json()["id"]
 
@@ -238,6 +243,10 @@ def _places(ids: dict[str, str]) -> list[Place]:
             for job, point in checkpoints
         ),
         *(Place({"checkpoint_id": one}, {"checkpoint_id": unknown_checkpoint}) for _, one in checkpoints),
+        Place(
+            {"job_id": ids["succeeded"], "export_id": ids["export"]},
+            {"job_id": unknown_job, "export_id": new_id(names.EXPORT)},
+        ),
         Place({"probe_id": ids["probe"]}, {"probe_id": new_id(names.PROBE)}),
         Place({"endpoint_id": ids["webhook"]}, {"endpoint_id": unknown_webhook}),
         Place(

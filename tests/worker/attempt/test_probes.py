@@ -13,6 +13,7 @@ from service.app import create_app
 from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
 from service.jobs.store import counting, queue, sweeping
+from service.jobs.store.statements import IS_PROBE
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File
@@ -105,7 +106,7 @@ def test_cancelled_while_it_samples_it_ends_without_a_result(
     wait_until(lambda: read_job(database, probe_id).step > 0, 30, "the probe samples")
     with database.transaction() as session:
         assert queue.request_cancel(session, "acme", probe_id) is None, "it is no job"
-        queue.request_cancel(session, "acme", probe_id, is_probe=True)
+        queue.request_cancel(session, "acme", probe_id, of=IS_PROBE)
     running.join()
     found = read(settings, database, f"probes/{probe_id}")
     assert (found["status"], found["result"], found["groups"]) == ("cancelled", None, [])

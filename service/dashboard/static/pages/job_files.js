@@ -1,7 +1,7 @@
 // What a job leaves behind: checkpoints, weights, metrics, rollouts, each with a download; and what it was
 // asked to do.
 
-import { download, get, jobPath } from "../api.js";
+import { download, exported, get, jobPath } from "../api.js";
 import { ago, announce, button, bytes, el, empty, number, percent, section, table } from "../dom.js";
 import { downloads } from "./job_downloads.js";
 import { ownMethod } from "./new_draft.js";
@@ -30,7 +30,8 @@ export class Checkpoints {
     const names = wanted.map((one) => one.label).join();
     if (names === this.offered) return;
     this.offered = names;
-    this.files.replaceChildren(...wanted.map((one) => downloadButton(one.label, one.path, one.query, this.signal)));
+    this.files.replaceChildren(...wanted.map((one) =>
+      downloadButton(one.label, one.path, one.query, this.signal, undefined, one.isExport)));
   }
 
   show(checkpoints) {
@@ -58,14 +59,16 @@ export class Checkpoints {
   }
 }
 
-// While it loads, the button tells how far it is; afterwards it is itself again.
-function downloadButton(label, path, query, signal, title) {
+// While it loads, the button shows the progress. An export is created first, or found if there is one.
+function downloadButton(label, path, query, signal, title, isExport = false) {
   const problem = el("span", { class: "problem small", role: "alert" });
   const pressed = button(label, async () => {
     pressed.disabled = true;
     problem.textContent = "";
     try {
-      await download(path, { query, signal, onProgress: (fraction, received) => {
+      const onPhase = (phase) => { pressed.textContent = `${label}: ${phase}`; };
+      const place = isExport ? await exported(path, { signal, onPhase }) : path;
+      await download(place, { query, signal, onProgress: (fraction, received) => {
         pressed.textContent = fraction === null ? bytes(received) : percent(fraction);
       } });
       announce(`${label}: done`);

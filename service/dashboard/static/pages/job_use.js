@@ -1,4 +1,4 @@
-// What to do with a job's result outside of this service: the commands that fetch and serve it.
+// The commands that download a job's result and serve it elsewhere.
 
 import { get, jobPath, SERVICE } from "../api.js";
 import { commands } from "../copying.js";
@@ -35,16 +35,19 @@ export class Use {
   parts(serve, isAdapter, base) {
     const grpo = SERVICE === GRPO_DEFAULT ? "grpo" : `grpo --url ${SERVICE}`;
     const folder = `${this.id}-merged`;
+    const exports = `${SERVICE}${jobPath(this.id, "/exports")}`;
     const merged = `${SERVICE}${jobPath(this.id, "/adapter?format=merged")}`;
+    const auth = '-H "Authorization: Bearer $GRPO_API_KEY"';
     return [
       commands(isAdapter ? "The adapter, served by vLLM" : "The model, served by vLLM",
         `${grpo} download ${this.id} --extract\n${serve}`),
       isAdapter && !ON_THE_HUB.test(base) && el("p", { class: "hint" },
-        "vLLM does not know ", el("code", {}, base), ": write the folder of that model in its place, or merge."),
+        "vLLM cannot find ", el("code", {}, base), " by name: replace it with the folder of that model, or merge."),
       isAdapter && commands("Adapter and base as one model, without PEFT",
         `${grpo} merge ${this.id} --to ${folder}\nvllm serve ./${folder} --served-model-name ${this.id}`),
       isAdapter && commands("The same model as a tar, without the grpo command",
-        `curl -f -o ${folder}.tar "${merged}" -H "Authorization: Bearer $GRPO_API_KEY"\nmkdir ${folder} && tar -xf ${folder}.tar -C ${folder}`),
+        `curl -f "${exports}" ${auth} -H "Content-Type: application/json" -d '{"format": "merged"}'\n` +
+        `curl -fL -o ${folder}.tar "${merged}" ${auth}  # once the export has succeeded\nmkdir ${folder} && tar -xf ${folder}.tar -C ${folder}`),
     ].filter(Boolean);
   }
 }
