@@ -77,8 +77,6 @@ class Settings(BaseSettings):
     """Of one tenant to one API process, after a second's worth at once. None: no limit."""
     max_streams: int | None = Field(None, ge=1)
     """Live streams of one tenant, open at once at one API process. None: no limit."""
-    max_merges: int = Field(2, ge=1)
-    """Merged models that one tenant downloads at once from one API process, which makes them meanwhile."""
     endpoints: Path | None = None
     """JSON file of servers that jobs may name, with keys and prices: `graders/operator_endpoints.py`.
     Graders here and in engines read this and the next two from the environment themselves."""

@@ -7,37 +7,17 @@ bytes are sent.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
 from urllib.parse import quote
 
-from anyio import CancelScope
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
 
 from service.platform.errors import NotFound, RangeNotSatisfiable
 from service.platform.storage import ObjectMissing, Storage
 
-Opened = Callable[[int, int], Iterator[bytes]]
-"""The bytes from the first place up to the second."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-@dataclass(frozen=True)
-class Content:
-    """What is sent."""
-
-    version: str
-    """The entity tag: equal for equal bytes."""
-    size: int
-    filename: str
-    media_type: str
-    sha256: str | None = None
-    """None if it is unknown before the last byte."""
 
 
 def file_response(
@@ -55,56 +35,19 @@ def file_response(
     Raises RangeNotSatisfiable for a range outside of the object and NotFound if storage lost it.
     Several ranges in one header, and a range whose `If-Range` is another version, get the whole object.
     """
-    content = Content(sha256, size, filename, media_type, sha256)
-    return ranged_response(request, content, lambda start, end: _opened(storage, key, start, end))
-
-
-def ranged_response(
-    request: Request, content: Content, opened: Opened, resources: ExitStack | None = None
-) -> Response:
-    """The same for bytes from any source.
-
-    `resources` are closed when the response has ended; if no body is sent, the caller still owns them.
-    """
-    etag = f'"{content.version}"'
+    etag = f'"{sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
     if _matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    if content.sha256:
-        headers["x-checksum-sha256"] = content.sha256
-    headers["Content-Disposition"] = content_disposition(content.filename)
-    span = _requested_range(request, etag, content.size)
-    start, end = span or (0, content.size)
+    headers["x-checksum-sha256"] = sha256
+    headers["Content-Disposition"] = content_disposition(filename)
+    span = _requested_range(request, etag, size)
+    start, end = span or (0, size)
     headers["Content-Length"] = str(end - start)
     if span:
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{content.size}"
-    body = opened(start, end) if end > start else iter(())
-    status = 206 if span else 200
-    if resources is None:
-        return StreamingResponse(body, status, headers, content.media_type)
-    return _Download(body, status, headers, content.media_type, resources.pop_all())
-
-
-class _Download(StreamingResponse):
-    """Closes the source of its bytes, also after a disconnect or a HEAD request."""
-
-    def __init__(
-        self,
-        body: Iterator[bytes],
-        status: int,
-        headers: dict[str, str],
-        media_type: str,
-        resources: ExitStack,
-    ) -> None:
-        super().__init__(body, status, headers, media_type)
-        self._resources = resources
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            with CancelScope(shield=True):
-                await run_in_threadpool(self._resources.close)
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+    body = _opened(storage, key, start, end) if end > start else iter(())
+    return StreamingResponse(body, 206 if span else 200, headers, media_type)
 
 
 def content_disposition(filename: str) -> str:
