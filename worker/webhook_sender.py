@@ -72,7 +72,7 @@ class Sender:
     def _claim(self) -> outbox.Claimed | None:
         with self._lock:  # claims see each other's counts
             full = sorted(tenant for tenant, num in self._sending.items() if num >= MAX_OF_TENANT)
-            with self.database.statement() as session:
+            with self.database.transaction() as session:
                 claimed = outbox.claim_due(session, full)
             if claimed is not None:
                 self._sending[claimed.delivery.tenant] += 1

@@ -162,7 +162,7 @@ def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: i
 def settle(deployment: Deployment) -> None:
     """Checkpoint and analyze now, so that it does not happen during the next measurement."""
     for duty in ("VACUUM ANALYZE", "CHECKPOINT"):
-        with deployment.database.statement() as session:
+        with deployment.database.transaction() as session:
             session.execute(text(duty))
 
 

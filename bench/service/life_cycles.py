@@ -143,7 +143,7 @@ def _run_crew(database: Database, names: Sequence[str], share: Share, lock: thre
 def _take_turn(database: Database, worker: VirtualWorker) -> bool:
     """Run the worker's next transaction. False: no job is left."""
     if worker.job_id is None:
-        with database.direct() as session:
+        with database.connection() as session:
             job = queue.claim(
                 session, pool="default", worker=worker.name, lease_seconds=LEASE_SECONDS, gpus=GPUS
             )
@@ -151,12 +151,12 @@ def _take_turn(database: Database, worker: VirtualWorker) -> bool:
             return False
         worker.job_id, worker.fence, worker.is_renewed = job.id, job.fence, False
     elif not worker.is_renewed:
-        with database.direct() as session:
+        with database.connection() as session:
             state = queue.renew(session, worker.job_id, worker.fence, lease_seconds=LEASE_SECONDS)
         assert state is JobState.RUNNING, f"{worker.job_id} is {state}"
         worker.is_renewed = True
     else:
-        with database.direct() as session:
+        with database.connection() as session:
             assert queue.finish(session, worker.job_id, worker.fence, JobState.SUCCEEDED), worker.job_id
         worker.job_id = None
     return True

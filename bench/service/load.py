@@ -79,7 +79,7 @@ class Mark:
 
 
 MARKS = (
-    Mark("life_cycles", "life_cycles_per_second", 1815, is_least=True),
+    Mark("life_cycles", "life_cycles_per_second", 1000, is_least=True),
     Mark("streams", "streams", 1500, is_least=True),
     Mark("metrics", "rows", 10_000, is_least=True),
     Mark("post", "p99_ms", 100),

@@ -1,7 +1,7 @@
 """Database locks by name, held until the transaction ends.
 
 Boundary: PostgreSQL's advisory locks; on SQLite, BEGIN IMMEDIATE admits one writer at a time anyway. The
-locks of the queue are in `jobs/store/statements.py`.
+locks of the queue are in `jobs/store/transitions.py`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from service.jobs.model.methods import parsed_method
 from service.jobs.model.schemas import JobRead
 from service.jobs.model.states import JobState, already
 from service.jobs.store import queue, repository
-from service.jobs.store.statements import IS_PROBE
+from service.jobs.store.transitions import IS_PROBE
 from service.platform import audit
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest, NotFound

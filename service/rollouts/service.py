@@ -54,7 +54,7 @@ def page(
     """
     with (
         search_limit.slot(job.tenant) if selection.is_wide else nullcontext(),
-        database.scanning() as session,
+        database.reading() as session,
     ):
         last = None if after is None else _last(session, job.id, after, unit)
         return repository.page(session, job.id, selection, unit, limit=limit, after=last)

@@ -133,7 +133,7 @@ class Feed:
             return usable_keys(session, key_ids)
 
     def _forget(self, ids: list[str]) -> None:
-        with self._database.statement() as session:
+        with self._database.transaction() as session:
             repository.forget(session, ids)
 
     def _look(self, told: Mapping[str, int]) -> tuple[dict[str, Answer], dict[str, Head]]:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD
-from service.jobs.store.statements import is_in
+from service.jobs.store.transitions import is_in
 from service.platform.clock import db_now
 from service.platform.tables.core import Job
 from service.platform.tables.serving import ChatWorker, Generation, GenerationChunk, GenerationState

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model.states import JobState
 from service.jobs.store import queue, sweeping
-from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.queue import ClaimedJob
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -48,7 +48,8 @@ def test_a_claim_is_planned_once_and_not_each_time(database: Database) -> None:
     for _ in range(12):
         claimed(database)
     plans = (
-        "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'WITH moved%'"
+        "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
+        " WHERE statement LIKE 'UPDATE jobs%candidate%'"
     )
     with database.reading() as session:
         num_generic, num_custom = session.execute(text(plans)).one()

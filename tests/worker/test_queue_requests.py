@@ -26,23 +26,6 @@ def test_cancel_is_stronger_than_failure_and_weaker_than_success(database: Datab
     assert (row.state, row.failure) == (expected, None)
 
 
-def test_a_finish_hears_what_is_asked_between_its_looks_at_the_job(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a transaction nothing keeps a user from cancelling a job that was seen pausing."""
-    job = claimed(database)
-    with database.transaction() as session:
-        assert queue.request_pause(session, "acme", job.id) is JobState.PAUSING
-        assert queue.request_cancel(session, "acme", job.id) is JobState.CANCELLING
-    look = queue._lock_held
-    seen = iter([queue.Held(job.id, JobState.PAUSING.value, 1, 0)])
-    monkeypatch.setattr(queue, "_lock_held", lambda *given: next(seen, None) or look(*given))
-    with database.direct() as connection:
-        assert queue.finish(connection, job.id, 1, JobState.PAUSED)
-    assert read_job(database, job.id).state == "cancelled"
-    assert states_told(database, job.id) == ["running", "pausing", "cancelling", "cancelled"]
-
-
 def test_a_cancel_and_an_end_never_both_win(database: Database) -> None:
     for _ in range(30):
         job = claimed(database)
@@ -59,8 +42,8 @@ def test_a_cancel_and_an_end_never_both_win(database: Database) -> None:
         thread = threading.Thread(target=cancel)
         thread.start()
         start.wait()
-        with database.direct() as connection:
-            assert queue.finish(connection, job.id, 1, JobState.FAILED, failure={"message": "NaN"})
+        with database.transaction() as session:
+            assert queue.finish(session, job.id, 1, JobState.FAILED, failure={"message": "NaN"})
         thread.join()
         assert read_job(database, job.id).state == ("cancelled" if answers else "failed")
 

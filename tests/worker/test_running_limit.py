@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from service.jobs.model.states import HELD, JobState
 from service.jobs.store import queue
-from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.queue import ClaimedJob
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings

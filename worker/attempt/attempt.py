@@ -7,14 +7,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
 from pydantic import ValidationError
-from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 from sqlalchemy.orm import Session
 
@@ -22,12 +20,11 @@ from grpo_engine.config.job import Hyperparameters, Method, TrainingFreeHyperpar
 from grpo_engine.contract.events import CheckpointSaved
 from service.jobs.model.methods import parsed_method
 from service.jobs.model.states import JobState
-from service.jobs.store.claimed import ClaimedJob
 from service.jobs.store.machines import UNSAFE, Capabilities, of_this_machine, offered_to
+from service.jobs.store.queue import ClaimedJob
 from service.jobs.store.wakeups import Wakeups
 from service.platform.catalog import Catalog
-from service.platform.db import Database, Executor, connect
-from service.platform.direct import Direct
+from service.platform.db import Database, connect
 from service.platform.storage import (
     ObjectMissing,
     Storage,
@@ -42,7 +39,6 @@ from worker.attempt.lease import Lease, Lost
 from worker.supervision import Flag
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Executor)
 logger = structlog.get_logger()
 
 OUTAGES = (OperationalError, InterfaceError, TimeoutError)
@@ -147,29 +143,20 @@ class Attempt:
 
     def write(self, change: Callable[[Session], T | None]) -> T:
         """One fenced transaction, retried through an outage. Raises Lost if the fence is stale."""
-        return self._fenced(self.read(change))
-
-    def write_directly(self, change: Callable[[Connection | Direct], T | None]) -> T:
-        """The same for a change that needs neither ORM nor transaction: each statement is complete."""
-        return self._fenced(self._through_outages(self.worker.database.direct, change))
-
-    def read(self, query: Callable[[Session], T]) -> T:
-        """One transaction, retried through an outage as long as the lease holds. Raises Lost."""
-        return self._through_outages(self.worker.database.transaction, query)
-
-    def _fenced(self, result: T | None) -> T:
+        result = self.read(change)
         if result is None or result is False:
             self.lease.lose()
             raise Lost(self.job.id)
         return result
 
-    def _through_outages(self, opened: Callable[[], AbstractContextManager[E]], query: Callable[[E], T]) -> T:
+    def read(self, query: Callable[[Session], T]) -> T:
+        """One transaction, retried through an outage as long as the lease holds. Raises Lost."""
         for pause in _pauses():
             self.lease.check()
             self.worker.touch()
             try:
-                with opened() as executor:
-                    return query(executor)
+                with self.worker.database.transaction() as session:
+                    return query(session)
             except OUTAGES as error:
                 logger.warning("database unavailable", error=type(error).__name__)
             self.lease.wait(pause)

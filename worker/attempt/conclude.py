@@ -85,7 +85,7 @@ def public_lines(log_tail: tuple[str, ...]) -> tuple[str, ...]:
 def finish(attempt: Attempt, state: JobState, failure: dict[str, Any] | None = None) -> None:
     """End the attempt in this state. Raises Lost."""
     job = attempt.job
-    attempt.write_directly(lambda session: queue.finish(session, job.id, job.fence, state, failure=failure))
+    attempt.write(lambda session: queue.finish(session, job.id, job.fence, state, failure=failure))
 
 
 def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:

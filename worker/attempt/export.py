@@ -15,6 +15,7 @@ from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.results.vllm_command import MERGED, holds_whole_model
 from service.jobs.store import queue
+from service.jobs.store.transitions import lock_held
 from service.platform.tables.core import Artifact, Job
 from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.prepare import model_source
@@ -67,7 +68,8 @@ def _beside_merged(attempt: Attempt, job_id: str, step: int) -> dict[str, str]:
 def _finish(session: Session, attempt: Attempt, stored: Stored, filename: str, step: int) -> bool:
     """A cancelled export publishes nothing: its weights may have been deleted. False: the fence is stale."""
     job = attempt.job
-    if queue.lock(session, *queue.holds(job.id, job.fence), Job.state == JobState.RUNNING.value) is None:
+    held = lock_held(session, job.id, job.fence)
+    if held is not None and held.state != JobState.RUNNING.value:
         return queue.finish(session, job.id, job.fence, JobState.CANCELLED)
     if not queue.finish(session, job.id, job.fence, JobState.SUCCEEDED):
         return False

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
-from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.queue import ClaimedJob
 from service.platform.db import Database
 from service.settings import Settings
 from worker.launchers.local import EngineProcess
@@ -97,7 +97,7 @@ class Lease:
         sent_at = monotonic()
         fault_point("lease.renewing")
         try:
-            with self._database.direct() as session:
+            with self._database.connection() as session:
                 state = queue.renew(
                     session, self._job_id, self._fence, lease_seconds=self._settings.lease_seconds
                 )

@@ -20,10 +20,10 @@ from service.jobs.model.methods import retention_of
 from service.jobs.progress import publishing
 from service.jobs.results.weights import WeightsMissing, missing, model_parts
 from service.jobs.store import history
-from service.jobs.store.claimed import ClaimedJob
 from service.jobs.store.lineage import lineage_of
-from service.jobs.store.machines import UNSAFE, tell_unsafe
-from service.jobs.store.queue import holds, lock
+from service.jobs.store.machines import UNSAFE, record_unsafe_run
+from service.jobs.store.queue import ClaimedJob
+from service.jobs.store.transitions import lock_held
 from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Metric
 from service.platform.unpack import BadArchive, unpack
@@ -136,7 +136,7 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
 def _note_unsafe(attempt: Attempt) -> None:
     """Mark a job whose untrusted code this worker runs without a sandbox."""
     if UNSAFE in attempt.worker.capabilities and attempt.job.required_capabilities:
-        attempt.write(lambda session: tell_unsafe(session, attempt.job))
+        attempt.write(lambda session: record_unsafe_run(session, attempt.job.id, attempt.job.fence))
 
 
 def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session], bool]:
@@ -145,7 +145,7 @@ def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session],
 
 
 def _note_restart(session: Session, job: ClaimedJob) -> bool:
-    if lock(session, *holds(job.id, job.fence)) is None:
+    if lock_held(session, job.id, job.fence) is None:
         return False
     message = "No usable checkpoint is left: training restarts from the first step."
     history.append(session, job.id, history.Entry("message", message, "warn", fence=job.fence))

@@ -16,7 +16,7 @@ from structlog.contextvars import bound_contextvars
 
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.store import queue
-from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.queue import ClaimedJob
 from service.platform.ids import new_id
 from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.conclude import conclude, conclude_error
@@ -63,8 +63,7 @@ def claim(worker: Worker) -> ClaimedJob | None:
     if not worker.may_claim():
         return None
     settings, database, offered = worker.settings, worker.database, worker.offered()
-    opened = database.direct if settings.max_running_jobs is None else database.transaction
-    with opened() as session:
+    with database.connection() as session:
         return queue.claim(
             session,
             pool=settings.pool,

@@ -103,7 +103,7 @@ class ChatDispatcher:
     def leave(self) -> None:
         """End all open requests and deregister this worker. Raises SQLAlchemyError."""
         self.close(STOPPING)
-        with self.worker.database.statement() as session:
+        with self.worker.database.transaction() as session:
             repository.leave(session, self.worker.name)
 
     def _yield_gpus(self) -> None:
@@ -132,7 +132,7 @@ class ChatDispatcher:
         with self.worker.database.reading() as session:
             if not repository.somebody_waits(session):
                 return False
-        with self.worker.database.statement() as session:
+        with self.worker.database.transaction() as session:
             row = repository.claim(session, self.worker.name, LEASE_SECONDS, models)
         if row is None:
             return False

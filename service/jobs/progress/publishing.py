@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model import names
 from service.jobs.store import history
-from service.jobs.store.queue import QUIET, holds, lock
+from service.jobs.store.transitions import JOBS, holds, lock_held
 from service.platform.tables.core import Checkpoint, Job
 
 
@@ -39,13 +39,12 @@ def publish_checkpoint(
     metrics: dict[str, Any],
 ) -> bool:
     """Make a checkpoint visible; a new step clears the failures. False: the fence is stale."""
-    if lock(session, *holds(job_id, fence)) is None:
+    if lock_held(session, job_id, fence) is None:
         return False
     session.execute(
-        update(Job)
-        .where(*holds(job_id, fence), Job.checkpoint_step < step)
+        update(JOBS)
+        .where(holds(job_id, fence), JOBS.c.checkpoint_step < step)
         .values(checkpoint_step=step, failures=0)
-        .execution_options(**QUIET)
     )
     found = select(Checkpoint).where(Checkpoint.job_id == job_id, Checkpoint.step == step)
     row = session.scalars(found).one_or_none()
@@ -69,15 +68,13 @@ def usable_checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
 
 def withdraw_checkpoint(session: Session, job_id: str, fence: int, step: int, reason: str) -> bool:
     """Never resume from this checkpoint again: its state is damaged. False: the fence is stale."""
-    if lock(session, *holds(job_id, fence)) is None:
+    if lock_held(session, job_id, fence) is None:
         return False
     where = (Checkpoint.job_id == job_id, Checkpoint.step == step)
-    session.execute(update(Checkpoint).where(*where).values(state_key=None).execution_options(**QUIET))
+    session.execute(update(Checkpoint).where(*where).values(state_key=None))
     usable = (Checkpoint.job_id == job_id, Checkpoint.state_key.is_not(None))
     newest = select(func.coalesce(func.max(Checkpoint.step), 0)).where(*usable).scalar_subquery()
-    session.execute(
-        update(Job).where(*holds(job_id, fence)).values(checkpoint_step=newest).execution_options(**QUIET)
-    )
+    session.execute(update(JOBS).where(holds(job_id, fence)).values(checkpoint_step=newest))
     message = f"The checkpoint of step {step} is skipped: {reason}"
     entry = history.Entry("message", message, "warn", {"step": step}, fence)
     history.append(session, job_id, entry)
@@ -89,7 +86,7 @@ def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> 
 
     Answers storage keys to delete. None: the fence is stale.
     """
-    held = select(Job.evaluation).where(*holds(job_id, fence)).with_for_update()
+    held = select(Job.evaluation).where(holds(job_id, fence)).with_for_update()
     evaluation = session.execute(held).scalar_one_or_none()
     if evaluation is None:
         return None
@@ -100,7 +97,7 @@ def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> 
     started_from = _steps_started_from(session, job_id, [row.step for row in rows[keep:]])
     retired = [row for row in rows[keep:] if row.step != best and row.step not in started_from]
     ids = [row.id for row in retired]
-    session.execute(delete(Checkpoint).where(Checkpoint.id.in_(ids)).execution_options(**QUIET))
+    session.execute(delete(Checkpoint).where(Checkpoint.id.in_(ids)))
     return [key for row in retired for key in (row.state_key, row.adapter_key) if key is not None]
 
 

@@ -19,7 +19,7 @@ from service.jobs.model.states import JobState
 from service.jobs.progress import evaluations
 from service.jobs.progress.metrics import add_metrics
 from service.jobs.store import history
-from service.jobs.store.queue import QUIET, holds
+from service.jobs.store.transitions import JOBS, holds
 from service.platform.tables.core import Base, Job, Rollout
 
 MAX_WARNINGS = 100
@@ -45,7 +45,7 @@ def record_events(
     `rollouts`: `rollout_rows` of the same events, made before the transaction began. None: the fence is
     stale, and nothing was written.
     """
-    held = select(Job).where(*holds(job_id, fence)).with_for_update()
+    held = select(Job).where(holds(job_id, fence)).with_for_update()
     job = session.scalars(held.execution_options(populate_existing=True)).one_or_none()
     if job is None:
         return None
@@ -85,11 +85,10 @@ def rollout_rows(job_id: str, events: Sequence[engine.Event]) -> list[tuple[int,
 
 def _advance(session: Session, job: Job, sequence: int, values: dict[str, Any]) -> bool:
     moved = session.execute(
-        update(Job)
-        .where(*holds(job.id, job.fence), Job.engine_sequence == job.engine_sequence)
+        update(JOBS)
+        .where(holds(job.id, job.fence), JOBS.c.engine_sequence == job.engine_sequence)
         .values(engine_sequence=sequence, **values)
-        .returning(Job.id)
-        .execution_options(**QUIET)
+        .returning(JOBS.c.id)
     )
     return moved.scalar_one_or_none() is not None
 

@@ -20,7 +20,7 @@ from service.jobs.store import history, queue, repository
 from service.jobs.store.backlog import num_unfinished
 from service.jobs.store.lineage import StoredWeights, lineage_of
 from service.jobs.store.repository import require_job
-from service.jobs.store.statements import IS_EXPORT
+from service.jobs.store.transitions import IS_EXPORT
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
 from service.platform.catalog import Catalog

@@ -11,7 +11,7 @@ from sqlalchemy import Integer, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD, TERMINAL, JobState
-from service.jobs.store.statements import is_in
+from service.jobs.store.transitions import is_in
 from service.platform.tables.core import Job
 
 MAX_PLACE = 1000

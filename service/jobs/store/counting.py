@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD, JobState
 from service.jobs.store.backlog import IS_QUEUED
-from service.jobs.store.statements import IS_JOB, is_in
+from service.jobs.store.transitions import IS_JOB, is_in
 from service.platform.clock import db_now
 from service.platform.tables.core import Job
 

@@ -20,7 +20,6 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.sandbox import monty, self_test, unsafe
 from service.jobs.store import history
-from service.jobs.store.claimed import ClaimedJob
 from service.jobs.store.sink_packages import installed_sinks
 from service.platform.clock import db_now
 from service.platform.tables.core import ApiKey, Job, WorkerHost
@@ -113,17 +112,17 @@ def announced(session: Session, pool: str) -> list[Machine]:
     return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 
-def tell_unsafe(session: Session, job: ClaimedJob) -> bool:
-    """Marks a job that a machine without a sandbox begins to run. False: the fence is stale."""
-    mine = (Job.id == job.id, Job.fence == job.fence)
+def record_unsafe_run(session: Session, job_id: str, fence: int) -> bool:
+    """Mark a job that a machine without a sandbox starts to run. False: the fence is stale."""
+    mine = (Job.id == job_id, Job.fence == fence)
     found = session.execute(select(Job.warnings).where(*mine).with_for_update()).scalar_one_or_none()
     if found is None:
         return False
     if UNSAFE_WARNING not in found:
         marked = update(Job).where(*mine).values(warnings=[*found, UNSAFE_WARNING])
         session.execute(marked.execution_options(synchronize_session=False))
-    entry = history.Entry("message", UNSAFE_WARNING["message"], "warn", {"code": UNSAFE}, job.fence)
-    history.append(session, job.id, entry)
+    entry = history.Entry("message", UNSAFE_WARNING["message"], "warn", {"code": UNSAFE}, fence)
+    history.append(session, job_id, entry)
     return True
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from service.jobs.model.states import HELD
 from service.jobs.store.backlog import IS_QUEUED, MAX_PLACE
 from service.jobs.store.machines import KNOWN_SECONDS, Machine
-from service.jobs.store.statements import is_in
+from service.jobs.store.transitions import is_in
 from service.platform.clock import db_now
 from service.platform.tables.core import Job, WorkerHost
 

@@ -1,10 +1,9 @@
-"""Who holds a job: claim, renew, release, finish, sweep, and what a user may ask for.
+"""The queue: claim, renew, release and finish a job; cancel, pause and resume it for a user.
 
 Each transition is one conditional UPDATE that names the state it comes from and, on the worker's side, the
-fence; 0 rows means somebody else was first. Only the database's clock decides. The row is locked before
-it moves, so that the choice of the next state and the UPDATE see the same row: `FOR UPDATE` on PostgreSQL,
-`BEGIN IMMEDIATE` on SQLite. Every state change appends a `status` entry in the same transaction; an end or a
-rest also writes a delivery for each webhook that wants to hear of it.
+fence: 0 rows mean that another process was first. Only the database's clock decides. Each state change stores
+a `status` entry in the same transaction; an end or a pause also stores a delivery for each webhook that is
+subscribed to it.
 """
 
 from __future__ import annotations
@@ -12,39 +11,120 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy import ColumnElement, Integer, bindparam, func, literal_column, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
-from service.jobs.model import names
-from service.jobs.model.states import HELD, TERMINAL, TRANSITIONS, JobState
-from service.jobs.store import history, statements, webhook_events
-from service.jobs.store.claimed import ClaimedJob
+from service.jobs.model.states import HELD, JobState
+from service.jobs.store import history
 from service.jobs.store.machines import satisfied_by
+from service.jobs.store.transitions import (
+    IS_JOB,
+    JOBS,
+    LockedJob,
+    WrongState,
+    end_attempt,
+    holds,
+    is_in,
+    lock_held,
+    locked,
+    move,
+    status_entry,
+)
+from service.platform.clock import db_now
 from service.platform.db import Executor, is_postgresql
-from service.platform.tables.core import Job
 
-MAX_BACKOFF_SECONDS = 300.0
 CLAIM_PAUSE = "5s"
-"""So long may a worker that was stopped in the middle of its claim keep others from theirs."""
-HELD_STATES = [state.value for state in HELD]
-QUIET = {"synchronize_session": False}
+"""How long a worker that is stopped in the middle of its claim can block the claims of others."""
+CLAIMS_LOCK = 0x6772706F
+"""A number of PostgreSQL's advisory locks; those of tenants are 64 bits of a digest."""
+ENDINGS = {
+    JobState.SUCCEEDED: "The job has successfully completed.",
+    JobState.FAILED: "The job failed.",
+    JobState.CANCELLED: "The job was cancelled.",
+    JobState.PAUSED: "The job is paused.",
+}
 
 
-class Held(NamedTuple):
-    """What a transition chooses by, of a locked row."""
+class ClaimedJob(NamedTuple):
+    """A job at the time of its claim, with all that its worker needs; fields as in `Job`."""
 
     id: str
-    state: str
+    tenant: str
+    pool: str
     fence: int
-    failures: int
+    attempt: int
+    created_at: float
+    model: str
+    training_file: str
+    validation_file: str | None
+    suffix: str | None
+    seed: int
+    method: dict[str, Any]
+    probe: dict[str, Any] | None
+    export: dict[str, Any] | None
+    required_capabilities: str
+    required_gpus: int
+    checkpoint_step: int
+    engine_sequence: int
+    event_sequence: int
 
 
-class WrongState(Exception):
-    """The job's state does not allow what was asked."""
+_CANDIDATE = JOBS.alias("candidate")
+_ELIGIBLE = (
+    select(_CANDIDATE.c.id)
+    .where(is_in("candidate", JobState.QUEUED), _CANDIDATE.c.pool == bindparam("of_pool"))
+    .where(_CANDIDATE.c.not_before <= db_now())
+    .where(_CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
+    .where(_CANDIDATE.c.required_gpus <= bindparam("gpus"))
+    .order_by(_CANDIDATE.c.priority.desc(), _CANDIDATE.c.created_at)
+    .limit(literal_column("1", Integer()))  # PostgreSQL plans a LIMIT with a parameter anew each time
+    .with_for_update(skip_locked=True)
+)
+_HOLDING = JOBS.alias("holding")
+_TENANTS_AT_LIMIT = (
+    select(_HOLDING.c.tenant)
+    .where(is_in("holding", *HELD))
+    .group_by(_HOLDING.c.tenant)
+    .having(func.count() >= bindparam("max_running", type_=Integer))
+)
+_LOCK_CLAIMS = select(
+    func.set_config("idle_in_transaction_session_timeout", bindparam("longest_pause"), True),
+    func.pg_advisory_xact_lock(CLAIMS_LOCK),
+)
+"""Held until the transaction ends. The next statement sees everything committed before the lock was granted.
+A process that is stopped for longer in between loses its connection, and with it the lock."""
 
-    def __init__(self, current: JobState) -> None:
-        super().__init__(f"the job is {current.value}")
-        self.current = current
+
+def _claiming(eligible: Any) -> ReturningUpdate[Any]:
+    return (
+        update(JOBS)
+        # the row is queued and locked: repeating that here would let the planner walk the queue for its id
+        .where(JOBS.c.id == eligible.scalar_subquery())
+        .values(
+            state=JobState.RUNNING.value,
+            phase="preparing",
+            fence=JOBS.c.fence + 1,
+            attempt=JOBS.c.attempt + 1,
+            lease_owner=bindparam("worker"),
+            lease_expires_at=db_now() + bindparam("lease_seconds"),
+            started_at=func.coalesce(JOBS.c.started_at, db_now()),
+            event_sequence=JOBS.c.event_sequence + 1,
+        )
+        .returning(*(JOBS.c[name] for name in ClaimedJob._fields))
+    )
+
+
+# built once: building them takes longer than PostgreSQL takes to run them
+CLAIM = _claiming(_ELIGIBLE)
+CLAIM_LIMITED = _claiming(_ELIGIBLE.where(_CANDIDATE.c.tenant.not_in(_TENANTS_AT_LIMIT)))
+"""`CLAIM` without the jobs of tenants that have `max_running` running jobs."""
+RENEW = (
+    update(JOBS)
+    .where(holds(bindparam("job_id"), bindparam("held_fence")))
+    .values(lease_expires_at=db_now() + bindparam("lease_seconds"))
+    .returning(JOBS.c.state)
+)
 
 
 def claim(
@@ -57,45 +137,35 @@ def claim(
     gpus: int = 0,
     max_running: int | None = None,
 ) -> ClaimedJob | None:
-    """Take the best eligible job: running, under a new fence and a lease. None: nothing to do.
+    """Claim the best eligible job: running, under a new fence and a lease. None: nothing to do.
 
-    A job that needs what is not among the worker's `capabilities`, or more `gpus`, is left for others. With
-    `max_running` so is one whose tenant has that many on workers already; claims then wait for one another,
-    which needs a transaction of more than one statement.
+    Jobs that need other capabilities or more GPUs are left for other workers. With `max_running` so are jobs
+    of tenants that have that many running jobs; claims are then serialised, because two concurrent claims
+    would both count the jobs before either of them.
     """
-    limited = max_running is not None
     given: dict[str, Any] = {"of_pool": pool, "worker": worker, "lease_seconds": lease_seconds}
     given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus}
-    if limited:
-        given |= {"max_running": max_running}
-        _wait_for_claims(session)
-    if history.is_told_by_statement(session):
-        given |= history.parameters(_status(JobState.RUNNING, "", 0))
-        claiming = statements.CLAIM_WITHIN_LIMIT_TELLING if limited else statements.CLAIM_TELLING
-        told = session.execute(claiming, given).one_or_none()
-        return None if told is None else ClaimedJob._make(told)
-    row = session.execute(statements.CLAIM_WITHIN_LIMIT if limited else statements.CLAIM, given).one_or_none()
+    if max_running is None:
+        row = session.execute(CLAIM, given).one_or_none()
+    else:
+        if is_postgresql(session):  # SQLite's BEGIN IMMEDIATE has serialised them already
+            session.execute(_LOCK_CLAIMS, {"longest_pause": CLAIM_PAUSE})
+        row = session.execute(CLAIM_LIMITED, given | {"max_running": max_running}).one_or_none()
     if row is None:
         return None
-    job = ClaimedJob._make(row[: len(ClaimedJob._fields)])
+    job = ClaimedJob._make(row)
     message = f"Attempt {job.attempt} started on {worker}."
-    history.store(session, job.id, job.event_sequence, _status(JobState.RUNNING, message, job.fence))
+    history.store(session, job.id, job.event_sequence, status_entry(JobState.RUNNING, message, job.fence))
     return job
 
 
-def _wait_for_claims(session: Executor) -> None:
-    """Two claims at once would both count the jobs of before. SQLite's BEGIN IMMEDIATE has waited already."""
-    if is_postgresql(session):
-        session.execute(statements.LOCK_CLAIMS, {"longest_pause": CLAIM_PAUSE})
-
-
 def renew(session: Executor, job_id: str, fence: int, *, lease_seconds: float) -> JobState | None:
-    """Extend the lease; answers the state (cancelling, pausing). None: lost.
+    """Extend the lease and return the state (cancelling, pausing). None: the lease is lost.
 
     Progress needs no heartbeat: `recording` writes it with the events, under the same fence and sooner.
     """
-    held = {"job_id": job_id, "held_fence": fence, "lease_seconds": lease_seconds}
-    state = session.scalar(statements.RENEW, held)
+    given = {"job_id": job_id, "held_fence": fence, "lease_seconds": lease_seconds}
+    state = session.scalar(RENEW, given)
     return None if state is None else JobState(state)
 
 
@@ -110,16 +180,16 @@ def release(
     max_failures: int = 3,
     evidence: tuple[str, ...] = (),
 ) -> bool:
-    """Give the job back: queued again, or what was asked meanwhile (cancelled, paused).
+    """Requeue the job, or cancel or pause it if that was requested meanwhile. False: the fence is stale.
 
-    A spent failure doubles the backoff each time and, as the `max_failures`-th in a row without a new
-    checkpoint, ends the job as `poisoned`. False: the fence is stale.
+    A spent failure doubles the backoff each time. The `max_failures`-th in a row without a new checkpoint
+    ends the job as `poisoned`.
     """
-    held = _lock_held(session, job_id, fence)
-    if held is None:
+    job = lock_held(session, job_id, fence)
+    if job is None:
         return False
     budget = max_failures if spend_failure else None
-    end_attempt(session, held, reason, budget, backoff_seconds, fence, evidence)
+    end_attempt(session, job, reason, budget, backoff_seconds, fence, evidence)
     return True
 
 
@@ -133,31 +203,29 @@ def finish(
     fine_tuned_model: str | None = None,
     trained_tokens: int | None = None,
 ) -> bool:
-    """The attempt's end: succeeded, failed, cancelled or paused. False: the fence is stale.
+    """End the attempt: succeeded, failed, cancelled or paused. False: the fence is stale.
 
-    Where a cancel was asked for, only success is stronger than it. It is right in a transaction and without
-    one: where nothing was asked for, it is one statement, and else it tries until what it saw still holds.
+    If a cancel was requested, only success takes precedence over it.
     """
     results: dict[str, Any] = {"fine_tuned_model": fine_tuned_model, "trained_tokens": trained_tokens}
-    given = {name: value for name, value in results.items() if value is not None}
+    values = {name: value for name, value in results.items() if value is not None}
     message = failure["message"] if failure else ENDINGS[state]
-    usual = Held(job_id, JobState.RUNNING.value, fence, 0)
-    if state in TRANSITIONS[JobState.RUNNING] and _move(
-        session, usual, state, message, failure=failure, **given
+    if state is not JobState.CANCELLED and move(
+        session, job_id, fence, JobState.RUNNING, state, message, failure=failure, **values
     ):
         return True
-    while (held := _lock_held(session, job_id, fence)) is not None:
-        if held.state == JobState.CANCELLING.value and state is not JobState.SUCCEEDED:
-            state, failure, message = JobState.CANCELLED, None, ENDINGS[JobState.CANCELLED]
-        if _move(session, held, state, message, failure=failure, **given):
-            return True
-    return False
+    job = lock_held(session, job_id, fence)
+    if job is None:
+        return False
+    if job.state == JobState.CANCELLING.value and state is not JobState.SUCCEEDED:
+        state, failure, message = JobState.CANCELLED, None, ENDINGS[JobState.CANCELLED]
+    return move(session, job_id, fence, JobState(job.state), state, message, failure=failure, **values)
 
 
 def request_cancel(
-    session: Session, tenant: str, job_id: str, *, of: ColumnElement[bool] = statements.IS_JOB
+    session: Session, tenant: str, job_id: str, *, of: ColumnElement[bool] = IS_JOB
 ) -> JobState | None:
-    """Ask for the end: at once where nobody runs it, else `cancelling`. None: the tenant has no such job."""
+    """Cancel at once if no worker holds the job, otherwise `cancelling`. None: the tenant has no such job."""
     targets = {
         JobState.QUEUED: JobState.CANCELLED,
         JobState.PAUSED: JobState.CANCELLED,
@@ -169,7 +237,7 @@ def request_cancel(
 
 
 def request_pause(session: Session, tenant: str, job_id: str) -> JobState | None:
-    """Ask for a rest after a checkpoint. None: the tenant has no such job."""
+    """Pause after a checkpoint. None: the tenant has no such job."""
     targets = {JobState.QUEUED: JobState.PAUSED, JobState.RUNNING: JobState.PAUSING}
     already = {JobState.PAUSING, JobState.PAUSED}
     return _request(session, tenant, job_id, targets, already, "Pause requested.")
@@ -181,96 +249,6 @@ def request_resume(session: Session, tenant: str, job_id: str) -> JobState | Non
     return _request(session, tenant, job_id, targets, set(), "Resume requested.")
 
 
-ENDINGS = {
-    JobState.SUCCEEDED: "The job has successfully completed.",
-    JobState.FAILED: "The job failed.",
-    JobState.CANCELLED: "The job was cancelled.",
-    JobState.PAUSED: "The job is paused.",
-}
-
-
-def holds(job_id: str, fence: int) -> tuple[ColumnElement[bool], ...]:
-    """Conditions under which the claim with this fence may still write."""
-    return (Job.id == job_id, Job.fence == fence, Job.state.in_(HELD_STATES))
-
-
-def _lock_held(session: Executor, job_id: str, fence: int) -> Held | None:
-    """The claim's row, locked; None where the fence is stale."""
-    row = session.execute(statements.LOCK_HELD, {"job_id": job_id, "held_fence": fence}).one_or_none()
-    return None if row is None else Held(*row)
-
-
-def locked(*conditions: ColumnElement[bool]) -> Select[str, str, int, int]:
-    """Rows a transition chooses from."""
-    return select(*statements.LOCKED).where(*conditions)
-
-
-def lock(session: Session, *conditions: ColumnElement[bool]) -> Held | None:
-    """The one row that meets the conditions, locked until the transaction ends."""
-    row = session.execute(locked(*conditions).with_for_update()).one_or_none()
-    return None if row is None else Held(*row)
-
-
-def end_attempt(
-    session: Session,
-    held: Held,
-    reason: str,
-    max_failures: int | None,
-    backoff_seconds: float,
-    next_fence: int,
-    evidence: tuple[str, ...] = (),
-) -> JobState:
-    """Where an attempt without a result leads; `max_failures` None: it costs nothing. Answers the state."""
-    asked = {JobState.CANCELLING: JobState.CANCELLED, JobState.PAUSING: JobState.PAUSED}
-    target = asked.get(JobState(held.state), JobState.QUEUED)
-    values: dict[str, Any] = {"fence": next_fence}
-    level = "info"
-    if target is JobState.QUEUED and max_failures is not None:
-        level = "warn"
-        values["failures"] = held.failures + 1
-        if held.failures + 1 >= max_failures:
-            target, level = JobState.FAILED, "error"
-            values["failure"] = poisoned(reason, max_failures, evidence)
-    if target is JobState.QUEUED:
-        pause = min(MAX_BACKOFF_SECONDS, backoff_seconds * 2.0**held.failures)
-        values[statements.WAIT_SECONDS] = pause
-    _move(session, held, target, reason, level, **values)
-    return target
-
-
-def poisoned(reason: str, attempts: int, evidence: tuple[str, ...]) -> dict[str, Any]:
-    """The failure of a job that ends its engine again and again."""
-    return {
-        "code": "poisoned",
-        "message": f"{attempts} attempts in a row ended without a new checkpoint. The last: {reason}",
-        "hint": "Look at the evidence; a smaller job or a lower checkpoint_interval may get further.",
-        "evidence": list(evidence),
-    }
-
-
-def _status(state: JobState, message: str, fence: int, level: str = "info") -> history.Entry:
-    phase = "preparing" if state is JobState.RUNNING else state.value
-    return history.status(state, message, phase=phase, fence=fence, level=level)
-
-
-def _move(
-    session: Executor, held: Held, target: JobState, message: str, level: str = "info", **values: Any
-) -> bool:
-    """The transition itself. Raises WrongState where the table does not know it."""
-    if target not in TRANSITIONS[JobState(held.state)]:
-        raise WrongState(JobState(held.state))
-    if target not in HELD:
-        values |= {"lease_owner": None, "lease_expires_at": None}
-    if target in TERMINAL:
-        values[statements.ENDS_NOW] = None
-    statement, new = statements.move(values | {"state": target.value, "phase": target.value})
-    guard = {"job_id": held.id, "from_state": held.state, "held_fence": held.fence}
-    level = "error" if target is JobState.FAILED else level
-    entry = _status(target, message, values.get("fence", held.fence), level)
-    announced = webhook_events.parameters(target) if names.is_job(held.id) else {}
-    return history.move(session, statement, new | guard, entry, announced)
-
-
 def _request(
     session: Session,
     tenant: str,
@@ -278,17 +256,19 @@ def _request(
     targets: dict[JobState, JobState],
     already: set[JobState],
     message: str,
-    of: ColumnElement[bool] = statements.IS_JOB,
+    of: ColumnElement[bool] = IS_JOB,
 ) -> JobState | None:
-    held = lock(session, Job.id == job_id, Job.tenant == tenant, of)
-    if held is None:
+    wanted = locked(JOBS.c.id == job_id, JOBS.c.tenant == tenant, of)
+    row = session.execute(wanted.with_for_update()).one_or_none()
+    if row is None:
         return None
-    current = JobState(held.state)
+    job = LockedJob._make(row)
+    current = JobState(job.state)
     if current in already:
         return current
     if current not in targets:
         raise WrongState(current)
     target = targets[current]
     values: dict[str, Any] = {"not_before": 0.0, "last_woken_at": 0.0} if target is JobState.QUEUED else {}
-    _move(session, held, target, ENDINGS.get(target, message), **values)
+    move(session, job.id, job.fence, current, target, ENDINGS.get(target, message), **values)
     return target

@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import names
 from service.jobs.model.states import TERMINAL
-from service.jobs.store.statements import IS_EXPORT, IS_JOB, IS_PROBE
+from service.jobs.store.transitions import IS_EXPORT, IS_JOB, IS_PROBE
 from service.platform.clock import db_now
 from service.platform.errors import NotFound
 from service.platform.tables.core import Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent, exists_now

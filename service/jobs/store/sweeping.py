@@ -1,4 +1,4 @@
-"""What nobody holds any more, and what nobody was told about. Any number of processes may sweep."""
+"""Requeues expired leases and finds lost wake-ups. Any number of processes may sweep at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.jobs.model.states import HELD, JobState
-from service.jobs.store.queue import QUIET, Held, end_attempt, locked
-from service.jobs.store.statements import is_in
+from service.jobs.store.transitions import LockedJob, end_attempt, is_in, locked
 from service.platform.clock import db_now
 from service.platform.tables.core import Job
 
@@ -19,32 +18,30 @@ REWAKE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Swept:
-    """A job whose lease had expired, and where it went."""
+    """A job whose lease had expired, and its new state."""
 
     job_id: str
     state: JobState
     tenant: str
     attempt: int
     fence: int
-    """From now on; that of the lost worker is older."""
-    worker: str
-    """Who held it."""
+    """The new one; the lost worker's is older."""
+    worker: str | None
+    """The worker that held it."""
 
 
 def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[Swept]:
     """Expired leases → queued with backoff, or cancelled, paused, failed; each under a new fence."""
-    expired = locked(is_in("jobs", *HELD), Job.lease_expires_at < db_now()).add_columns(
-        Job.tenant, Job.attempt, Job.lease_owner
-    )
+    expired = locked(is_in("jobs", *HELD), Job.lease_expires_at < db_now())
     rows = session.execute(
         expired.order_by(Job.lease_expires_at).limit(BATCH).with_for_update(skip_locked=True)
     ).all()
     reason = "The worker was lost: its lease expired."
     swept = []
-    for *columns, tenant, attempt, worker in rows:
-        held = Held(*columns)
-        state = end_attempt(session, held, reason, max_failures, backoff_seconds, held.fence + 1)
-        swept.append(Swept(held.id, state, tenant, attempt, held.fence + 1, worker))
+    for job in map(LockedJob._make, rows):
+        fence = job.fence + 1
+        state = end_attempt(session, job, reason, max_failures, backoff_seconds, fence)
+        swept.append(Swept(job.id, state, job.tenant, job.attempt, fence, job.lease_owner))
     return swept
 
 
@@ -64,6 +61,6 @@ def due_pools(session: Session) -> list[str]:
         .where(Job.id.in_(due), Job.state == JobState.QUEUED.value)
         .values(last_woken_at=db_now())
         .returning(Job.pool)
-        .execution_options(**QUIET)
+        .execution_options(synchronize_session=False)
     )
     return list(session.execute(woken).scalars())

@@ -1,18 +1,19 @@
-"""Deliveries for a tenant's webhooks, as rows that are written with the change of a job itself.
+"""Deliveries for a tenant's webhooks, stored in the transaction that changes a job.
 
-The rows come from one INSERT … SELECT over the tenant's endpoints, so a change whose transaction is rolled
-back tells nothing, and a tenant without endpoints costs a look into an index.
-Boundary: the statement, which `history.py` runs; the webhooks' outbox takes it from there.
+The rows come from one INSERT … SELECT over the tenant's endpoints: a change that is rolled back notifies
+nobody.
+Boundary: stores deliveries; `service/webhooks/outbox.py` claims and records them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
-from sqlalchemy import ColumnElement, Insert, String, Table, bindparam, insert, literal, select
+from sqlalchemy import ColumnElement, String, bindparam, insert, literal, select
 
 from service.jobs.model.states import JobState
 from service.platform.clock import db_now
+from service.platform.db import Executor
 from service.platform.ids import new_id
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 
@@ -25,37 +26,40 @@ EventType = Literal[
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 STATES = {JobState.CANCELLED, JobState.FAILED, JobState.PAUSED, JobState.SUCCEEDED}
 
-ENDPOINTS = cast(Table, WebhookEndpoint.__table__)
-DELIVERIES = cast(Table, WebhookDelivery.__table__)
+ENDPOINTS = WebhookEndpoint.metadata.tables["webhook_endpoints"]
+DELIVERIES = WebhookDelivery.metadata.tables["webhook_deliveries"]
 
 
-def parameters(state: JobState) -> dict[str, Any]:
-    """A new event for `announcement`; empty for a state that nobody is told of."""
-    if state not in STATES:
-        return {}
-    return {"event_id": new_id("evt", "_"), "event_type": f"fine_tuning.job.{state.value}"}
+_EVENT_ID, _EVENT_TYPE = bindparam("event_id", type_=String), bindparam("event_type", type_=String)
+_COLUMNS: dict[str, ColumnElement[Any]] = {
+    "id": _EVENT_ID + "_" + ENDPOINTS.c.id,
+    "endpoint_id": ENDPOINTS.c.id,
+    "tenant": ENDPOINTS.c.tenant,
+    "event_id": _EVENT_ID,
+    "event_type": _EVENT_TYPE,
+    "job_id": bindparam("job_id", type_=String),
+    "created_at": db_now(),
+    "state": literal("pending"),
+    "due_at": db_now(),
+    "claim": literal(0),
+    "failures": literal(0),
+    "attempts": literal([], DELIVERIES.c.attempts.type),
+}
+_SUBSCRIBED = (
+    select(*_COLUMNS.values())
+    .where(ENDPOINTS.c.tenant == bindparam("of_tenant"), ENDPOINTS.c.enabled)
+    .where(ENDPOINTS.c.event_types.contains(_EVENT_TYPE))
+)
+ADD_DELIVERIES = insert(DELIVERIES).from_select(list(_COLUMNS), _SUBSCRIBED)
 
 
-def announcement(tenant: ColumnElement[str], job_id: ColumnElement[str]) -> Insert:
-    """A delivery for each of the tenant's endpoints that want this event."""
-    event_id, event_type = bindparam("event_id", type_=String), bindparam("event_type", type_=String)
-    columns: dict[str, ColumnElement[Any]] = {
-        "id": event_id + "_" + ENDPOINTS.c.id,
-        "endpoint_id": ENDPOINTS.c.id,
-        "tenant": ENDPOINTS.c.tenant,
-        "event_id": event_id,
-        "event_type": event_type,
-        "job_id": job_id,
-        "created_at": db_now(),
-        "state": literal("pending"),
-        "due_at": db_now(),
-        "claim": literal(0),
-        "failures": literal(0),
-        "attempts": literal([], DELIVERIES.c.attempts.type),
-    }
-    wanting = (
-        select(*columns.values())
-        .where(ENDPOINTS.c.tenant == tenant, ENDPOINTS.c.enabled)
-        .where(ENDPOINTS.c.event_types.contains(event_type))
-    )
-    return insert(DELIVERIES).from_select(list(columns), wanting)
+def has_endpoints(tenant: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether the tenant has any endpoint, enabled or not."""
+    return select(ENDPOINTS.c.id).where(ENDPOINTS.c.tenant == tenant).exists().label("has_endpoints")
+
+
+def add_deliveries(session: Executor, tenant: str, job_id: str, state: JobState) -> None:
+    """Store a delivery of a job's new state for each enabled endpoint that subscribes to it."""
+    if state in STATES:
+        event = {"event_id": new_id("evt", "_"), "event_type": f"fine_tuning.job.{state.value}"}
+        session.execute(ADD_DELIVERIES, event | {"of_tenant": tenant, "job_id": job_id})

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
 from service.jobs.store import pools, queue, sweeping
-from service.jobs.store.claimed import ClaimedJob
 from service.jobs.store.counting import COUNTS
 from service.jobs.store.machines import SANDBOX, Machine, announce
+from service.jobs.store.queue import ClaimedJob
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job, WorkerHost

@@ -15,7 +15,7 @@ from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
 from service.jobs.store import queue
-from service.jobs.store.statements import IS_EXPORT
+from service.jobs.store.transitions import IS_EXPORT
 from service.platform.db import Database
 from service.platform.ids import new_id
 from service.platform.storage import Storage, sha256_file

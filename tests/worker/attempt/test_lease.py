@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from service.jobs.store import queue
-from service.jobs.store.claimed import ClaimedJob
+from service.jobs.store.queue import ClaimedJob
 from service.platform.db import Database
 from service.settings import Settings
 from tests.servers import wait_until
@@ -31,8 +31,8 @@ class SlowDatabase(Database):
             self.delay()
 
     @contextmanager
-    def direct(self) -> Iterator[Connection]:
-        with super().direct() as connection:
+    def connection(self) -> Iterator[Connection]:
+        with super().connection() as connection:
             yield connection
             self.delay()
 

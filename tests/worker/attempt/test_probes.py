@@ -13,7 +13,7 @@ from service.app import create_app
 from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
 from service.jobs.store import counting, queue, sweeping
-from service.jobs.store.statements import IS_PROBE
+from service.jobs.store.transitions import IS_PROBE
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File

@@ -18,7 +18,7 @@ from grpo_engine.contract import events as engine
 from service.jobs.model.states import JobState
 from service.jobs.progress import publishing, recording
 from service.jobs.store import queue, sweeping
-from service.platform.db import Database, Executor
+from service.platform.db import Database
 from service.platform.tables.core import Checkpoint, Job, JobEvent, Metric
 from tests.service.jobs.store.queue_model import KEPT_CHECKPOINTS, MAX_FAILURES, Model, ModelJob, Refused
 from tests.service.jobs.store.queue_rows import Rows, check_history, check_rows, read_rows
@@ -85,23 +85,20 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def claim(self, pool: str, worker: str, gpus: int, lease: float) -> None:
         candidates = self.model.best(pool, gpus)
-        with self.database.direct() as session:
+        with self.database.connection() as session:
             job = queue.claim(session, pool=pool, worker=worker, lease_seconds=lease, gpus=gpus)
         assert (job is None) == (not candidates)
         if job is not None:
             assert job.id in candidates
             self.model.jobs[job.id].claim(worker, self.model.now, lease)
 
-    def fenced(
-        self, job_id: str, whose: str, write: Callable[[Any, ModelJob, int], Any], *, is_direct: bool = False
-    ) -> Any:
+    def fenced(self, job_id: str, whose: str, write: Callable[[Session, ModelJob, int], Any]) -> Any:
         """A worker's write; under a fence that holds nothing it must change nothing at all."""
-        opened = self.database.direct if is_direct else self.database.transaction
         job = self.model.jobs[job_id]
         fence = job.fence + {"current": 0, "zombie": -1, "forged": 1}[whose]
         self.must_stay = not job.holds(fence)
         try:
-            with opened() as session:
+            with self.database.transaction() as session:
                 answer = write(session, job, fence)
         except queue.WrongState:
             answer = Refused
@@ -125,13 +122,13 @@ class QueueMachine(RuleBasedStateMachine):
         job = self.model.jobs[job_id]
         assert answer == job.release(fence, self.model.now, backoff, is_failure=is_failure)
 
-    @rule(job_id=jobs, whose=WHOSE, end=ENDS, is_direct=st.booleans())
-    def finish(self, job_id: str, whose: str, end: JobState, is_direct: bool) -> None:
-        def write(session: Executor, job: ModelJob, fence: int) -> Any:
+    @rule(job_id=jobs, whose=WHOSE, end=ENDS)
+    def finish(self, job_id: str, whose: str, end: JobState) -> None:
+        def write(session: Session, job: ModelJob, fence: int) -> Any:
             failure = {"code": "non_finite", "message": "NaN"} if end is JobState.FAILED else None
             return queue.finish(session, job_id, fence, end, failure=failure)
 
-        answer, fence = self.fenced(job_id, whose, write, is_direct=is_direct)
+        answer, fence = self.fenced(job_id, whose, write)
         assert answer == predicted(lambda: self.model.jobs[job_id].finish(fence, end, self.model.now))
 
     @rule(

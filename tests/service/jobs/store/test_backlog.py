@@ -1,20 +1,16 @@
-"""How much waits, what one query reads for many streams, and how sessions use the database."""
+"""How much waits, and what one query reads for many streams."""
 
 from __future__ import annotations
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from service.jobs.model.states import JobState
 from service.jobs.progress import news
 from service.jobs.store import backlog, history
-from service.platform import db
-from service.platform.db import Database, connect
+from service.platform.db import Database
 from service.platform.tables.core import Job
-from service.settings import Settings
-from tests.conftest import settings_for
-from tests.servers import Postgres
 from tests.service.job_samples import add_job
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -63,34 +59,3 @@ def test_one_query_reads_what_is_new_of_many_jobs(database: Database) -> None:
         found = news.new_events(session, {ids[0]: 3, ids[1]: 0, ids[2]: 5}, 4)
     numbers = {job_id: [row.sequence for row in rows] for job_id, rows in found.items()}
     assert numbers == {ids[0]: [4, 5], ids[1]: [1, 2, 3, 4]}
-
-
-def test_a_single_statement_is_committed_and_a_failed_transaction_is_not(database: Database) -> None:
-    job_id = add_job(database, JobState.QUEUED)
-    with database.statement() as session:
-        session.execute(text("UPDATE jobs SET priority = 5"))
-    with pytest.raises(LookupError):
-        _fail_after(database, "UPDATE jobs SET priority = 6")
-    with database.reading() as session:
-        assert session.get_one(Job, job_id).priority == 5
-
-
-def _fail_after(database: Database, statement: str) -> None:
-    with database.transaction() as session:
-        session.execute(text(statement))
-        raise LookupError
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_connections_that_rested_through_a_restart_are_replaced(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(db, "RESTED_SECONDS", 0)  # a quick machine restarts within the usual rest
-    with Postgres() as server:
-        database = connect(settings_for(settings.home, server.url))
-        with database.reading() as session:
-            assert session.scalar(text("SELECT 1")) == 1
-        server.restart()
-        with database.transaction() as session:
-            assert session.scalar(text("SELECT 2")) == 2
-        database.engine.dispose()
