@@ -10,13 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select, update
+from sqlalchemy import and_, delete, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD
 from service.jobs.store.transitions import is_in
 from service.platform.clock import db_now
+from service.platform.leases import QUIET, Leases
 from service.platform.tables.core import Job
 from service.platform.tables.serving import ChatWorker, Generation, GenerationChunk, GenerationState
 
@@ -24,9 +25,11 @@ LIVE_SECONDS = 15.0
 """A worker that has said nothing for so long answers nothing."""
 KEPT_SECONDS = 1800.0
 """After so long nobody reads a row any more: the API that asked has died."""
-QUIET = {"synchronize_session": False}
 _IS_WAITING = Generation.state == GenerationState.WAITING.value
 _IS_GENERATING = Generation.state == GenerationState.GENERATING.value
+LEASES = Leases(
+    Generation, (Generation.id,), Generation.fence, Generation.lease_expires_at, active=_IS_GENERATING
+)
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,8 @@ def num_open(session: Session, tenant: str) -> int:
 
 def heads(session: Session, ids: Sequence[str]) -> dict[str, Head]:
     """By id; of those that are there."""
-    is_lost = and_(_IS_GENERATING, Generation.lease_expires_at < db_now())
     columns = (Generation.state, Generation.num_chunks, Generation.usage, Generation.refusal)
-    rows = session.execute(select(Generation.id, *columns, is_lost).where(Generation.id.in_(ids)))
+    rows = session.execute(select(Generation.id, *columns, LEASES.has_expired).where(Generation.id.in_(ids)))
     return {id: Head(GenerationState(state), *rest) for id, state, *rest in rows}
 
 
@@ -85,27 +87,17 @@ def claim(
     session: Session, worker: str, lease_seconds: float, models: Collection[str] | None = None
 ) -> Generation | None:
     """The request that has waited longest (for one of these models), under a new fence. None: none waits."""
-    oldest = select(Generation.id).where(_IS_WAITING)
+    waiting = select(Generation.id).where(_IS_WAITING).order_by(Generation.created_at)
     if models is not None:
-        oldest = oldest.where(Generation.model.in_(models))
-    oldest = oldest.order_by(Generation.created_at).limit(1).with_for_update(skip_locked=True)
-    taken = (
-        update(Generation)
-        .where(Generation.id == oldest.scalar_subquery(), _IS_WAITING)
-        .values(
-            state=GenerationState.GENERATING.value,
-            fence=Generation.fence + 1,
-            lease_owner=worker,
-            lease_expires_at=db_now() + lease_seconds,
-        )
-        .returning(Generation)
-    )
-    return session.scalar(taken, execution_options=QUIET)
+        waiting = waiting.where(Generation.model.in_(models))
+    state = GenerationState.GENERATING.value
+    claiming = LEASES.claim(waiting, lease_seconds, state=state, lease_owner=worker).returning(Generation)
+    return session.scalar(claiming, execution_options=QUIET)
 
 
 def add_chunk(session: Session, id: str, fence: int, sequence: int, pieces: list[dict[str, Any]]) -> bool:
     """Written again after a lost connection it changes nothing. False: nobody waits for it."""
-    if not _written(session, id, fence, num_chunks=sequence):
+    if not LEASES.write(session, id, number=fence, num_chunks=sequence):
         return False
     insert = _insert(session)(GenerationChunk).values(generation_id=id, sequence=sequence, pieces=pieces)
     session.execute(insert.on_conflict_do_nothing())
@@ -113,21 +105,17 @@ def add_chunk(session: Session, id: str, fence: int, sequence: int, pieces: list
 
 
 def finish(session: Session, id: str, fence: int, usage: dict[str, Any]) -> bool:
-    return _written(session, id, fence, state=GenerationState.DONE.value, usage=usage)
+    return LEASES.write(session, id, number=fence, state=GenerationState.DONE.value, usage=usage)
 
 
 def fail(session: Session, id: str, fence: int, refusal: dict[str, Any]) -> bool:
-    return _written(session, id, fence, state=GenerationState.FAILED.value, refusal=refusal)
+    return LEASES.write(session, id, number=fence, state=GenerationState.FAILED.value, refusal=refusal)
 
 
 def renew(session: Session, worker: str, lease_seconds: float) -> set[tuple[str, int]]:
     """Extends all that a worker holds; answers ids and fences of what is still wanted."""
-    renewed = (
-        update(Generation)
-        .where(Generation.lease_owner == worker, _IS_GENERATING)
-        .values(lease_expires_at=db_now() + lease_seconds)
-        .returning(Generation.id, Generation.fence)
-    )
+    held = and_(Generation.lease_owner == worker, LEASES.active)
+    renewed = LEASES.renew(held, lease_seconds).returning(Generation.id, Generation.fence)
     return {(id, fence) for id, fence in session.execute(renewed, execution_options=QUIET)}
 
 
@@ -149,13 +137,6 @@ def trains_on(session: Session, host: str) -> bool:
     """Whether a worker of this machine holds a job."""
     here = Job.lease_owner.startswith(f"{host}:", autoescape=True)
     return session.scalar(select(Job.id).where(is_in("jobs", *HELD), here).limit(1)) is not None
-
-
-def _written(session: Session, id: str, fence: int, **values: Any) -> bool:
-    """The guarded change. False: the row is gone, or another's."""
-    held: tuple[ColumnElement[bool], ...] = (Generation.id == id, Generation.fence == fence, _IS_GENERATING)
-    written = update(Generation).where(*held).values(**values).returning(Generation.id)
-    return session.scalar(written, execution_options=QUIET) is not None
 
 
 def _insert(session: Session) -> Any:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD, TERMINAL, JobState
 from service.jobs.progress.metrics import EVALUATION, MetricRow, metric_rows
 from service.jobs.store import history
 from service.platform.clock import db_now
+from service.platform.leases import QUIET, Leases
 from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 
@@ -30,6 +31,13 @@ MAX_ROWS = 500
 """At a time, so that a look back over a long job fits in memory."""
 MAX_REASON_CHARS = 400
 _OVER = [state.value for state in TERMINAL]
+LEASES = Leases(
+    JobSink,
+    (JobSink.job_id, JobSink.type),
+    JobSink.claim,
+    JobSink.due_at,
+    active=JobSink.due_at.is_not(None),
+)
 
 
 @dataclass(frozen=True)
@@ -43,28 +51,17 @@ class Claim:
 
 def claim_due(session: Session, pool: str) -> Claim | None:
     """What has been due for longest and has something to tell. None: nothing."""
-    now = select(db_now()).scalar_subquery()
     # of the newest step nothing is told before the next one, or the end
     has_news = or_(Job.step > JobSink.step + 1, Job.state.in_(_OVER))
     due = (
         select(JobSink.job_id, JobSink.type)
         .join(Job, Job.id == JobSink.job_id)
-        .where(JobSink.due_at <= now, Job.pool == pool, has_news)
+        .where(LEASES.has_expired, Job.pool == pool, has_news)
         .order_by(JobSink.due_at)
-        .limit(1)
-        .with_for_update(skip_locked=True, of=JobSink)
     )
-    found = session.execute(due).one_or_none()
-    if found is None:
-        return None
-    taken = (
-        update(JobSink)
-        .where(JobSink.job_id == found.job_id, JobSink.type == found.type)
-        .values(due_at=db_now() + CLAIM_SECONDS, claim=JobSink.claim + 1)
-        .returning(JobSink.claim)
-        .execution_options(synchronize_session=False)
-    )
-    return Claim(found.job_id, found.type, session.execute(taken).scalar_one())
+    claiming = LEASES.claim(due, CLAIM_SECONDS).returning(JobSink.job_id, JobSink.type, JobSink.claim)
+    row = session.execute(claiming, execution_options=QUIET).one_or_none()
+    return None if row is None else Claim(*row)
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Target:
 
 def target(session: Session, claim: Claim) -> Target | None:
     """None: the claim is no longer ours."""
-    row = session.scalar(select(JobSink).where(*_mine(claim)))
+    row = session.scalar(select(JobSink).where(_is_held(claim)))
     job = session.get(Job, claim.job_id)
     return None if row is None or job is None else Target(job, row.settings, row.step)
 
@@ -119,7 +116,8 @@ def news(session: Session, job_id: str, after_step: int) -> News:
 
 def advance(session: Session, claim: Claim, step: int) -> bool:
     """Note how far it is, and hold it longer. False: the claim is no longer ours."""
-    return _write(session, claim, step=step, due_at=db_now() + CLAIM_SECONDS, failures=0)
+    renewed = LEASES.renew(_is_held(claim), CLAIM_SECONDS, step=step, failures=0).returning(JobSink.type)
+    return session.scalar(renewed, execution_options=QUIET) is not None
 
 
 def release(session: Session, claim: Claim) -> bool:
@@ -133,18 +131,19 @@ def finish(session: Session, claim: Claim) -> bool:
 
 
 def is_held(session: Session, claim: Claim) -> bool:
-    """Whether it is still ours, and renewed in time."""
-    return session.scalar(select(JobSink.type).where(*_mine(claim), JobSink.due_at > db_now())) is not None
+    """Whether the claim still holds, and was renewed in time."""
+    current = select(JobSink.type).where(_is_held(claim), ~LEASES.has_expired)
+    return session.scalar(current) is not None
 
 
 def has_lapsed(session: Session, claim: Claim) -> bool:
-    """Whether it is still ours, and was not renewed in time."""
-    return session.scalar(select(JobSink.type).where(*_mine(claim), JobSink.due_at <= db_now())) is not None
+    """Whether the claim still holds, and was not renewed in time."""
+    return session.scalar(select(JobSink.type).where(_is_held(claim), LEASES.has_expired)) is not None
 
 
 def fail(session: Session, claim: Claim, reason: str) -> bool:
     """Note a failure: again after a pause, or given up; the job says it once. False: not ours any more."""
-    row = session.scalar(select(JobSink).where(*_mine(claim)))
+    row = session.scalar(select(JobSink).where(_is_held(claim)))
     if row is None:
         return False
     pauses = BACKOFF_SECONDS[row.failures : row.failures + 1]
@@ -172,15 +171,9 @@ def _warn_once(session: Session, claim: Claim, reason: str) -> None:
         history.append(session, job.id, entry)
 
 
-def _mine(claim: Claim) -> tuple[ColumnElement[bool], ...]:
-    return (
-        JobSink.job_id == claim.job_id,
-        JobSink.type == claim.type,
-        JobSink.claim == claim.number,
-        JobSink.due_at.is_not(None),
-    )
+def _is_held(claim: Claim) -> ColumnElement[bool]:
+    return LEASES.is_held(claim.job_id, claim.type, number=claim.number)
 
 
 def _write(session: Session, claim: Claim, /, **values: Any) -> bool:
-    written = update(JobSink).where(*_mine(claim)).values(**values).returning(JobSink.type)
-    return session.scalar(written.execution_options(synchronize_session=False)) is not None
+    return LEASES.write(session, claim.job_id, claim.type, number=claim.number, **values)

@@ -1,7 +1,7 @@
-"""Deliveries that are due: taken up by one process at a time, and what follows from an attempt.
+"""Due deliveries: each is claimed by one process at a time; an attempt is recorded with its consequence.
 
-At least once is the promise: who dies between sending and `record` leaves a claim that ends by itself, and
-the next one sends the same delivery under the same id. Only the database's clock decides.
+Delivery is at least once: if a process dies between sending and `record`, its lease expires, and another one
+sends the same delivery under the same id.
 Boundary: rows; `sending.py` sends, and no transaction is open then.
 """
 
@@ -11,12 +11,13 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, ScalarSelect, select, update
+from sqlalchemy import ColumnElement, Select, select, true, update
 from sqlalchemy.orm import Session
 
 from service.platform import audit
 from service.platform.clock import db_now
 from service.platform.ids import new_id
+from service.platform.leases import QUIET, Leases
 from service.platform.principal import Principal
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.webhooks import repository
@@ -30,6 +31,9 @@ TEST_JOB = "ftjob-test"
 JITTER = (0.9, 1.1)
 SENDER = "webhooks"
 """Who disables an endpoint, in the audit trail."""
+LEASES = Leases(
+    WebhookDelivery, (WebhookDelivery.id,), WebhookDelivery.claim, WebhookDelivery.due_at, active=true()
+)
 
 
 @dataclass(frozen=True)
@@ -42,16 +46,8 @@ class Claimed:
 
 def claim_due(session: Session, passed_over: Collection[str] = ()) -> Claimed | None:
     """What has been due for longest, not of the tenants `passed_over`. None: nothing."""
-    # a volatile clock beside the column would be asked for each row and keep the index from being used
-    now = select(db_now()).scalar_subquery()
-    due = (
-        select(WebhookDelivery.id)
-        .where(WebhookDelivery.due_at <= now, WebhookDelivery.tenant.not_in(passed_over))
-        .order_by(WebhookDelivery.due_at)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    return _claim(session, due.scalar_subquery())
+    due = select(WebhookDelivery.id).where(LEASES.has_expired, WebhookDelivery.tenant.not_in(passed_over))
+    return _claim(session, due.order_by(WebhookDelivery.due_at))
 
 
 def claim_test(session: Session, endpoint: WebhookEndpoint, event_type: str) -> Claimed:
@@ -71,20 +67,14 @@ def claim_test(session: Session, endpoint: WebhookEndpoint, event_type: str) -> 
     )
     session.add(row)
     session.flush()
-    claimed = _claim(session, row.id)
+    claimed = _claim(session, select(WebhookDelivery.id).where(WebhookDelivery.id == row.id))
     assert claimed is not None
     return claimed
 
 
-def _claim(session: Session, delivery_id: str | ScalarSelect[str]) -> Claimed | None:
-    taken = (
-        update(WebhookDelivery)
-        .where(WebhookDelivery.id == delivery_id)
-        .values(due_at=db_now() + CLAIM_SECONDS, claim=WebhookDelivery.claim + 1)
-        .returning(WebhookDelivery, db_now())
-        .execution_options(synchronize_session=False, populate_existing=True)
-    )
-    row = session.execute(taken).one_or_none()
+def _claim(session: Session, candidates: Select[str]) -> Claimed | None:
+    claiming = LEASES.claim(candidates, CLAIM_SECONDS).returning(WebhookDelivery, db_now())
+    row = session.execute(claiming, execution_options=QUIET | {"populate_existing": True}).one_or_none()
     return None if row is None else Claimed(*row)
 
 
@@ -143,11 +133,4 @@ def _disable(session: Session, endpoint: WebhookEndpoint) -> None:
 
 
 def _write(session: Session, delivery: WebhookDelivery, **values: object) -> bool:
-    written = (
-        update(WebhookDelivery)
-        .where(WebhookDelivery.id == delivery.id, WebhookDelivery.claim == delivery.claim)
-        .values(**values)
-        .returning(WebhookDelivery.id)
-        .execution_options(synchronize_session=False)
-    )
-    return session.scalar(written) is not None
+    return LEASES.write(session, delivery.id, number=delivery.claim, **values)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Integer, bindparam, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Integer, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -21,6 +21,7 @@ from service.jobs.store.machines import satisfied_by
 from service.jobs.store.transitions import (
     IS_JOB,
     JOBS,
+    LEASES,
     LockedJob,
     WrongState,
     end_attempt,
@@ -78,8 +79,6 @@ _ELIGIBLE = (
     .where(_CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
     .where(_CANDIDATE.c.required_gpus <= bindparam("gpus"))
     .order_by(_CANDIDATE.c.priority.desc(), _CANDIDATE.c.created_at)
-    .limit(literal_column("1", Integer()))  # PostgreSQL plans a LIMIT with a parameter anew each time
-    .with_for_update(skip_locked=True)
 )
 _HOLDING = JOBS.alias("holding")
 _TENANTS_AT_LIMIT = (
@@ -96,35 +95,26 @@ _LOCK_CLAIMS = select(
 A process that is stopped for longer in between loses its connection, and with it the lock."""
 
 
-def _claiming(eligible: Any) -> ReturningUpdate[Any]:
-    return (
-        update(JOBS)
-        # the row is queued and locked: repeating that here would let the planner walk the queue for its id
-        .where(JOBS.c.id == eligible.scalar_subquery())
-        .values(
-            state=JobState.RUNNING.value,
-            phase="preparing",
-            fence=JOBS.c.fence + 1,
-            attempt=JOBS.c.attempt + 1,
-            lease_owner=bindparam("worker"),
-            lease_expires_at=db_now() + bindparam("lease_seconds"),
-            started_at=func.coalesce(JOBS.c.started_at, db_now()),
-            event_sequence=JOBS.c.event_sequence + 1,
-        )
-        .returning(*(JOBS.c[name] for name in ClaimedJob._fields))
+def _claiming(eligible: Select[Any]) -> ReturningUpdate[Any]:
+    claiming = LEASES.claim(
+        eligible,
+        bindparam("lease_seconds"),
+        state=JobState.RUNNING.value,
+        phase="preparing",
+        attempt=JOBS.c.attempt + 1,
+        lease_owner=bindparam("worker"),
+        started_at=func.coalesce(JOBS.c.started_at, db_now()),
+        event_sequence=JOBS.c.event_sequence + 1,
     )
+    return claiming.returning(*(JOBS.c[name] for name in ClaimedJob._fields))
 
 
 # built once: building them takes longer than PostgreSQL takes to run them
 CLAIM = _claiming(_ELIGIBLE)
 CLAIM_LIMITED = _claiming(_ELIGIBLE.where(_CANDIDATE.c.tenant.not_in(_TENANTS_AT_LIMIT)))
 """`CLAIM` without the jobs of tenants that have `max_running` running jobs."""
-RENEW = (
-    update(JOBS)
-    .where(holds(bindparam("job_id"), bindparam("held_fence")))
-    .values(lease_expires_at=db_now() + bindparam("lease_seconds"))
-    .returning(JOBS.c.state)
-)
+_HELD = holds(bindparam("job_id"), bindparam("held_fence"))
+RENEW = LEASES.renew(_HELD, bindparam("lease_seconds")).returning(JOBS.c.state)
 
 
 def claim(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, aliased
 
-from service.jobs.model.states import HELD, JobState
-from service.jobs.store.transitions import LockedJob, end_attempt, is_in, locked
+from service.jobs.model.states import JobState
+from service.jobs.store.transitions import LEASES, LockedJob, end_attempt, locked
 from service.platform.clock import db_now
 from service.platform.tables.core import Job
 
@@ -32,10 +32,8 @@ class Swept:
 
 def sweep(session: Session, *, backoff_seconds: float, max_failures: int) -> list[Swept]:
     """Expired leases → queued with backoff, or cancelled, paused, failed; each under a new fence."""
-    expired = locked(is_in("jobs", *HELD), Job.lease_expires_at < db_now())
-    rows = session.execute(
-        expired.order_by(Job.lease_expires_at).limit(BATCH).with_for_update(skip_locked=True)
-    ).all()
+    expired = locked(LEASES.has_expired).order_by(LEASES.expires_at).limit(BATCH)
+    rows = session.execute(expired.with_for_update(skip_locked=True)).all()
     reason = "The worker was lost: its lease expired."
     swept = []
     for job in map(LockedJob._make, rows):

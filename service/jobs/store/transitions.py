@@ -26,6 +26,7 @@ from service.jobs.model.states import HELD, TERMINAL, TRANSITIONS, JobState
 from service.jobs.store import history, webhook_events
 from service.platform.clock import db_now
 from service.platform.db import Executor
+from service.platform.leases import Leases
 from service.platform.tables.core import Job
 
 JOBS = Job.metadata.tables["jobs"]
@@ -65,11 +66,12 @@ def is_in(table: str, *states: JobState) -> ColumnElement[bool]:
 IS_PROBE, IS_EXPORT = JOBS.c.probe.is_not(None), JOBS.c.export.is_not(None)
 """Rows of the queue that are no fine-tuning jobs."""
 IS_JOB = and_(JOBS.c.probe.is_(None), JOBS.c.export.is_(None))
+LEASES = Leases(JOBS, (JOBS.c.id,), JOBS.c.fence, JOBS.c.lease_expires_at, active=is_in("jobs", *HELD))
 
 
 def holds(job_id: str | BindParameter[str], fence: int | BindParameter[int]) -> ColumnElement[bool]:
     """Condition under which the claim with this fence may still write."""
-    return and_(JOBS.c.id == job_id, JOBS.c.fence == fence, is_in("jobs", *HELD))
+    return LEASES.is_held(job_id, number=fence)
 
 
 def locked(*conditions: ColumnElement[bool]) -> Select[Any]:

@@ -196,7 +196,7 @@ class Model:
     def sweep(self, backoff: float) -> set[tuple[str, S]]:
         """(Job, its next state) of each whose lease has ended."""
         expired = [
-            job for job in self.jobs.values() if job.lease_end is not None and job.lease_end < self.now
+            job for job in self.jobs.values() if job.lease_end is not None and job.lease_end <= self.now
         ]
         for job in expired:
             job.end_attempt(self.now, backoff, job.fence + 1, is_failure=True)
