@@ -85,7 +85,7 @@ def _of_process(state: State) -> Iterator[Metric]:
     build.add_metric([version("grpo-service")], 1)
     yield build
     feed = getattr(state, "feed", None)  # created with the first stream
-    num_watchers = feed.num_watchers if feed else 0
+    num_watchers = feed.num_subscribers if feed else 0
     yield GaugeMetricFamily("grpo_sse_clients", "Open streams of this process.", value=num_watchers)
 
 

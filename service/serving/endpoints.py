@@ -16,10 +16,10 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
 from grpo_engine.serve.protocol import Piece
-from service.jobs.progress.stream import stop_on_signals
 from service.platform.errors import ServiceError
+from service.platform.feed import stop_on_signals
 from service.serving.answers import Answered, ChatCompletion, Completion, Document
-from service.serving.feed import Feed
+from service.serving.feed import AnswerFeed
 from service.serving.schemas import Body, ChatRequest, CompletionRequest
 from service.serving.service import Chat
 from service.serving.waiting import Talk
@@ -39,17 +39,17 @@ def _chat(database: DatabaseDep, catalog: CatalogDep, settings: SettingsDep) -> 
     return Chat(database, catalog, settings)
 
 
-async def _feed(request: Request, database: DatabaseDep) -> Feed:
+async def _feed(request: Request, database: DatabaseDep) -> AnswerFeed:
     """The process's only feed, created with the first request."""
     state = request.app.state
     if not hasattr(state, "chat_feed"):
-        state.chat_feed = Feed(database)
+        state.chat_feed = AnswerFeed(database)
         stop_on_signals(state.chat_feed)
-    feed: Feed = state.chat_feed
+    feed: AnswerFeed = state.chat_feed
     return feed
 
 
-FeedDep = Annotated[Feed, Depends(_feed)]
+FeedDep = Annotated[AnswerFeed, Depends(_feed)]
 
 
 def _talk(prefix: str) -> Callable[..., AsyncIterator[Talk]]:

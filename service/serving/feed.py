@@ -1,162 +1,99 @@
-"""What comes back, for everybody who waits: one poller per process reads for all requests.
+"""Answers of models as workers write them, delivered by the process's poller to the requests that wait.
 
-Boundary: asyncio and rows. A listener holds no database connection; when it is closed, the poller deletes its
-row, which is also how a worker learns that nobody waits any more.
+Boundary: when a request is closed, its row is deleted, which is also how a worker learns that nobody waits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
+from sqlalchemy.orm import Session
 
 from grpo_engine.serve.protocol import Answer, Piece, Refusal, Usage
-from service.jobs.progress.stream import KEY_SECONDS
 from service.platform.db import Database
 from service.platform.errors import Unauthorized
-from service.platform.tables.serving import GenerationState
+from service.platform.feed import Ending, Feed, Subscriber
+from service.platform.tables.serving import GenerationChunk, GenerationState
 from service.serving import repository
 from service.serving.repository import Head
 from service.web.auth import usable_keys
 
-log = structlog.get_logger()
-
-POLL_SECONDS = 0.05
-GONE = Refusal(code="generation_lost", message="The request was ended from elsewhere.")
+GONE = Refusal(code="generation_lost", message="The request was deleted before it was answered.")
 LOST = Refusal(code="worker_lost", message="The worker that was answering has gone; try again.")
-KEYLESS = Refusal(code=Unauthorized.code, message="This API key was revoked or has expired.")
-STOPPING = Refusal(code="service_stopping", message="The service is being restarted; try again.")
+ENDINGS = {
+    Ending.KEY_INVALID: Refusal(code=Unauthorized.code, message="This API key was revoked or has expired."),
+    Ending.SERVICE_STOPPING: Refusal(
+        code="service_stopping", message="The service is being restarted; try again."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class AnswerUpdate:
+    """What the feed saw of a request."""
+
+    latest: int
+    """Newest chunk that was read."""
+    answer: Answer
+    is_claimed: bool
 
 
 @dataclass(eq=False)
-class Listener:
-    """Who waits for one request."""
+class AnswerStream(Subscriber[AnswerUpdate]):
+    """The inbox of one waiting request."""
 
-    id: str
+    topic: str
+    """The request's id."""
     key_id: str
-    """Of the API key that asked."""
     inbox: asyncio.Queue[Answer] = field(default_factory=asyncio.Queue)
-    num_chunks: int = 0
-    """Told so far."""
     is_claimed: bool = False
     is_over: bool = False
 
-    def tell(self, news: Answer) -> None:
-        if not self.is_over and (news.pieces or news.is_last):
-            self.is_over = news.is_last
-            self.inbox.put_nowait(news)
+    def deliver(self, update: AnswerUpdate) -> None:
+        self.is_claimed = update.is_claimed
+        self._put(update.answer)
 
-    def refuse(self, refusal: Refusal) -> None:
-        self.tell(Answer(id=self.id, refusal=refusal))
+    def end(self, ending: Ending) -> None:
+        self._put(Answer(id=self.topic, refusal=ENDINGS[ending]))
+
+    def _put(self, answer: Answer) -> None:
+        if not self.is_over and (answer.pieces or answer.is_last):
+            self.is_over = answer.is_last
+            self.inbox.put_nowait(answer)
 
 
-class Feed:
-    """The process's one poller. Used inside one event loop."""
+class AnswerFeed(Feed[AnswerStream, AnswerUpdate]):
+    """The process's poller of requests to models."""
+
+    poll_seconds = 0.05
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._listeners: dict[str, Listener] = {}
-        self._closed: set[str] = set()
-        """Whose rows are to be deleted."""
-        self._task: asyncio.Task[None] | None = None
+        super().__init__(database, usable_keys)
 
-    def listen(self, id: str, key_id: str) -> Listener:
-        """For a request that has been stored; to be closed, whatever happens."""
-        listener = self._listeners[id] = Listener(id, key_id)
-        self._run()
-        return listener
-
-    def close(self, listener: Listener) -> None:
-        """Nobody waits for it any more."""
-        if self._listeners.pop(listener.id, None) is not None:
-            self._closed.add(listener.id)
-            self._run()
-
-    def stop(self) -> None:
-        """Ends all answers, so that the server need not wait for them."""
-        for listener in self._listeners.values():
-            listener.refuse(STOPPING)
-
-    def _run(self) -> None:
-        if self._task is None or self._task.done():
-            # for all requests: its lines are not about the one that came first
-            self._task = asyncio.create_task(self._poll(), context=contextvars.Context())
-
-    async def _poll(self) -> None:
-        """Runs while somebody waits, or a row is to be deleted."""
-        checked_at = time.monotonic()
-        while self._listeners or self._closed:
-            await asyncio.sleep(POLL_SECONDS)
-            try:
-                await self._delete_closed()
-                await self._tell_news()
-                if time.monotonic() - checked_at >= KEY_SECONDS:
-                    await self._refuse_keyless()
-                    checked_at = time.monotonic()
-            except SQLAlchemyError as error:
-                log.warning("answers wait for the database", error=type(error).__name__)
-
-    async def _delete_closed(self) -> None:
-        closed = sorted(self._closed)
-        if closed:
-            await run_in_threadpool(self._forget, closed)
-            self._closed.difference_update(closed)
-
-    async def _tell_news(self) -> None:
-        told = {id: one.num_chunks for id, one in self._listeners.items() if not one.is_over}
-        if not told:
-            return
-        news, heads = await run_in_threadpool(self._look, told)
-        for id in told:
-            listener, head = self._listeners.get(id), heads.get(id)
-            if listener is not None:
-                listener.is_claimed = head is not None and head.state is not GenerationState.WAITING
-                listener.num_chunks = max(told[id], head.num_chunks if head is not None else 0)
-                listener.tell(news[id])
-
-    async def _refuse_keyless(self) -> None:
-        """Ends the answers whose key was revoked or has expired since they were asked for."""
-        open_ = list(self._listeners.values())
-        usable = await run_in_threadpool(self._usable, sorted({listener.key_id for listener in open_}))
-        for listener in open_:
-            if listener.key_id not in usable:
-                listener.refuse(KEYLESS)
-
-    def _usable(self, key_ids: list[str]) -> set[str]:
-        with self._database.reading() as session:
-            return usable_keys(session, key_ids)
-
-    def _forget(self, ids: list[str]) -> None:
+    def release(self, topics: Sequence[str]) -> None:
         with self._database.transaction() as session:
-            repository.forget(session, ids)
+            repository.forget(session, topics)
 
-    def _look(self, told: Mapping[str, int]) -> tuple[dict[str, Answer], dict[str, Head]]:
-        """The heads first: chunks that come in between are told in the next round, none twice."""
-        with self._database.reading() as session:
-            heads = repository.heads(session, list(told))
-            behind = {id: number for id, number in told.items() if _num_chunks(heads, id) > number}
-            chunks = repository.chunks_after(session, behind) if behind else {}
-        found = {}
-        for id in told:
-            known = [chunk for chunk in chunks.get(id, ()) if chunk.sequence <= _num_chunks(heads, id)]
-            pieces = [Piece.model_validate(piece) for chunk in known for piece in chunk.pieces]
-            found[id] = _answer(id, heads.get(id), tuple(pieces))
-        return found, heads
+    def read(self, session: Session, seen: Mapping[str, int | None]) -> dict[str, AnswerUpdate]:
+        """The heads first: chunks that are added in between are read in the next round, none twice."""
+        heads = repository.heads(session, list(seen))
+        behind = {id: seen[id] or 0 for id, head in heads.items() if head.num_chunks > (seen[id] or 0)}
+        chunks = repository.chunks_after(session, behind) if behind else {}
+        return {id: _update(id, heads.get(id), chunks.get(id, ())) for id in seen}
 
 
-def _num_chunks(heads: Mapping[str, Head], id: str) -> int:
-    return heads[id].num_chunks if id in heads else 0
-
-
-def _answer(id: str, head: Head | None, pieces: tuple[Piece, ...]) -> Answer:
+def _update(id: str, head: Head | None, chunks: Sequence[GenerationChunk]) -> AnswerUpdate:
     if head is None:
-        return Answer(id=id, refusal=GONE)
+        return AnswerUpdate(0, Answer(id=id, refusal=GONE), is_claimed=False)
+    known = [chunk for chunk in chunks if chunk.sequence <= head.num_chunks]
+    pieces = tuple(Piece.model_validate(piece) for chunk in known for piece in chunk.pieces)
+    is_claimed = head.state is not GenerationState.WAITING
+    return AnswerUpdate(head.num_chunks, _answer(id, head, pieces), is_claimed)
+
+
+def _answer(id: str, head: Head, pieces: tuple[Piece, ...]) -> Answer:
     if head.state is GenerationState.DONE:
         return Answer(id=id, pieces=pieces, usage=Usage.model_validate(head.usage))
     if head.state is GenerationState.FAILED:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from grpo_engine.serve.protocol import Answer, Piece, Refusal, Usage
 from service.platform.errors import InvalidRequest, NotFound, ServiceError, Unauthorized, Unavailable
 from service.platform.ids import new_id
-from service.serving.feed import Feed, Listener
+from service.serving.feed import AnswerFeed, AnswerStream
 
 CLAIM_SECONDS = 60.0
 """So long a request waits for a worker that has a place for it."""
@@ -33,24 +33,25 @@ INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt"}
 class Talk:
     """A request on its way. `close` it, whatever happens: then its worker stops."""
 
-    def __init__(self, feed: Feed, prefix: str, key_id: str) -> None:
+    def __init__(self, feed: AnswerFeed, prefix: str, key_id: str) -> None:
         self.id = new_id(prefix)
         self._feed = feed
         self._key_id = key_id
-        self._listener: Listener | None = None
+        self._stream: AnswerStream | None = None
         self._began_at = time.monotonic()
         self._early: Answer | None = None
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._feed.close(self._listener)
+        if self._stream is not None:
+            self._feed.unsubscribe(self._stream)
 
     async def begin(self, has_left: Callable[[], Awaitable[bool]]) -> None:
         """Waits for the first news, though not long; what is wrong by then is still a status of its own.
 
         Raises ServiceError, and ClientDisconnect where the client leaves first.
         """
-        self._listener = self._feed.listen(self.id, self._key_id)
+        self._stream = AnswerStream(self.id, self._key_id)
+        self._feed.subscribe(self._stream)
         silent_until = time.monotonic() + SILENT_SECONDS
         while self._early is None and time.monotonic() < silent_until:
             self._early = await self._heard(LOOK_SECONDS)
@@ -84,16 +85,16 @@ class Talk:
 
     async def _heard(self, seconds: float) -> Answer | None:
         """Raises Unavailable where it has taken too long."""
-        assert self._listener is not None
+        assert self._stream is not None
         try:
-            return await asyncio.wait_for(self._listener.inbox.get(), seconds)
+            return await asyncio.wait_for(self._stream.inbox.get(), seconds)
         except TimeoutError:
-            self._check_patience(self._listener)
+            self._check_patience(self._stream)
             return None
 
-    def _check_patience(self, listener: Listener) -> None:
+    def _check_patience(self, stream: AnswerStream) -> None:
         waited = time.monotonic() - self._began_at
-        if waited > CLAIM_SECONDS and not listener.is_claimed:
+        if waited > CLAIM_SECONDS and not stream.is_claimed:
             message = f"No worker had a place for the request within {CLAIM_SECONDS:g} s; try again later."
             raise _too_long(message)
         if waited > TOTAL_SECONDS:

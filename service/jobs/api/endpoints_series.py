@@ -15,9 +15,10 @@ from service.jobs.api.dependencies import JobId
 from service.jobs.api.responses import event_read
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.progress import metrics
-from service.jobs.progress.stream import Feed, stop_on_signals
+from service.jobs.progress.stream import JobFeed
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
+from service.platform.feed import stop_on_signals
 from service.platform.tables.core import Job, JobEvent
 from service.web.auth import Reader
 from service.web.dependencies import DatabaseDep
@@ -91,13 +92,13 @@ def download_metrics(
     return Response(metrics.to_csv(rows), media_type="text/csv", headers=headers)
 
 
-async def _open_feed(request: Request, principal: Reader, database: DatabaseDep) -> AsyncIterator[Feed]:
+async def _open_feed(request: Request, principal: Reader, database: DatabaseDep) -> AsyncIterator[JobFeed]:
     """The process's one feed, made with the first stream; counts as an open stream until the answer ends."""
     state = request.app.state
     if not hasattr(state, "feed"):
-        state.feed = Feed(database)
+        state.feed = JobFeed(database)
         stop_on_signals(state.feed)
-    feed: Feed = state.feed
+    feed: JobFeed = state.feed
     with state.stream_limit.slot(principal.tenant):
         yield feed
 
@@ -107,7 +108,7 @@ async def stream_job(
     job_id: JobId,
     principal: Reader,
     database: DatabaseDep,
-    feed: Annotated[Feed, Depends(_open_feed)],
+    feed: Annotated[JobFeed, Depends(_open_feed)],
     after: AfterEvent = None,
     since: Since = "start",
     last_event_id: LastEventId = None,
@@ -134,7 +135,7 @@ def _require(database: Database, tenant: str, job_id: str) -> Job:
         return require_job(session, tenant, job_id)
 
 
-async def _framed(feed: Feed, job_id: JobId, after: int, key_id: str) -> AsyncIterator[bytes]:
+async def _framed(feed: JobFeed, job_id: JobId, after: int, key_id: str) -> AsyncIterator[bytes]:
     yield format_sse_event(retry=RECONNECT_MS)
     async for row in feed.rows(job_id, after, key_id):
         yield KEEPALIVE_COMMENT if row is None else _frame(row)

@@ -15,10 +15,10 @@ from openai import OpenAI
 
 from service.jobs.model import names
 from service.jobs.model.states import JobState
+from service.platform import feed
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.platform.tables.serving import Generation
-from service.serving import feed
 from service.settings import Settings
 from service.web.auth import create_key, revoke_key
 from tests.servers import wait_until

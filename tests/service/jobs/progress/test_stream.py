@@ -40,7 +40,7 @@ class Message:
 
 @pytest.fixture(autouse=True)
 def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(stream.JobFeed, "poll_seconds", 0.05)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_many_streams_share_one_poller(
     tell(database, job_id, step(1))
     with opened(http, job_id) as one, opened(http, job_id) as two:
         assert [next(one).id, next(two).id] == [1, 1]
-        assert app.state.feed.num_watchers == 2
+        assert app.state.feed.num_subscribers == 2
         tell(database, job_id, step(2))
         assert [next(one).id, next(two).id] == [2, 2]
 
@@ -190,8 +190,8 @@ def test_a_client_that_leaves_leaves_nothing_behind(
     tell(database, job_id, step(1))
     with opened(http, job_id) as stream_:
         next(stream_)
-        assert app.state.feed.num_watchers == 1
-    wait_until(lambda: app.state.feed.num_watchers == 0, what="no watcher is left")
+        assert app.state.feed.num_subscribers == 1
+    wait_until(lambda: app.state.feed.num_subscribers == 0, what="no watcher is left")
     wait_until(lambda: app.state.feed._task.done(), what="the poller has ended")
 
 

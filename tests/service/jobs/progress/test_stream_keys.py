@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.model.states import JobState
 from service.jobs.progress import stream
-from service.jobs.store import repository
+from service.platform import feed
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey
 from service.web.auth import create_key, revoke_key
@@ -21,7 +21,7 @@ from tests.service.jobs.progress.test_stream import SECONDS, opened, step, tell
 
 @pytest.fixture(autouse=True)
 def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(stream.JobFeed, "poll_seconds", 0.05)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_key_that_is_lost_ends_its_streams_and_no_others(
     lose: Callable[[Database, str], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stream, "KEY_SECONDS", 0.1)
+    monkeypatch.setattr(feed, "KEY_SECONDS", 0.1)
     with database.transaction() as session:
         kept = {"authorization": f"Bearer {create_key(session, 'tenant-a')}"}
     tell(database, job_id, step(1))
@@ -75,14 +75,14 @@ def test_all_keys_of_the_streams_are_checked_in_one_query(
     http: httpx.Client, database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[list[str]] = []
-    usable = repository.usable_keys
+    usable = stream.usable_keys
 
     def counted(session: Session, public_ids: Sequence[str]) -> set[str]:
         asked.append(list(public_ids))
         return usable(session, public_ids)
 
-    monkeypatch.setattr(stream, "KEY_SECONDS", 0.0)
-    monkeypatch.setattr(repository, "usable_keys", counted)
+    monkeypatch.setattr(feed, "KEY_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "usable_keys", counted)
     with database.transaction() as session:
         other = {"authorization": f"Bearer {create_key(session, 'tenant-a')}"}
     tell(database, job_id, step(1))

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.jobs.model.states import JobState
-from service.jobs.progress import news
+from service.jobs.progress import event_queries
 from service.jobs.store import backlog, history
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -56,6 +56,6 @@ def test_one_query_reads_what_is_new_of_many_jobs(database: Database) -> None:
             entries = [history.Entry("message", f"m{number}") for number in range(1, 6)]
             history.append(session, job_id, *entries)
     with database.reading() as session:
-        found = news.new_events(session, {ids[0]: 3, ids[1]: 0, ids[2]: 5}, 4)
+        found = event_queries.new_events(session, {ids[0]: 3, ids[1]: 0, ids[2]: 5}, 4)
     numbers = {job_id: [row.sequence for row in rows] for job_id, rows in found.items()}
     assert numbers == {ids[0]: [4, 5], ids[1]: [1, 2, 3, 4]}

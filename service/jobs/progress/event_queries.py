@@ -1,6 +1,6 @@
-"""What streams read: where jobs' histories end, and what has been added to them. Few queries for many jobs.
+"""Queries of live streams, few for many jobs: where histories end, and the events after a number.
 
-Boundary: SELECTs; whoever opened a stream was checked then.
+Boundary: SELECTs; access was checked when the stream was opened.
 """
 
 from __future__ import annotations

@@ -1,0 +1,203 @@
+"""One poller per process for many open answers: reads what is new once and delivers it to all subscribers.
+
+A subscriber holds no database connection. It names a topic (a job, a request to a model) and the API key that
+it was opened with; when the key is revoked or expires, it is ended.
+Boundary: asyncio and polling. What is read, and how it is delivered, belongs to the rooms that use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from types import FrameType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from service.platform.db import Database
+
+log = structlog.get_logger()
+
+KEY_SECONDS = 2.0
+"""Between two checks of the subscribers' API keys."""
+TOPICS_PER_QUERY = 500
+
+UsableKeys = Callable[[Session, Sequence[str]], set[str]]
+"""Returns those of the keys that are neither revoked nor expired."""
+
+
+class Ending(Enum):
+    """Why a subscriber is ended by the feed."""
+
+    KEY_INVALID = auto()
+    SERVICE_STOPPING = auto()
+
+
+class Positioned(Protocol):
+    """What is read of a topic at once."""
+
+    @property
+    def latest(self) -> int:
+        """Number of the topic's newest row; the next read begins after it."""
+
+
+Update = TypeVar("Update", bound=Positioned)
+
+
+class Subscriber(ABC, Generic[Update]):
+    """One open answer."""
+
+    topic: str
+    key_id: str
+    """Of the API key that opened it."""
+
+    @abstractmethod
+    def deliver(self, update: Update) -> None:
+        """Take the news of the topic; called in the event loop, so it must not wait."""
+
+    @abstractmethod
+    def end(self, ending: Ending) -> None:
+        """Nothing more is delivered."""
+
+
+AnySubscriber = TypeVar("AnySubscriber", bound=Subscriber[Any])
+
+
+class Feed(ABC, Generic[AnySubscriber, Update]):
+    """The process's poller for one kind of topics. Used inside one event loop."""
+
+    poll_seconds: ClassVar[float]
+
+    def __init__(self, database: Database, usable_keys: UsableKeys) -> None:
+        self._database = database
+        self._usable_keys = usable_keys
+        self._subscribers: dict[str, set[AnySubscriber]] = {}
+        self._latest: dict[str, int] = {}
+        self._abandoned: set[str] = set()
+        """Topics to release."""
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def read(self, session: Session, seen: Mapping[str, int | None]) -> Mapping[str, Update]:
+        """What is new of each topic after the number that was seen; None: the topic was not read yet."""
+
+    def release(self, topics: Sequence[str]) -> None:
+        """Called in a thread with topics that have lost their last subscriber; repeated if it raises."""
+
+    @property
+    def num_subscribers(self) -> int:
+        return len(self._all())
+
+    def subscribe(self, subscriber: AnySubscriber) -> None:
+        """Deliver to it from now on. The caller unsubscribes it, whatever happens."""
+        self._subscribers.setdefault(subscriber.topic, set()).add(subscriber)
+        self._run()
+
+    def unsubscribe(self, subscriber: AnySubscriber) -> None:
+        topic = subscriber.topic
+        others = self._subscribers.get(topic, set()) - {subscriber}
+        if others:
+            self._subscribers[topic] = others
+        elif self._subscribers.pop(topic, None) is not None:
+            self._latest.pop(topic, None)
+            self._abandoned.add(topic)
+            self._run()
+
+    def stop(self) -> None:
+        """End all subscribers, so that the server need not wait for them."""
+        for subscriber in self._all():
+            subscriber.end(Ending.SERVICE_STOPPING)
+
+    def _all(self) -> list[AnySubscriber]:
+        return [one for subscribers in self._subscribers.values() for one in subscribers]
+
+    def _run(self) -> None:
+        if self._task is None or self._task.done():
+            # an empty context: its log lines do not belong to the request that came first
+            self._task = asyncio.create_task(self._poll(), context=contextvars.Context())
+
+    async def _poll(self) -> None:
+        """Run while there is anything to do. If it fails, the subscribers end and their clients reconnect."""
+        checked_at = time.monotonic()
+        try:
+            while self._subscribers or self._abandoned:
+                await asyncio.sleep(self.poll_seconds)
+                try:
+                    await self._release_abandoned()
+                    await self._deliver_news()
+                    if time.monotonic() - checked_at >= KEY_SECONDS:
+                        await self._end_keyless()
+                        checked_at = time.monotonic()
+                except SQLAlchemyError as error:
+                    log.warning("feed waits for the database", error=type(error).__name__)
+        finally:
+            self.stop()
+
+    async def _release_abandoned(self) -> None:
+        topics = sorted(self._abandoned)
+        if topics:
+            await run_in_threadpool(self.release, topics)
+            self._abandoned.difference_update(topics)
+
+    async def _deliver_news(self) -> None:
+        seen = {topic: self._latest.get(topic) for topic in self._subscribers}
+        for topic, update in (await run_in_threadpool(self._read, seen)).items():
+            subscribers = self._subscribers.get(topic)
+            if subscribers:
+                self._latest[topic] = update.latest
+                for subscriber in subscribers:
+                    subscriber.deliver(update)
+
+    def _read(self, seen: Mapping[str, int | None]) -> dict[str, Update]:
+        found: dict[str, Update] = {}
+        with self._database.reading() as session:
+            for topics in _portions(list(seen)):
+                found |= self.read(session, {topic: seen[topic] for topic in topics})
+        return found
+
+    async def _end_keyless(self) -> None:
+        """End the subscribers whose key was revoked or has expired since they were opened."""
+        subscribers = self._all()
+        usable = await run_in_threadpool(self._usable, sorted({one.key_id for one in subscribers}))
+        for subscriber in subscribers:
+            if subscriber.key_id not in usable:
+                subscriber.end(Ending.KEY_INVALID)
+
+    def _usable(self, key_ids: list[str]) -> set[str]:
+        with self._database.reading() as session:
+            found = (self._usable_keys(session, portion) for portion in _portions(key_ids))
+            return set().union(*found)
+
+
+def _portions(ids: list[str]) -> Iterator[list[str]]:
+    """Lists that fit in one query."""
+    for start in range(0, len(ids), TOPICS_PER_QUERY):
+        yield ids[start : start + TOPICS_PER_QUERY]
+
+
+def stop_on_signals(feed: Feed[Any, Any]) -> None:
+    """End the subscribers when the process is asked to stop: a server waits for open answers first.
+
+    Our handler calls the previous one (the server's). Outside of the main thread there are no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before: Any = signal.getsignal(number)
+
+        def handle(received: int, frame: FrameType | None, before: Any = before) -> None:
+            loop.call_soon_threadsafe(feed.stop)
+            if callable(before):
+                before(received, frame)
+
+        signal.signal(number, handle)
