@@ -50,7 +50,7 @@ def shuffled(steps: Sequence[Groups]) -> list[Groups]:
     return [order.sample(step, len(step)) for step in mixed]
 
 
-def micro_batches(config: RunConfig, folder: Path, budget: int) -> int:
+def micro_batches(config: RunConfig, budget: int) -> int:
     """Of the first step."""
     counted: list[int] = []
 
@@ -75,7 +75,7 @@ def test_the_budgets_of_these_tests_make_1_2_and_8_or_more_micro_batches(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = job(make_config)
-    found = [micro_batches(config, tmp_path, budget) for budget in (10_000, 60, 16)]
+    found = [micro_batches(config, budget) for budget in (10_000, 60, 16)]
     assert found[:2] == [1, 2]
     assert found[2] >= 8
 
@@ -124,7 +124,7 @@ FORWARDS = ("fast_states", "packed_states", "plain_logits")
 
 
 def after_steps_by(
-    forward: str, config: RunConfig, folder: Path, steps: Sequence[Groups]
+    forward: str, config: RunConfig, steps: Sequence[Groups]
 ) -> tuple[dict[str, torch.Tensor], int]:
     """Parameters after the steps by one way to run the model, and its passes; another way would fail."""
     trainer = injected_trainer(config, steps)
