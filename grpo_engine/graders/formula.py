@@ -1,17 +1,15 @@
 """The formula language of `multi`: `0.8*a + 0.2*min(b, 1)`.
 
-    sum      = product (("+" | "-") product)*
-    product  = unary (("*" | "/") unary)*
-    unary    = "-" unary | power
-    power    = atom ("^" unary)?                  right-associative; -2^2 is -4
-    atom     = number | name | name "(" sum ("," sum)* ")" | "(" sum ")"
+Numbers, names, + - * / ^, parentheses and `FUNCTIONS`. `^` is right-associative and binds tighter than a
+minus sign: -2^2 is -4. The tokens are checked here; Python's `ast` then groups them.
 
-Boundary: a tokenizer and a precedence-climbing parser that emits postfix code; no eval. Length and depth
-are bounded, and evaluation runs in a loop, so no formula exhausts the stack.
+Boundary: no eval. Only the nodes in `_instruction` are accepted. Length and depth are bounded, and the tree
+is walked and evaluated in loops, so no formula exhausts the stack.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import re
@@ -32,7 +30,7 @@ class EvaluationError(ArithmeticError):
 
 
 class Call(NamedTuple):
-    """A postfix instruction: take `arity` values, put one back."""
+    """A postfix instruction: replace the last `arity` values by the result."""
 
     name: str
     arity: int
@@ -59,14 +57,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., float], int | None]] = {
 }
 """Name → function and its number of arguments (None: one or more). `log` is natural."""
 
-_SUM, _PRODUCT, _UNARY, _POWER = 1, 2, 3, 4
-_OPERATORS: dict[str, tuple[int, Callable[[float, float], float]]] = {
-    "+": (_SUM, operator.add),
-    "-": (_SUM, operator.sub),
-    "*": (_PRODUCT, operator.mul),
-    "/": (_PRODUCT, operator.truediv),
-    "^": (_POWER, math.pow),
+_OPERATORS: dict[type[ast.operator], Call] = {
+    ast.Add: Call("+", 2, operator.add),
+    ast.Sub: Call("-", 2, operator.sub),
+    ast.Mult: Call("*", 2, operator.mul),
+    ast.Div: Call("/", 2, operator.truediv),
+    ast.Pow: Call("^", 2, math.pow),
 }
+_SIGNS = {call.name for call in _OPERATORS.values()}
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
     r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>[-+*/^(),])|(?P<end>$))"
@@ -78,21 +76,37 @@ class _Token(NamedTuple):
     text: str
     column: int
 
+    @property
+    def ends_operand(self) -> bool:
+        return self.kind in ("number", "name") or self.text == ")"
+
+    @property
+    def python(self) -> str:
+        """Python's spelling. The underscore keeps names apart from keywords."""
+        if self.kind == "number":
+            return repr(float(self.text))
+        return f"_{self.text}" if self.kind == "name" else self.text.replace("^", "**")
+
 
 @lru_cache(maxsize=256)
 def parse(text: str) -> Formula:
     """Text → postfix code. Raises FormulaError."""
     if len(text) > MAX_CHARACTERS:
         raise FormulaError(f"a formula has at most {MAX_CHARACTERS} characters")
-    parser = _Parser(_tokens(text))
-    parser.expression(_SUM, depth=0)
-    parser.expect_end()
-    names = frozenset(step for step in parser.code if isinstance(step, str))
-    return Formula(tuple(parser.code), names)
+    tokens = _tokens(text)
+    _check(tokens)
+    # One token a line: the line of a node is the number of its first token.
+    source = "(" + "\n".join(token.python for token in tokens) + ")"
+    try:
+        tree = ast.parse(source, mode="eval")
+    except RecursionError:
+        raise FormulaError("the formula has too many operations in a row") from None
+    code = tuple(_postfix(tree.body, tokens))
+    return Formula(code, frozenset(step for step in code if isinstance(step, str)))
 
 
 def evaluate(formula: Formula, variables: Mapping[str, float]) -> float:
-    """Value for these variables, always finite. Raises EvaluationError where there is none."""
+    """Value for these variables, always finite. Raises EvaluationError if there is none."""
     stack: list[float] = []
     for step in formula.code:
         if isinstance(step, Call):
@@ -115,10 +129,11 @@ def _apply(call: Call, operands: list[float]) -> float:
 
 def _shown(call: Call, operands: list[float]) -> str:
     texts = [f"{operand:g}" for operand in operands]
-    return f" {call.name} ".join(texts) if call.name in _OPERATORS else f"{call.name}({', '.join(texts)})"
+    return f" {call.name} ".join(texts) if call.name in _SIGNS else f"{call.name}({', '.join(texts)})"
 
 
 def _tokens(text: str) -> list[_Token]:
+    """The last token is the end."""
     tokens: list[_Token] = []
     position = 0
     while not tokens or tokens[-1].kind != "end":
@@ -127,104 +142,94 @@ def _tokens(text: str) -> list[_Token]:
             column = position + len(text[position:]) - len(text[position:].lstrip()) + 1
             raise FormulaError(f"{text[column - 1]!r} at character {column} is not part of a formula")
         kind = str(match.lastgroup)
-        tokens.append(_Token(kind, match[kind], match.start(kind) + 1))
+        token = _Token(kind, match[kind], match.start(kind) + 1)
+        if kind == "number" and math.isinf(float(token.text)):
+            raise FormulaError(f"the number at character {token.column} is too large")
+        tokens.append(token)
         position = match.end()
     return tokens
 
 
-class _Parser:
-    """Precedence climbing over tokens; `code` grows in postfix order."""
+class _Bracket(NamedTuple):
+    token: _Token
+    is_call: bool
+    depth: int
+    """Of the operand that the bracket is, or is part of."""
 
-    def __init__(self, tokens: list[_Token]) -> None:
-        self.tokens = tokens
-        self.position = 0
-        self.code: list[float | str | Call] = []
 
-    def expression(self, least: int, depth: int) -> None:
-        """An expression whose operators bind at least as tightly as `least`."""
+def _check(tokens: list[_Token]) -> None:
+    """Refuse tokens in a wrong order, unbalanced brackets and deep nesting, before Python parses them."""
+    open_brackets: list[_Bracket] = []
+    before, depth = _Token("sign", "", 0), 0
+    for token in tokens:
+        inner = open_brackets[-1] if open_brackets else None
         if depth > MAX_DEPTH:
-            raise FormulaError(f"nested deeper than {MAX_DEPTH} at character {self._peek().column}")
-        self._prefix(depth)
-        while (found := _OPERATORS.get(self._peek().text)) is not None and found[0] >= least:
-            sign = self._next().text
-            # Behind `^` a sign may stand (2^-1) and another `^` belongs to the right (2^3^2 = 2^9).
-            self.expression(_UNARY if sign == "^" else found[0] + 1, depth + 1)
-            self.code.append(Call(sign, 2, found[1]))
-
-    def expect_end(self) -> None:
-        if self._peek().kind != "end":
-            raise self._unexpected(self._peek())
-
-    def _prefix(self, depth: int) -> None:
-        token = self._next()
-        if token.kind == "number":
-            self.code.append(_number(token))
-        elif token.kind == "name":
-            self._name(token, depth)
-        elif token.text == "-":
-            self.expression(_UNARY, depth + 1)
-            self.code.append(Call("-", 1, operator.neg))
-        elif token.text == "(":
-            self.expression(_SUM, depth + 1)
-            self._close(token)
-        else:
-            raise self._unexpected(token)
-
-    def _name(self, token: _Token, depth: int) -> None:
-        if self._peek().text != "(":
-            if token.text in FUNCTIONS:
-                raise FormulaError(f"function {token.text} at character {token.column} needs arguments")
-            self.code.append(token.text)
-            return
-        if token.text not in FUNCTIONS:
-            known = ", ".join(FUNCTIONS)
-            raise FormulaError(f"no function {token.text} at character {token.column}: there are {known}")
-        function, arity = FUNCTIONS[token.text]
-        num_given = self._arguments(depth)
-        if arity is not None and num_given != arity:
-            raise FormulaError(
-                f"{token.text} at character {token.column} takes {arity} argument, not {num_given}"
-            )
-        # min and max of a single value: Python's would look for a sequence.
-        self.code.append(
-            Call(token.text, num_given, operator.pos if arity is None and num_given == 1 else function)
-        )
-
-    def _arguments(self, depth: int) -> int:
-        opening = self._next()
-        num_given = 1
-        self.expression(_SUM, depth + 1)
-        while self._peek().text == ",":
-            self._next()
-            self.expression(_SUM, depth + 1)
-            num_given += 1
-        self._close(opening)
-        return num_given
-
-    def _close(self, opening: _Token) -> None:
-        if self._peek().kind == "end":
-            raise FormulaError(f"( at character {opening.column} is not closed")
-        if self._peek().text != ")":
-            raise self._unexpected(self._peek())
-        self._next()
-
-    def _peek(self) -> _Token:
-        return self.tokens[self.position]
-
-    def _next(self) -> _Token:
-        token = self.tokens[self.position]
-        if token.kind != "end":
-            self.position += 1
-        return token
-
-    def _unexpected(self, token: _Token) -> FormulaError:
-        if token.kind == "end":
-            return FormulaError(f"the formula ends too early, at character {token.column}")
-        return FormulaError(f"{token.text!r} at character {token.column} is not expected there")
+            raise FormulaError(f"nested deeper than {MAX_DEPTH} at character {token.column}")
+        if not _may_follow(before, token, inner):
+            raise _unexpected(token)
+        if token.text == "(":
+            open_brackets.append(_Bracket(token, before.kind == "name", depth))
+        if token.text in ("(", "^") or (token.text == "-" and not before.ends_operand):
+            depth += 1
+        elif token.text == ")":
+            depth = open_brackets.pop().depth
+        elif token.kind == "sign":
+            depth = inner.depth + 1 if inner else 0
+        before = token
+    if open_brackets:
+        raise FormulaError(f"( at character {open_brackets[-1].token.column} is not closed")
 
 
-def _number(token: _Token) -> float:
-    value = float(token.text)
-    if not math.isfinite(value):
-        raise FormulaError(f"the number at character {token.column} is too large")
-    return value
+def _may_follow(before: _Token, token: _Token, inner: _Bracket | None) -> bool:
+    if not before.ends_operand:
+        return token.kind in ("number", "name") or token.text in ("(", "-")
+    if token.text == "(":
+        return before.kind == "name"
+    if token.text in (")", ","):
+        return inner is not None and (token.text == ")" or inner.is_call)
+    return token.kind in ("sign", "end")
+
+
+def _unexpected(token: _Token) -> FormulaError:
+    if token.kind == "end":
+        return FormulaError(f"the formula ends too early, at character {token.column}")
+    return FormulaError(f"{token.text!r} at character {token.column} is not expected there")
+
+
+def _postfix(root: ast.expr, tokens: list[_Token]) -> list[float | str | Call]:
+    code: list[float | str | Call] = []
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        step, operands = _instruction(node, tokens[node.lineno - 1].column)
+        code.append(step)
+        pending += operands
+    return code[::-1]
+
+
+def _instruction(node: ast.expr, column: int) -> tuple[float | str | Call, list[ast.expr]]:
+    """The node's postfix instruction and its operands; `column` of its first character."""
+    match node:
+        case ast.Constant(value=float(number)):
+            return number, []
+        case ast.Name(id=name):
+            if name[1:] in FUNCTIONS:
+                raise FormulaError(f"function {name[1:]} at character {column} needs arguments")
+            return name[1:], []
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return Call("-", 1, operator.neg), [operand]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)], [left, right]
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return _call(name[1:], len(arguments), column), arguments
+    raise FormulaError(f"the expression at character {column} is not part of a formula")
+
+
+def _call(name: str, num_given: int, column: int) -> Call:
+    if name not in FUNCTIONS:
+        raise FormulaError(f"no function {name} at character {column}: there are {', '.join(FUNCTIONS)}")
+    function, arity = FUNCTIONS[name]
+    if arity is not None and num_given != arity:
+        raise FormulaError(f"{name} at character {column} takes {arity} argument, not {num_given}")
+    # Python's min and max of a single value expect a sequence.
+    return Call(name, num_given, operator.pos if arity is None and num_given == 1 else function)

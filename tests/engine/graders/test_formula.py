@@ -42,10 +42,17 @@ def value(text: str, **variables: float) -> float:
         ("sqrt(16)", 4.0),
         ("log(exp(2))", 2.0),
         ("\t1\n+ 1 ", 2.0),
+        ("007 + 1e0", 8.0),
+        ("1 - 2^2^-1 * 0", 1.0),
+        ("1 / 2 - -1 ^ 2", 1.5),
     ],
 )
 def test_a_formula_has_its_usual_value(text: str, expected: float) -> None:
     assert value(text) == pytest.approx(expected, abs=1e-15)
+
+
+def test_pythons_keywords_are_ordinary_names() -> None:
+    assert value("if + lambda * None", **{"if": 1.0, "lambda": 2.0, "None": 3.0}) == 7.0
 
 
 def test_the_variables_of_a_formula_are_known() -> None:
@@ -73,6 +80,19 @@ def test_the_variables_of_a_formula_are_known() -> None:
         ("a.b", "'.' at character 2"),
         ("1e999", "number at character 1 is too large"),
         ("+a", "'+' at character 1"),
+        ("(a, b)", "',' at character 3"),
+        ("a(b)", "no function a at character 1"),
+        ("2(b)", "'(' at character 2"),
+        ("min(a)(b)", "'(' at character 7"),
+        ("a if b", "'if' at character 3"),
+        ("a < b", "'<' at character 3"),
+        ("a = b", "'=' at character 3"),
+        ("1_000", "'_000' at character 2"),
+        ("a[0]", "'[' at character 2"),
+        ("min(*a)", "'*' at character 5"),
+        ("é", "'é' at character 1"),
+        ("-" * 60 + "a", "nested deeper than 50 at character 52"),
+        ("a" + "^a" * 60, "nested deeper than 50 at character 103"),
         ("(" * 60 + "a" + ")" * 60, "nested deeper than 50 at character 52"),
         ("1+" * 3000 + "1", "at most 4096 characters"),
     ],
