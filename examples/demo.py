@@ -28,11 +28,11 @@ from examples.arithmetic import Row, make_rows, supervised_rows, write_jsonl
 from examples.chart import chart
 from examples.decoding import accuracy, answers
 from examples.tiny_model import make_model
+from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.commands.download import fetch_adapter, unpack
 from service.cli.commands.jobs import read_job, with_uploads
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
-from service.cli.operate.supervisor import dies_with_this_process
 from service.cli.terminal.errors import CommandError
 
 JOB_FILES = Path(__file__).parent / "jobs"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.operate.settings import api_command
-from service.cli.operate.supervisor import dies_with_this_process
 from tests.servers import is_ok, wait_until
 
 START_SECONDS = 60

@@ -25,7 +25,7 @@ import httpx
 import psycopg
 import redis
 
-from service.cli.operate.supervisor import dies_with_this_process
+from grpo_engine.process.parent_death import dies_with_this_process
 
 START_SECONDS = 30
 MEMORY_BYTES = 2 << 30

@@ -6,19 +6,17 @@ A helper is a callable that runs until `stopping` is set. A helper with a proces
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import Protocol
 
 import structlog
 
-from worker.launchers import launch
+from grpo_engine.process.parent_death import bound_command
 
 logger = structlog.get_logger()
 
@@ -79,8 +77,7 @@ def run_process(arguments: Sequence[str], stopping: Flag) -> None:
     The kernel kills the process when this thread or the whole worker dies. In a session of its own it does
     not receive the terminal's Ctrl-C.
     """
-    launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
-    process = subprocess.Popen([*launcher, sys.executable, "-m", *arguments], start_new_session=True)
+    process = subprocess.Popen(bound_command([sys.executable, "-m", *arguments]), start_new_session=True)
     while process.poll() is None and not stopping.wait(POLL_SECONDS):
         pass
     if process.returncode is not None:

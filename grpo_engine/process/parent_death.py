@@ -1,4 +1,9 @@
-"""A process that must not outlive the one that started it. Linux; elsewhere it only looks once."""
+"""Processes that end with the process that started them (Linux: PR_SET_PDEATHSIG).
+
+The kernel binds a child to the *thread* that started it, so that must be the parent's main thread. Other
+systems only check once, at the start. `python -I -S parent_death.py PID COMMAND…` binds itself and becomes
+the command. Boundary: imports the standard library only, to start in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,32 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process with its parent; end now where the parent has gone already.
-
-    The kernel means the thread that started it, so that must be the parent's main thread.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends; exit now if it has ended already."""
+    if _libc is not None and _libc.prctl(PR_SET_PDEATHSIG, int(number)) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
-        sys.exit(1)
+        os._exit(1)
+
+
+def dies_with_this_process(number: signal.Signals) -> Callable[[], None]:
+    """A `preexec_fn` that binds the child to this process; for parents without threads."""
+    parent = os.getpid()
+    return lambda: end_with_parent(parent, number)
+
+
+def bound_command(command: Sequence[str]) -> list[str]:
+    """The command, started through this program: Python between fork and exec is unsafe beside threads."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606

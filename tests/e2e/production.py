@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
+from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import Client
-from service.cli.operate.supervisor import dies_with_this_process
 from tests.servers import Postgres, Redis, answer_of, free_port, wait_until
 from tests.service.embedded import ROOT, environment, run_grpo
 

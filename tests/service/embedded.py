@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.arithmetic import make_rows, write_jsonl
+from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import JOBS, Client
-from service.cli.operate.supervisor import dies_with_this_process
 
 ROOT = Path(__file__).parents[2]
 GRPO = [sys.executable, "-m", "service.cli"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.config.job import Runtime
-from service.cli.operate.supervisor import dies_with_this_process
+from grpo_engine.process.parent_death import dies_with_this_process
 from service.jobs.results.evidence import audit_job
 from service.platform.db import Database
 from service.platform.storage import Storage, open_storage

@@ -10,14 +10,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from worker.launchers import launch
+from grpo_engine.process.parent_death import bound_command
 
 MAX_LOG_BYTES = 4 * 2**20
 """Size of engine.log; a full one is renamed to engine.log.1."""
@@ -55,7 +54,7 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._killer: threading.Timer | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid()), *command],
+            bound_command(command),
             cwd=run_dir or "/",
             env=engine_environment(os.environ),
             stdin=subprocess.DEVNULL if run_dir else subprocess.PIPE,

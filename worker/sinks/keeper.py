@@ -10,16 +10,15 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from grpo_engine.process.parent_death import bound_command
 from service.ops.helper_heartbeats import SINKS, Heartbeat
 from service.platform.db import Database
 from service.settings import Settings
 from service.sinks import outbox
-from worker.launchers import launch
 from worker.supervision import Flag, end_process
 
 logger = structlog.get_logger()
@@ -90,9 +89,8 @@ class Keeper:
             outbox.fail(session, claim, reason)
 
     def _started(self, claim: outbox.Claim) -> subprocess.Popen[bytes]:
-        launcher = [sys.executable, "-I", "-S", str(Path(launch.__file__)), str(os.getpid())]
         named = [claim.job_id, claim.type, str(claim.number)]
-        command = [*launcher, sys.executable, "-m", "worker.sinks", *named]
+        command = bound_command([sys.executable, "-m", "worker.sinks", *named])
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     def end_all(self) -> None:

@@ -5,21 +5,18 @@ Boundary: knows commands, signals and time; nothing of the service.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-PR_SET_PDEATHSIG = 1
+from grpo_engine.process.parent_death import dies_with_this_process
+
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 """A child that lived so long is started again without the delay of its earlier deaths."""
-
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Child:
@@ -78,16 +75,3 @@ class Child:
         self.signal(signal.SIGKILL)
         if self.process is not None:
             self.process.wait()
-
-
-def dies_with_this_process(number: signal.Signals) -> Callable[[], None]:
-    """A `preexec_fn` that has the kernel send `number` to the child when this process ends (Linux)."""
-    parent = os.getpid()
-
-    def bind() -> None:
-        if _libc is not None:
-            _libc.prctl(PR_SET_PDEATHSIG, int(number))
-            if os.getppid() != parent:
-                os._exit(1)
-
-    return bind

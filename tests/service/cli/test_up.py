@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from examples.tiny_model import make_model
-from service.cli.operate.supervisor import dies_with_this_process
+from grpo_engine.process.parent_death import dies_with_this_process
 from tests.servers import free_port, is_ok, wait_until
 from tests.service.embedded import (
     GRPO,

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from grpo_engine.process import parent_death
 from service.platform.unpack import unpack
 from tests.servers import wait_until
 from tests.worker.conftest import ROOT
 from worker.attempt.archives import pack_tar_gz
 from worker.attempt.run_directory import LOCK, clean_up, run_directory
-from worker.launchers import launch, local
+from worker.launchers import local
 from worker.launchers.local import EngineProcess, engine_environment
 
 
@@ -125,7 +126,7 @@ def test_the_operators_way_out_reaches_the_engine() -> None:
 
 def test_an_engine_whose_worker_is_gone_never_starts(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    command = [sys.executable, str(launch.__file__), "1", "touch", str(mark)]
+    command = [sys.executable, parent_death.__file__, "1", "touch", str(mark)]
     assert subprocess.run(command, check=False).returncode == 1
     assert not mark.exists()
 

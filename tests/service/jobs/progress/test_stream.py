@@ -17,7 +17,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.cli.operate.supervisor import dies_with_this_process
+from grpo_engine.process.parent_death import dies_with_this_process
 from service.jobs.model.states import JobState
 from service.jobs.progress import stream
 from service.jobs.store import history
