@@ -20,12 +20,11 @@ from pydantic import ValidationError
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.errors import EngineError
 from grpo_engine.contract.events import Failed, PhaseChanged
-from grpo_engine.process.environment import set_defaults
-from grpo_engine.process.loading import without_collector
+from grpo_engine.process.setup import set_library_defaults, without_garbage_collector
 from grpo_engine.run import rank_launcher
 from grpo_engine.run.prestart import await_job, load_ahead
 
-set_defaults()
+set_library_defaults()
 
 
 class StopRequest:
@@ -71,7 +70,7 @@ def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> in
     journal = rank_launcher.open_log(config, run_dir)
     journal.write(PhaseChanged(phase="loading"))
     try:
-        with without_collector():
+        with without_garbage_collector():
             from grpo_engine.run.build import build_run
             from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks
 

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from grpo_engine.config.runtime import Runtime
-from grpo_engine.process.devices import visible_gpus
+from grpo_engine.process.setup import visible_gpus
 from service.integrations import Integration
 
 

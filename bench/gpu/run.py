@@ -32,7 +32,7 @@ from bench.gpu.measure import save
 from bench.gpu.plan import FULL, QUICK, Part, Sampler, Sizes, page_of, parts_of
 from bench.trl.compare import Workload, prepare
 from bench.trl.side import Spec, read_answer
-from grpo_engine.process.environment import DEFAULTS
+from grpo_engine.process.setup import DEFAULTS
 
 RESULTS = Path(__file__).parents[1] / "results"
 DEADLINE_SECONDS = 520.0

@@ -32,7 +32,7 @@ from bench.trl.models import Shape, prompts_of, random_prompts, shape_model
 from bench.trl.reasoning import reasoning_model
 from bench.trl.side import Answer, Spec, read_answer
 from examples.tiny_model import make_model
-from grpo_engine.process.environment import DEFAULTS
+from grpo_engine.process.setup import DEFAULTS
 
 RATIOS = {
     "completions_per_second": "completions_per_second",

@@ -26,7 +26,7 @@ from grpo_engine.graders import Grader
 from grpo_engine.graders.pool.pool import Grading, open_grading
 from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.objective.types import Prompt
-from grpo_engine.process.heap import keep_freed
+from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader, read_rows
 from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.base import Sampler
@@ -51,7 +51,7 @@ def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:
     if config.runtime.num_threads is not None:
         torch.set_num_threads(config.runtime.num_threads)
     device = choose_device(config.runtime)
-    keep_freed(device.type)
+    keep_freed_memory(device.type)
     dtype = choose_dtype(config.runtime, device)
     if isinstance(config.method, TrainingFree):
         unchanged = SupervisedHyperparameters.model_validate({})

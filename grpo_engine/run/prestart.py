@@ -15,7 +15,7 @@ import json
 import os
 import sys
 
-from grpo_engine.process.loading import without_collector
+from grpo_engine.process.setup import without_garbage_collector
 
 LOADED_AHEAD = ("grpo_engine.run.build", "peft.utils.transformers_weight_conversion")
 """All modules that a job imports, and those that its libraries import while loading a model."""
@@ -23,7 +23,7 @@ LOADED_AHEAD = ("grpo_engine.run.build", "peft.utils.transformers_weight_convers
 
 def load_ahead() -> None:
     """Import the engine, which takes seconds."""
-    with without_collector():
+    with without_garbage_collector():
         for name in LOADED_AHEAD:
             importlib.import_module(name)
 

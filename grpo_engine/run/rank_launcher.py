@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from grpo_engine.config.job import RunConfig, Runtime
 from grpo_engine.contract.events import BaseEvent, Failed
 from grpo_engine.files.event_log import Journal
-from grpo_engine.process.devices import VARIABLE, visible_gpus
 from grpo_engine.process.parent_death import end_with_parent
+from grpo_engine.process.setup import VISIBLE_DEVICES, visible_gpus
 
 LAUNCHER = "GRPO_GANG_LAUNCHER"
 """Environment variable with the process id of the launcher."""
@@ -127,7 +127,7 @@ def rank_environments(environment: Mapping[str, str], runtime: Runtime) -> list[
     ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     if gpus:
         for rank, gpu in zip(ranks, gpus, strict=False):
-            rank |= {VARIABLE: gpu, "LOCAL_RANK": "0"}  # the only visible device
+            rank |= {VISIBLE_DEVICES: gpu, "LOCAL_RANK": "0"}  # the only visible device
     return ranks
 
 

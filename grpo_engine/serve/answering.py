@@ -15,7 +15,7 @@ from grpo_engine.config.job import SupervisedHyperparameters
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy, load_policy
-from grpo_engine.process.heap import keep_freed
+from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import choose_device, choose_dtype
@@ -49,7 +49,7 @@ class Answering:
         if runtime.num_threads is not None:
             torch.set_num_threads(runtime.num_threads)
         device = choose_device(runtime)
-        keep_freed(device.type)
+        keep_freed_memory(device.type)
         dtype = choose_dtype(runtime, device)
         # Nothing is trained: in float32 an adapter is merged once and for all, in fewer bits it stays apart.
         given = {"lora": "full"} if dtype == torch.float32 else {}

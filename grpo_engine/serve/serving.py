@@ -23,10 +23,10 @@ from typing import TextIO
 from pydantic import BaseModel
 
 from grpo_engine.contract.errors import EngineError
-from grpo_engine.process.environment import set_defaults
+from grpo_engine.process.setup import set_library_defaults
 from grpo_engine.serve.protocol import Answer, Ask, Cancel, Loaded, Order, Refusal, ServedModel, Unloadable
 
-set_defaults()
+set_library_defaults()
 
 import torch  # noqa: E402 - it reads the defaults when it is imported
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from grpo_engine.process.devices import visible_gpus
+from grpo_engine.process.setup import visible_gpus
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.settings import Settings
 

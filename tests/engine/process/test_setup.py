@@ -1,23 +1,24 @@
-"""What was freed stays in the process for the next operation."""
-
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from grpo_engine.process.setup import visible_gpus
 
 PROGRAM = """
 import sys
 import torch
-from grpo_engine.process.heap import keep_freed
+from grpo_engine.process.setup import keep_freed_memory
 
 def resident_megabytes():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
 
 if sys.argv[1] == "kept":
-    keep_freed("cpu")
+    keep_freed_memory("cpu")
 before = resident_megabytes()
 blocks = [torch.ones(2**21) for _ in range(25)]
 del blocks
@@ -35,3 +36,25 @@ def left_after_freeing(*arguments: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_freed_blocks_stay_for_the_next_operation() -> None:
     assert left_after_freeing("left alone") < MEGABYTES / 4 < 0.9 * MEGABYTES < left_after_freeing("kept")
+
+
+def test_without_the_variable_the_device_files_count(tmp_path: Path) -> None:
+    for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ["2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0", ["0"]),
+        ("3, 1", ["3", "1"]),
+        ("GPU-8a3f,MIG-1b2c", ["GPU-8a3f", "MIG-1b2c"]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,2", ["0"]),
+    ],
+)
+def test_the_variable_names_them(tmp_path: Path, value: str, expected: list[str]) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}, tmp_path) == expected
