@@ -99,11 +99,15 @@ class _Run:
         return self.tokens * (self.prompt_tokens + self.tokens)
 
 
-def blocks_of(spans: Sequence[GroupSpan], device: torch.device) -> list[Block]:
-    """What is attended together: prompts of like length, completions of like length."""
+def blocks_of(spans: Sequence[GroupSpan], device: torch.device, *, waste: int | None = None) -> list[Block]:
+    """What is attended together: prompts of similar length, completions of similar length.
+
+    `waste` 0: only of the same length, so that nothing is padded and no result depends on other rows.
+    """
     prompts = [_Run(span.start, 0, span.start, span.prompt_tokens) for span in spans]
     completions = [run for span in spans for run in _completions(span)]
-    waste = WASTE.get(device.type, WASTE["cuda"])
+    if waste is None:
+        waste = WASTE.get(device.type, WASTE["cuda"])
     return [_block(runs, device) for each in (prompts, completions) for runs in _alike(each, waste)]
 
 

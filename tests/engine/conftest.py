@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.models.fast import native
 from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.objective.types import Group
 from grpo_engine.run.build import build_loop
 from tests.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows
 from tests.chat_server import ChatServer
@@ -30,13 +32,37 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module", params=["compiled", "by torch"])
 def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
     """Decoding's operations as they were compiled, and as torch does them where nothing was."""
-    assert native.library() is not None, (
-        "make setup compiles grpo_engine/models/fast/native, for which it needs gcc"
-    )
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "by torch":
             patch.setattr(native, "library", lambda: None)
+        else:
+            require_compiled()
         yield
+
+
+def require_compiled() -> None:
+    """Skip the test on a machine without a C compiler; elsewhere `make setup` must have compiled."""
+    if native.library() is None:
+        assert shutil.which("cc") is None, "run make setup: it compiles grpo_engine/models/fast/native"
+        pytest.skip("no C compiler")
+
+
+@pytest.fixture
+def any_batch_is_exact() -> None:
+    """The test expects the same bits from any batch, which only the compiled operations promise."""
+    if native.library() is None:
+        pytest.skip("only the compiled operations promise the same bits in any batch")
+
+
+def assert_most_likely(policy: Policy, group: Group) -> None:
+    """Each token is as likely as any other by the model's own forward, within the bound of other kernels."""
+    prompt = group.prompt.token_ids
+    for completion in group.completions:
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([[*prompt, *completion.token_ids]])).logits
+        logprobs = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        chosen = logprobs.gather(1, torch.tensor(completion.token_ids)[:, None]).squeeze(1)
+        assert float((logprobs.amax(1) - chosen).max()) <= 1e-4
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +82,15 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 def make_policy(model_folder: Callable[[str], Path]) -> Callable[..., Policy]:
     """A policy whose adapter already does something (its B matrices are not zero)."""
 
-    def make(family: str = "qwen3", lora: Any = None, adapter: str | None = None) -> Policy:
+    def make(
+        family: str = "qwen3",
+        lora: Any = None,
+        adapter: str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Policy:
         source = ModelSource(name=family, path=str(model_folder(family)), adapter=adapter)
         hyperparameters = SupervisedHyperparameters(lora=lora or Lora(rank=4))  # type: ignore[call-arg]
-        policy = load_policy(source, hyperparameters, torch.device("cpu"), torch.float32, seed=5)
+        policy = load_policy(source, hyperparameters, torch.device("cpu"), dtype, seed=5)
         generator = torch.Generator().manual_seed(11)
         for name, parameter in policy.trainable.items():
             if "lora_B" in name:

@@ -27,11 +27,13 @@ DENSE_KEYS = 1024
 """Longest row of keys whose scores are kept: as much memory as the rest of a layer."""
 
 
-def attention_for(spans: Sequence[GroupSpan], device: torch.device, dtype: torch.dtype) -> Attention:
-    """The dense products where they are fast and fit, else the library's kernel."""
+def attention_for(
+    spans: Sequence[GroupSpan], device: torch.device, dtype: torch.dtype, *, waste: int | None = None
+) -> Attention:
+    """The dense products if they are fast and fit, otherwise the library's kernel; `waste` as `blocks_of`."""
     longest = max(span.prompt_tokens + max(span.completion_tokens, default=0) for span in spans)
     if device.type == "cpu" and longest <= DENSE_KEYS:
-        return DenseLayout(spans, device, dtype)
+        return DenseLayout(spans, device, dtype, waste)
     return KernelLayout(PackedLayout(spans, device))
 
 
@@ -50,8 +52,10 @@ class KernelLayout:
 class DenseLayout:
     """`attend` of packed rows through one autograd function."""
 
-    def __init__(self, spans: Sequence[GroupSpan], device: torch.device, dtype: torch.dtype) -> None:
-        self.blocks = [(block, _bias(block, dtype)) for block in blocks_of(spans, device)]
+    def __init__(
+        self, spans: Sequence[GroupSpan], device: torch.device, dtype: torch.dtype, waste: int | None = None
+    ) -> None:
+        self.blocks = [(block, _bias(block, dtype)) for block in blocks_of(spans, device, waste=waste)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]."""

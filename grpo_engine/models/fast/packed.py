@@ -13,16 +13,16 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 
-from grpo_engine.models.fast.products import SMALLEST, has_onednn, onednn_product
+from grpo_engine.models.fast.products import has_onednn, onednn_product, prefers_onednn
 
 ROWS = 64
-"""For which a weight is laid out; others are as right."""
+"""Number of rows that the layout is made for; any number is correct."""
 
 
 def packs(weight: Tensor) -> bool:
     """Whether a copy of the weight for oneDNN is worth its memory."""
-    is_small = weight.dtype is torch.float32 and ROWS * weight.numel() < SMALLEST
-    return not is_small and has_onednn(weight.dtype, weight.device)
+    is_bfloat16 = weight.dtype is torch.bfloat16 and has_onednn(weight.dtype, weight.device)
+    return is_bfloat16 or prefers_onednn(weight)
 
 
 @dataclass(frozen=True, slots=True)

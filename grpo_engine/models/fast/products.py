@@ -12,8 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-SMALLEST = 2**21
-"""Multiplications below which asking oneDNN takes longer than MKL's whole product."""
+MIN_ONEDNN_ELEMENTS = 2**15
+"""Weights from which on oneDNN's products are faster than MKL's."""
+MIN_ROWS = 4
+"""Of a product. Libraries compute fewer rows by other kernels, whose sums differ in the last bits; from here
+on a row's result does not depend on how many rows are computed with it."""
 
 
 @cache
@@ -22,33 +25,42 @@ def has_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False  # it is the operator of torch's own compiler, and another torch may name it otherwise
+        return False  # an operator of torch's own compiler, which another torch may name otherwise
     return dtype is torch.float32 or (
         dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
+def prefers_onednn(weight: Tensor) -> bool:
+    """Decided by the weight alone, never by the number of rows, for float32 (torch uses it for bfloat16)."""
+    is_large = weight.dtype is torch.float32 and weight.numel() >= MIN_ONEDNN_ELEMENTS
+    return is_large and has_onednn(weight.dtype, weight.device)
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b: x [T, I], weight [O, I] (a transposed view will do), bias [O] → [T, O]."""
-    if _is_for_onednn(x, weight):
+    """x Wᵀ + b: x [T, I], weight [O, I] (or a transposed view), bias [O] → [T, O]."""
+    if prefers_onednn(weight):
         return onednn_product(x, weight, bias)
-    return x @ weight.t() if bias is None else torch.nn.functional.linear(x, weight, bias)
+    rows = _enough_rows(x)
+    made = rows @ weight.t() if bias is None else torch.nn.functional.linear(rows, weight, bias)
+    return made if rows is x else made[: len(x)]
 
 
 def add_product(total: Tensor, x: Tensor, weight: Tensor) -> None:
     """total [T, O] += x Wᵀ."""
-    if _is_for_onednn(x, weight):
+    if prefers_onednn(weight):
         total += onednn_product(x, weight)
     else:
         total.addmm_(x, weight.t())
 
 
-def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """torch itself asks it for bfloat16."""
-    is_large = weight.dtype is torch.float32 and len(x) * weight.numel() >= SMALLEST
-    return is_large and has_onednn(weight.dtype, weight.device)
-
-
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same; the weight may be one that `packed.py` laid out."""
-    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
+    """`product` by oneDNN; the weight may be packed (`packed.py`)."""
+    rows = _enough_rows(x)
+    made = cast(Tensor, torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], ""))
+    return made if rows is x else made[: len(x)]
+
+
+def _enough_rows(x: Tensor) -> Tensor:
+    missing = MIN_ROWS - len(x)
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing > 0 and x.device.type == "cpu" else x

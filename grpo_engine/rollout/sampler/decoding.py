@@ -175,7 +175,7 @@ class SharedDecoder:
         tokens = torch.tensor([token for prompt in prompts_P for token in prompt], device=device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
         spans = [GroupSpan(sum(lengths[:i]), n, ()) for i, n in enumerate(lengths)]
-        kept = _Keeping(attention_for(spans, device, self.model.dtype))
+        kept = _Keeping(attention_for(spans, device, self.model.dtype, waste=0))
         hidden = self.run(tokens, positions, kept)
         ends = torch.tensor(lengths, device=device).cumsum(0) - 1
         return Prefill(kept.keys, kept.values, tuple(lengths)), self.run.logits(hidden[ends])

@@ -49,11 +49,15 @@ INLINED void mix(const float *weights, long width, int many, const void *values,
 }
 
 INLINED void softmax(float *scores, long count) {
-    float most = -INFINITY, total = 0;
+    float most = -INFINITY;
+    int64_t units = 0; /* of 2^-30: a sum of integers does not depend on order, nor on masked keys between */
     #pragma omp simd reduction(max : most)
     for (long t = 0; t < count; t++) most = scores[t] > most ? scores[t] : most;
-    #pragma omp simd reduction(+ : total)
-    for (long t = 0; t < count; t++) total += scores[t] = exponential(scores[t] - most);
+    for (long t = 0; t < count; t++) {
+        scores[t] = exponential(scores[t] - most);
+        units += (int32_t)(scores[t] * 0x1p30f + 0.5f);
+    }
+    float total = (float)(units * 0x1p-30);
     for (long t = 0; t < count; t++) scores[t] /= total;
 }
 

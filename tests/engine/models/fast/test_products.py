@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.models.fast.products import SMALLEST, add_product, product
+from grpo_engine.models.fast.packed import Packed
+from grpo_engine.models.fast.products import (
+    MIN_ONEDNN_ELEMENTS,
+    MIN_ROWS,
+    add_product,
+    has_onednn,
+    product,
+)
 
 SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
 """Rows, outputs, inputs: below and above what is given to oneDNN."""
@@ -21,10 +28,23 @@ def exact(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def test_the_two_sizes_lie_on_both_sides_of_the_border() -> None:
-    rows, outputs, inputs = SHAPES["small"]
-    assert rows * outputs * inputs < SMALLEST
-    rows, outputs, inputs = SHAPES["large"]
-    assert rows * outputs * inputs >= SMALLEST
+    sizes = {name: outputs * inputs for name, (_, outputs, inputs) in SHAPES.items()}
+    assert sizes["small"] < MIN_ONEDNN_ELEMENTS <= sizes["large"]
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(size: str, dtype: torch.dtype) -> None:
+    _, outputs, inputs = SHAPES[size]
+    x, weight = normal(96, inputs, seed=1, dtype=dtype), normal(outputs, inputs, seed=3, dtype=dtype)
+    layers = [lambda rows: product(rows, weight)]
+    if has_onednn(dtype, x.device):
+        layers.append(lambda rows: Packed.of(weight, None, None, None)(rows)[0])
+    for layer in layers:
+        together = layer(x)
+        for count in (*range(1, 2 * MIN_ROWS), 64):
+            assert torch.equal(layer(x[:count]), together[:count])
+            assert torch.equal(layer(x[5 : 5 + count]), together[5 : 5 + count])
 
 
 @pytest.mark.parametrize("size", SHAPES)

@@ -1,4 +1,4 @@
-"""Rows that end, leave and are replaced: the same completions as one prompt after another, each told once."""
+"""Rows that end, leave and are replaced: bit for bit the completions of one prompt after another."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from grpo_engine.rollout.sampler import rows as module
 from grpo_engine.rollout.sampler.base import Continuation, Sampling
 from grpo_engine.rollout.sampler.decoding import CacheDecoder, Kernels, PlainDecoder, SharedDecoder
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from tests.engine.conftest import require_compiled
 
-pytestmark = pytest.mark.usefixtures("both_ways")
+pytestmark = pytest.mark.usefixtures("compiled")
 STOPS = tuple(range(6, 14))
 """Tokens that end a completion here: of some 90, so rows end unevenly."""
 PROMPTS = [
@@ -28,6 +29,11 @@ PROMPTS = [
     for row, length in enumerate((3, 9, 1, 5, 12, 2, 7, 4, 1, 30, 6, 3))
 ]
 SAMPLING = Sampling(max_tokens=13, seed=3, step=2)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    require_compiled()
 
 
 class Watched(SharedDecoder):
@@ -88,11 +94,10 @@ def watched(policy: Policy, budget: int, fails_at: int = 0) -> tuple[TorchSample
 def one_by_one(
     policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling = SAMPLING
 ) -> list[Group]:
-    """Each prompt in a decoder of its own, computed by the model's own forward over whole rows."""
+    """Each prompt in a decoder of its own."""
     groups = []
     for place, prompt in enumerate(prompts):
-        sampler = TorchSampler(policy, group_size)
-        sampler._decoder = lambda: PlainDecoder(policy.model, policy.pad_token_id)
+        sampler, _ = watched(policy, group_size)
         alone = sampling.starting_at(sampling.first_prompt + place)
         if sampling.continuing:
             alone = replace(sampling, continuing=sampling.continuing[place : place + 1])
@@ -108,7 +113,7 @@ def assert_same(found: Sequence[Group], expected: Sequence[Group]) -> None:
             assert one.token_ids == other.token_ids
             assert one.finish_reason is other.finish_reason
             assert one.text == other.text
-            assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)
+            assert one.logprobs == other.logprobs
 
 
 def test_waiting_prompts_take_the_places_of_those_that_ended(policy: Policy) -> None:

@@ -91,11 +91,11 @@ class _CallsAfterwards:
         )
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@pytest.mark.usefixtures("any_batch_is_exact")
 def test_later_turns_do_not_depend_on_what_is_sampled_together(
-    make_policy: Callable[..., Policy], adder: ScriptedServer, family: str
+    make_policy: Callable[..., Policy], adder: ScriptedServer
 ) -> None:
-    policy = make_policy(family)
+    policy = make_policy()
     tools = [HttpTool(type="http", name="add", url=adder.url)]
     sampling = replace(SAMPLING, max_tokens=120)
 
@@ -110,10 +110,11 @@ def test_later_turns_do_not_depend_on_what_is_sampled_together(
     assert [*sampled(64, slice(0, 1), 0), *sampled(64, slice(1, 4), 1)] == together
 
 
+@pytest.mark.usefixtures("any_batch_is_exact")
 def test_rows_with_limits_of_their_own_are_those_sampled_alone_with_that_limit(
     make_policy: Callable[..., Policy],
 ) -> None:
-    policy = make_policy("gpt2")
+    policy = make_policy()
     sampler, made = TorchSampler(policy, 64), prompts(policy, 3)
     long = replace(made[1], token_ids=made[1].token_ids * 100)
     rows = [made[0], replace(long, token_ids=long.token_ids[:500]), made[2]]
