@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
-from grpo_engine.models.fast import native
+from grpo_engine.models.fast.operations import logprobs_and_slopes
 from grpo_engine.models.fast.products import product
 
 CHUNK_ELEMENTS = 2**24
 """Logits of one chunk: 64 MiB in float32."""
 CPU_CHUNK_ELEMENTS = 2**20
 """On a CPU a chunk stays in its cache."""
-LEAST_LOGPROB = -1e4
-"""Instead of −∞ in an entropy, where 0 · −∞ would not be a number."""
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states [n, H] → logits [n, V]."""
@@ -103,7 +101,7 @@ class _FrozenHead(Function):
         for start in range(0, len(targets_N), chunk):
             here = slice(start, start + chunk)
             logits = product(hidden_N[here], weight, bias)
-            chosen[here], entropy[here], rises = _with_slopes(logits, targets_N[here], temperature)
+            chosen[here], entropy[here], rises = logprobs_and_slopes(logits, targets_N[here], temperature)
             slopes[here] = product(rises, weight.t())
         ctx.save_for_backward(slopes)
         ctx.temperature = temperature
@@ -114,25 +112,6 @@ class _FrozenHead(Function):
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Any, ...]:
         (slopes,) = ctx.saved_tensors
         return (slopes * (grad_N / -ctx.temperature)[:, None]).to(slopes.dtype), None, None, None, None, None
-
-
-def _with_slopes(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropies, and p − 1 at each target, p elsewhere [n, V], in the place of the logits.
-
-    It is rounded once: of a sure token's row, p and 1 apart would leave nothing.
-    """
-    if native.takes(logits) and logits.is_contiguous():
-        return *native.logprobs(logits, targets, temperature), logits
-    wide = logits.float()
-    wide.div_(temperature).sub_(wide.amax(-1, keepdim=True))
-    shares = wide.exp()
-    total = shares.sum(-1)
-    shares.div_(total[:, None])
-    chosen = wide.gather(1, targets[:, None]).squeeze(1) - total.log()
-    # −Σ p log p = log Z − Σ p · logit
-    entropy = total.log() - torch.linalg.vecdot(shares, wide.clamp_(min=LEAST_LOGPROB))
-    shares.scatter_(1, targets[:, None], -1.0, reduce="add")
-    return chosen, entropy, shares.to(logits.dtype)
 
 
 def every_logprob(hidden: Tensor, logits_of: LogitsOf, temperature: float) -> Tensor:

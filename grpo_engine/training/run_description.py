@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from grpo_engine.contract.events import Started
-from grpo_engine.models.fast import native
+from grpo_engine.models.fast.operations import compiled_version
 from grpo_engine.training.method import Method
 
 
@@ -45,11 +45,10 @@ def started(method: Method, step: int) -> Started:
 def library_versions() -> dict[str, str]:
     """Versions of Python, of the libraries that compute, and of the compiled operations."""
     names = ("torch", "transformers", "peft", "grpo-service")
-    compiled = "none" if native.library() is None else str(native.VERSION)
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in names},
-        "compiled operations": compiled,
+        "compiled operations": compiled_version(),
     }
 
 

@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from grpo_engine.models.fast.kernels import at_least_single, rms_norm, rotated, swiglu
+from grpo_engine.models.fast.kernels import rms_norm, rotated, swiglu
 from grpo_engine.models.fast.linears import Layer, Linears
+from grpo_engine.models.fast.operations import at_least_single
 
 
 class Attention(Protocol):

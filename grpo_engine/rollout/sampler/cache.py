@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from grpo_engine.models.fast import native
 from grpo_engine.models.fast.model import reads_at_once
+from grpo_engine.models.fast.native import Shared
+from grpo_engine.models.fast.operations import attend
 
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
@@ -122,10 +123,20 @@ class RowCache:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [B, Hq, D], key and value [B, Hkv, D] → [B, Hq · D]."""
-        keys, values = self.keys[layer], self.values[layer]
         shared = self.prompts.of(layer) if self.prompts is not None else None
-        if reads_at_once(keys) and native.takes_heads((query, key, value), shared):
-            return native.attend((query, key, value), (keys, values, self.bias), self.length, scale, shared)
+        buffers = self.keys[layer], self.values[layer], self.bias
+        return attend(
+            (query, key, value),
+            buffers,
+            self.length,
+            scale,
+            shared,
+            by_torch=lambda: self._attend(layer, query, key, value, scale),
+        )
+
+    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """The same by torch's operations."""
+        keys, values = self.keys[layer], self.values[layer]
         self._write(keys, key)
         self._write(values, value)
         batch, heads, dim = query.shape
@@ -225,7 +236,7 @@ class PromptCache:
                     buffers[layer] = pad(states, (0, 0, missing, 0))
             self.bias = pad(self.bias, (missing, 0), value=HIDDEN)
 
-    def of(self, layer: int) -> native.Shared:
+    def of(self, layer: int) -> Shared:
         return self.keys[layer], self.values[layer], self.bias, self.prompts
 
     def scores(self, layer: int, queries: Tensor) -> Tensor:

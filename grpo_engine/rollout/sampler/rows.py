@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from grpo_engine.models.fast import native
+from grpo_engine.models.fast.operations import draw
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
@@ -156,41 +156,13 @@ def steps(
                     started += len(chunk)
 
 
-BLOCK = 128
-"""Tokens whose shares are summed together, so that only one block of each row is searched token by token."""
-
-
 def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
     """Next token [B] and its log-probability [B] from logits [B, V].
 
-    By inverse CDF: the first token whose cumulative probability exceeds the row's uniform number. Greedy
-    where there are no uniforms; its log-probability is then that of temperature 1.
+    Drawn by inverse CDF. Without uniform numbers the most likely token, with its log-probability at
+    temperature 1.
     """
     if uniforms_B is None:
         best, token = logits_B.float().log_softmax(-1).max(-1)
         return token, best
-    if native.takes(logits_B):
-        return native.draw(logits_B, uniforms_B, temperature)
-    batch, vocab = logits_B.shape
-    blocks = -(-vocab // BLOCK)
-    shares = logits_B.to(torch.float32, copy=True)
-    if missing := blocks * BLOCK - vocab:
-        shares = torch.nn.functional.pad(shares, (0, missing), value=float("-inf"))
-    if temperature != 1:
-        shares.div_(temperature)
-    shares.sub_(shares.amax(-1, keepdim=True)).exp_()
-    by_block = shares.view(batch, blocks, BLOCK)
-    ends = by_block.sum(-1).cumsum(-1)
-    total = ends[:, -1:]
-    target = uniforms_B[:, None] * total
-    block = _first_beyond(ends, target)
-    before = ends.gather(1, (block - 1).clamp_(min=0)) * (block > 0)
-    inside = by_block.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1)
-    token = block * BLOCK + _first_beyond(inside.cumsum(-1), target - before)
-    return token.squeeze(1), (shares.gather(1, token).log() - total.log()).squeeze(1)
-
-
-def _first_beyond(cumulative: Tensor, target: Tensor) -> Tensor:
-    """First place [B, 1] of cumulative sums [B, n] that exceeds the target; at most the last that adds."""
-    found = torch.searchsorted(cumulative, target, right=True)
-    return found.minimum(torch.searchsorted(cumulative, cumulative[:, -1:].contiguous()))
+    return draw(logits_B, uniforms_B, temperature)

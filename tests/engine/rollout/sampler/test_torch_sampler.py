@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.fast.operations import BLOCK
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler.base import Sampling, uniforms
@@ -21,7 +22,7 @@ from grpo_engine.rollout.sampler.decoding import (
     PlainDecoder,
     SharedDecoder,
 )
-from grpo_engine.rollout.sampler.rows import BLOCK, choose
+from grpo_engine.rollout.sampler.rows import choose
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.conftest import FAMILIES, assert_most_likely
 from tests.engine.injection import trained_batch
