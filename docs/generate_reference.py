@@ -24,8 +24,7 @@ from grpo_engine.config.recipes import ALIASES, CLIPS, RECIPES
 from grpo_engine.config.reinforcement import EarlyStopping, ReinforcementHyperparameters, SelfDistillation
 from grpo_engine.config.training_free import EndpointModel, TrainingFreeHyperparameters
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.registry import SingleGrader
-from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.multi import Multi, SingleGrader
 from grpo_engine.graders.rules.score_model import JudgeMessage, SamplingParams, TextPart
 
 REFERENCE = Path(__file__).parent / "reference"

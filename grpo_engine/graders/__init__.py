@@ -11,8 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from grpo_engine.contract.records import Sample, Score
-from grpo_engine.graders.registry import SingleGrader
-from grpo_engine.graders.rules.multi import Multi
+from grpo_engine.graders.rules.multi import Multi, SingleGrader
 from grpo_engine.graders.samples import make_sample
 
 Grader = Annotated[SingleGrader | Multi, Field(discriminator="type")]

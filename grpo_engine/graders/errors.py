@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from grpo_engine.graders.excerpt import storable
+from grpo_engine.graders.feedback import storable
 
 ErrorCode = Literal[
     "formula_parse_error",

@@ -1,8 +1,29 @@
-"""The kinds of rule that score on their own; `multi` combines them."""
+"""The kinds of reward rules. A new kind is a file in `rules/` and a line here."""
 
 from __future__ import annotations
 
-from grpo_engine.graders.leaf import LeafGrader
-from grpo_engine.graders.rules.process import Process
+from grpo_engine.graders.rules.code_tests import CodeTests
+from grpo_engine.graders.rules.endpoint import Endpoint
+from grpo_engine.graders.rules.format import Format
+from grpo_engine.graders.rules.length import Length
+from grpo_engine.graders.rules.math_answer import MathAnswer
+from grpo_engine.graders.rules.numeric import Numeric
+from grpo_engine.graders.rules.python_code import PythonGrader
+from grpo_engine.graders.rules.reward_model import RewardModel
+from grpo_engine.graders.rules.score_model import ScoreModel
+from grpo_engine.graders.rules.string_check import StringCheck
+from grpo_engine.graders.rules.text_similarity import TextSimilarity
 
-SingleGrader = LeafGrader | Process
+LeafGrader = (
+    StringCheck
+    | Numeric
+    | Format
+    | Length
+    | MathAnswer
+    | TextSimilarity
+    | CodeTests
+    | PythonGrader
+    | ScoreModel
+    | Endpoint
+    | RewardModel
+)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from grpo_engine.contract.records import FinishReason, Sample
-from grpo_engine.graders.excerpt import storable
+from grpo_engine.graders.feedback import storable
 
 
 def make_sample(

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from grpo_engine.config.training_free import EndpointModel, TrainingFreeHyperparameters
 from grpo_engine.contract.errors import ConfigError, EndpointDownError, OverspentError
 from grpo_engine.contract.records import FinishReason
-from grpo_engine.graders.judging import Account, Ledger, SpendLimitError
+from grpo_engine.graders.model_spending import Account, Ledger, SpendLimitError
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound import chat_client
 from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply

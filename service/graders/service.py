@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from grpo_engine.contract.records import GradeError, Score
 from grpo_engine.graders import Grader, grade, make_sample
-from grpo_engine.graders.judging import ModelUsage
+from grpo_engine.graders.model_spending import ModelUsage
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.score_model import ScoreModel, usage
 from service.graders.schemas import RunErrors, RunMetadata, RunRequest, RunResponse

@@ -20,7 +20,7 @@ from grpo_engine.contract.records import Sample, Score
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.errors import ErrorCode
 from grpo_engine.graders.pool.child import SERVER, ChildError, ChildLateError, GradingChild
-from grpo_engine.graders.pool.outcome import graded, late, unscorable
+from grpo_engine.graders.pool.outcome import grade_safely, late
 from grpo_engine.graders.pool.wire import hello, request
 from grpo_engine.sandbox.launch import nobody_who_reads
 
@@ -43,7 +43,7 @@ class InlineLane:
 
     def submit(self, key: str, grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
         future: Future[Score] = Future()
-        future.set_result(graded(grader, sample, item))
+        future.set_result(grade_safely(grader, sample, item))
         return future
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class ThreadLane:
 
 
 def _fulfil(future: Future[Score], grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> None:
-    score = graded(grader, sample, item)
+    score = grade_safely(grader, sample, item)
     if future.set_running_or_notify_cancel():
         future.set_result(score)
 
@@ -139,9 +139,9 @@ class ProcessLane:
         except ChildLateError:
             return late(grader, self._deadline_seconds)
         except ChildError as error:
-            return unscorable(grader, _death_code(grader), str(error))
+            return grader.unscorable(_death_code(grader), str(error))
         except ValidationError:
-            return unscorable(grader, _death_code(grader), "the grading process answered no score")
+            return grader.unscorable(_death_code(grader), "the grading process answered no score")
         finally:
             self._idle.put(child)
 

@@ -10,28 +10,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_engine.contract.records import GradeError, Sample, Score
+from grpo_engine.contract.records import Sample, Score
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.errors import ErrorCode
 
 
-def graded(grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Score:
+def grade_safely(grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Score:
     """The rule's score. A rule that raises says nothing of the completion: unscorable, with the place."""
     try:
         return grader.grade(sample, item)
     except Exception as error:  # noqa: BLE001 - whatever it is, the other completions are graded
-        return unscorable(grader, "other_error", f"the rule failed: {_place(error)}")
-
-
-def unscorable(grader: GraderBase, code: ErrorCode, message: str) -> Score:
-    """A score without a reward, and why."""
-    error = GradeError(code=code, message=message)
-    return Score(reward=None, parts={grader.label: None}, errors={grader.label: error})
+        return grader.unscorable("other_error", f"the rule failed: {_place(error)}")
 
 
 def late(grader: GraderBase, seconds: float) -> Score:
     """Score of a completion whose rule did not answer in time."""
-    return unscorable(grader, "unresponsive_reward_error", f"no answer within {seconds:g} seconds")
+    return grader.unscorable("unresponsive_reward_error", f"no answer within {seconds:g} seconds")
 
 
 def _place(error: Exception) -> str:

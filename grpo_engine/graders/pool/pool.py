@@ -124,5 +124,5 @@ class _Gathering:
     def _combined(self) -> Score:
         scores = {key: part.result() for key, part in self._parts.items()}
         if isinstance(self._grader, Multi):
-            return self._grader.combine_scores(scores)
+            return self._grader.combine(scores)
         return next(iter(scores.values()))

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.pool.outcome import graded
+from grpo_engine.graders.pool.outcome import grade_safely
 from grpo_engine.graders.pool.wire import read_sample
 from grpo_engine.process.parent_death import end_with_parent
 
@@ -55,7 +55,7 @@ def load(graders: Mapping[str, Any]) -> dict[str, GraderBase]:
 
 def answer(graders: Mapping[str, GraderBase], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Answer to one request."""
-    score = graded(graders[asked["grader"]], read_sample(asked["sample"]), asked["item"])
+    score = grade_safely(graders[asked["grader"]], read_sample(asked["sample"]), asked["item"])
     return {"id": asked["id"], "score": score.model_dump()}
 
 

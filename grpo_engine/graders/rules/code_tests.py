@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from grpo_engine.contract.records import GradeError, Sample, Score
-from grpo_engine.graders.base import Execution, GraderBase, Template, row_value
+from grpo_engine.contract.records import Sample
+from grpo_engine.graders.base import EvaluatingGrader, Execution, Graded, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.excerpt import told
 from grpo_engine.graders.rules.code_verdict import Test, code_of, read_tests, tagged
 from grpo_engine.graders.rules.numeric import Tag
 from grpo_engine.graders.template import render
@@ -32,7 +31,7 @@ class _Result(NamedTuple):
     """On the first test that failed; empty where all passed."""
 
 
-class CodeTests(GraderBase):
+class CodeTests(EvaluatingGrader):
     """Reward = fraction of the tests that pass; with `scoring` all, 1.0 if every test passes, or 0.0.
 
     A test is `{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}` or
@@ -79,23 +78,9 @@ class CodeTests(GraderBase):
                 found.append(f"its tests do not parse: {error}")
         return found
 
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
-        return self._score(self._run(sample, item))
-
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
-        """One run gives both the reward and the feedback."""
-        try:
-            result = self._run(sample, item)
-        except UnscorableError as error:
-            refusal = GradeError(code=error.code, message=error.message)
-            return Score(reward=None, parts={self.label: None}, errors={self.label: refusal})
-        reward = self._score(result)
-        return Score(reward=reward, parts={self.label: reward}, feedback=result.feedback)
-
-    def _score(self, result: _Result) -> float:
-        if self.scoring == "all":
-            return float(result.passed == result.total)
-        return result.passed / result.total
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
+        passed, total, feedback = self._run(sample, item)
+        return Graded(float(passed == total) if self.scoring == "all" else passed / total, feedback)
 
     def _run(self, sample: Sample, item: Mapping[str, Any]) -> _Result:
         """Every test in a fresh sandbox for this completion. Raises UnscorableError."""
@@ -125,7 +110,7 @@ class CodeTests(GraderBase):
             seconds = min(self.timeout_seconds, deadline - time.monotonic())
             outcome = server.request(seconds, **test.request) if seconds > 0 else Outcome(timed_out=True)
             why = _failure(test, outcome, self.tolerance)
-            yield told(f"test {number} of {len(tests)}: {why}") if why else ""
+            yield f"test {number} of {len(tests)}: {why}" if why else ""
 
 
 def _failure(test: Test, outcome: Outcome, tolerance: float) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from grpo_engine.contract.records import Input
-from grpo_engine.graders.excerpt import excerpt
+from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.samples import parse_json
 
 # possessive, so that a long line costs linear time

@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from grpo_engine.contract.records import Record, Sample
-from grpo_engine.graders.asking import AskingGrader, Verdict, read_verdict
+from grpo_engine.graders.base import Graded
 from grpo_engine.graders.errors import UnscorableError
+from grpo_engine.graders.remote import RemoteGrader, read_response
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.outbound.signing import signature_headers
 from grpo_engine.outbound.web import (
@@ -55,7 +56,7 @@ class _Way(Record):
     allowed: frozenset[str]
 
 
-class Endpoint(AskingGrader):
+class Endpoint(RemoteGrader):
     """Reward = the score in the server's response, a finite number. Give exactly one of url and endpoint."""
 
     type: Literal["endpoint"]
@@ -76,7 +77,7 @@ class Endpoint(AskingGrader):
             raise ValueError("the operator's endpoint has its own authorization")
         return self
 
-    def verdict(self, sample: Sample, item: Mapping[str, Any]) -> Verdict:
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         body, trace_id = request_body(sample, item)
         try:
             way = self._way()
@@ -130,12 +131,12 @@ def request_body(sample: Sample, item: Mapping[str, Any]) -> tuple[bytes, str]:
     return body, trace_id
 
 
-def _read(answer: WebAnswer) -> Verdict:
+def _read(answer: WebAnswer) -> Graded:
     if 300 <= answer.status < 400:
         raise UnscorableError("other_error", f"status {answer.status}: redirects are not followed")
     if not 200 <= answer.status < 300:
         raise UnscorableError("unresponsive_reward_error", f"status {answer.status}")
     try:
-        return read_verdict(answer.body)
+        return read_response(answer.body)
     except ValueError as error:
         raise UnscorableError("other_error", str(error)) from None

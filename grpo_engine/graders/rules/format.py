@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from grpo_engine.contract.records import Listed, Sample
 from grpo_engine.graders import pattern as patterns
-from grpo_engine.graders.base import GraderBase, Template
+from grpo_engine.graders.base import RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.samples import parse_json
 from grpo_engine.graders.template import render
@@ -29,7 +29,7 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return check_schema(schema)
 
 
-class Format(GraderBase):
+class Format(RewardGrader):
     """1.0 if the input has the format, otherwise 0.0. Give exactly one of tags, pattern and json_schema."""
 
     type: Literal["format"]

@@ -8,11 +8,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import GraderBase
+from grpo_engine.graders.base import RewardGrader
 from grpo_engine.graders.errors import UnscorableError
 
 
-class Length(GraderBase):
+class Length(RewardGrader):
     """A ramp from 0 to -1 over the length |y|.
 
     linear:        0 for |y| <= target; (target - |y|) / (maximum - target) up to maximum; then -1.

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import Execution, GraderBase, Template, row_value
+from grpo_engine.graders.base import Execution, RewardGrader, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.excerpt import excerpt, told
+from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.template import render
 
 MAX_INPUT_CHARACTERS = 4096
@@ -24,7 +24,7 @@ _SECONDS = 5
 """math-verify's own choice, for parsing a text and for comparing two answers."""
 
 
-class MathAnswer(GraderBase):
+class MathAnswer(RewardGrader):
     """1.0 if math-verify finds the input's answer equal to the reference, otherwise 0.0.
 
     `verify(parse(reference), parse(input))` with math-verify's default extraction: LaTeX (`$…$`, `\\[…\\]`,
@@ -66,7 +66,7 @@ class MathAnswer(GraderBase):
         if reward == 1.0:
             return ""
         reference = excerpt(render(self.reference, sample, item))
-        return told(f"the answer is not equal to the expected {reference}")
+        return f"the answer is not equal to the expected {reference}"
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         found = super().problems(item)

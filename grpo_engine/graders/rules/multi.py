@@ -11,9 +11,11 @@ from pydantic_core import PydanticCustomError
 from grpo_engine.contract.records import GradeError, Sample, Score
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.base import Execution, GraderBase
-from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.registry import SingleGrader
+from grpo_engine.graders.registry import LeafGrader
+from grpo_engine.graders.rules.process import Process
 
+SingleGrader = LeafGrader | Process
+"""Rules that can be a part of `multi`."""
 FORMULA = "calculate_output"
 """Name under which an error of the formula itself is reported."""
 
@@ -109,42 +111,27 @@ class Multi(GraderBase):
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         return [f"{key}: {text}" for key, part in self.graders.items() for text in part.problems(item)]
 
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
-        score = self.grade(sample, item)
-        if score.reward is None:
-            raise UnscorableError("other_error", "; ".join(e.message for e in score.errors.values()))
-        return score.reward
-
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
         """All parts, one after the other, in this thread."""
-        return self.combine_scores({key: part.grade(sample, item) for key, part in self.graders.items()})
+        return self.combine({key: part.grade(sample, item) for key, part in self.graders.items()})
 
-    def combine_scores(self, scores: Mapping[str, Score]) -> Score:
-        """Score of the whole from a score of each part, by key."""
-        feedback = {key: score.feedback for key, score in scores.items()}
-        return self.combine({key: _measured(score) for key, score in scores.items()}, feedback)
+    def combine(self, scores: Mapping[str, Score]) -> Score:
+        """Score of the whole from a score of each part, by key.
 
-    def combine(self, measured: Mapping[str, float | GradeError], feedback: Mapping[str, str]) -> Score:
-        """Score of the whole from what was measured of each part, by key.
-
-        Parts stand in the graders' order, each with its own error; an error of the formula stands under
-        FORMULA. Feedback is that of the parts, the part's key in front.
+        Parts are in the graders' order, each with its own error; an error of the formula is under FORMULA.
+        Feedback is that of the parts, each with its key in front.
         """
-        parts: dict[str, float | None] = {}
-        errors: dict[str, GradeError] = {}
-        for key in self.graders:
-            found = measured[key]
-            if isinstance(found, GradeError):
-                parts[key], errors[key] = None, found
-            else:
-                parts[key] = found
+        parts = {key: scores[key].reward for key in self.graders}
+        errors = {
+            key: next(iter(scores[key].errors.values())) for key, reward in parts.items() if reward is None
+        }
         total = self._total(parts)
         if isinstance(total, GradeError):
             errors[FORMULA] = total
             total = None
-        said = "\n".join(f"{key}: {feedback[key]}" for key in self.graders if feedback.get(key))
+        feedback = "\n".join(f"{key}: {scores[key].feedback}" for key in parts if scores[key].feedback)
         reward = self.invalid_grade if total is None else total
-        return Score(reward=reward, parts=parts, errors=errors, feedback=said)
+        return Score(reward=reward, parts=parts, errors=errors, feedback=feedback)
 
     def _total(self, parts: Mapping[str, float | None]) -> float | GradeError | None:
         """The formula's value; None where a part that it needs is unscorable."""
@@ -156,10 +143,6 @@ class Multi(GraderBase):
             return formulas.evaluate(formula, scored)
         except formulas.EvaluationError as error:
             return GradeError(code="other_error", message=str(error))
-
-
-def _measured(score: Score) -> float | GradeError:
-    return score.reward if score.reward is not None else next(iter(score.errors.values()))
 
 
 def _refuse_unknown(names: Set[str], graders: Mapping[str, Any]) -> None:

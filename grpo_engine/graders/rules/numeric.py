@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import GraderBase, Template, row_value
+from grpo_engine.graders.base import RewardGrader, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.excerpt import told
 from grpo_engine.graders.numbers import Number, agree, last_number
 from grpo_engine.graders.template import render
 
@@ -27,7 +26,7 @@ Tag = Annotated[
 """`answer` or `<answer>`."""
 
 
-class Numeric(GraderBase):
+class Numeric(RewardGrader):
     """1.0 if |number - reference| <= max(absolute_tolerance, relative_tolerance * |reference|), or 0.0.
 
     The number is the last one of the input: inside its last `<tag>…</tag>` if a tag is given, and inside the
@@ -67,7 +66,7 @@ class Numeric(GraderBase):
         number = last_number(render(self.input, sample, item), tag=self.tag)
         found = f"found {_shown(number)}" if number is not None else "found no number"
         where = f" in <{self.tag}>" if self.tag is not None else ""
-        return told(f"expected {_shown(reference)}, {found}{where}")
+        return f"expected {_shown(reference)}, {found}{where}"
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         found = super().problems(item)

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from grpo_engine.contract.records import GradeError, Sample, Score, StepScore
+from grpo_engine.contract.records import Sample, Score, StepScore
 from grpo_engine.graders.base import Execution, GraderBase
-from grpo_engine.graders.excerpt import excerpt, told
-from grpo_engine.graders.leaf import LeafGrader
+from grpo_engine.graders.feedback import bounded_feedback, excerpt
+from grpo_engine.graders.registry import LeafGrader
 from grpo_engine.graders.samples import make_sample
 from grpo_engine.graders.steps import Step, check_splitter, split
 
@@ -61,22 +61,18 @@ class Process(GraderBase):
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         return self.grader.problems(item)
 
-    def measure(self, sample: Sample, item: Mapping[str, Any]) -> float | GradeError:
-        score = self.grade(sample, item)
-        return score.reward if score.reward is not None else score.errors[self.label]
-
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
         """Score with `steps`; see the class."""
         try:
             steps = split(sample.output_text, self.splitter, self.max_steps)
         except ValueError as error:
-            return self._unscorable("other_error", str(error))
+            return self.unscorable("other_error", str(error))
         scores = []
         for number, step in enumerate(steps, 1):
             score = self.grader.grade(_sample_of(step, sample), item)
             if score.reward is None:
                 reason = next(iter(score.errors.values()))
-                return self._unscorable(reason.code, f"step {number} of {len(steps)}: {reason.message}")
+                return self.unscorable(reason.code, f"step {number} of {len(steps)}: {reason.message}")
             scores.append(score)
         return self._total(steps, scores)
 
@@ -84,17 +80,13 @@ class Process(GraderBase):
         rewards = [score.reward for score in scores if score.reward is not None]
         total = float(_AGGREGATES[self.aggregate](rewards))
         if not math.isfinite(total):
-            return self._unscorable("other_error", f"the {self.aggregate} of the steps' rewards is {total}")
+            return self.unscorable("other_error", f"the {self.aggregate} of the steps' rewards is {total}")
         return Score(
             reward=total,
             parts={self.label: total},
             feedback=_feedback(steps, scores, rewards),
             steps=tuple(StepScore(end=s.end, reward=r) for s, r in zip(steps, rewards, strict=True)),
         )
-
-    def _unscorable(self, code: Any, message: str) -> Score:
-        error = GradeError(code=code, message=message)
-        return Score(reward=None, parts={self.label: None}, errors={self.label: error})
 
 
 def _sample_of(step: Step, whole: Sample) -> Sample:
@@ -109,4 +101,6 @@ def _feedback(steps: Sequence[Step], scores: Sequence[Score], rewards: Sequence[
     if rewards[lowest] >= 1.0:
         return ""
     reason = scores[lowest].feedback or excerpt(steps[lowest].text)
-    return told(f"step {lowest + 1} of {len(steps)} has the lowest reward, {rewards[lowest]:g}: {reason}")
+    return bounded_feedback(
+        f"step {lowest + 1} of {len(steps)} has the lowest reward, {rewards[lowest]:g}: {reason}"
+    )

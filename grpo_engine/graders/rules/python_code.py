@@ -19,10 +19,9 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator
 
-from grpo_engine.contract.records import GradeError, Sample, Score
-from grpo_engine.graders.base import Execution, GraderBase
+from grpo_engine.contract.records import Sample
+from grpo_engine.graders.base import EvaluatingGrader, Execution, Graded
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.excerpt import told
 from grpo_engine.graders.samples import parse_json
 from grpo_engine.sandbox import Outcome, PythonServer, SandboxUnavailable, self_test
 from grpo_engine.sandbox.monty import MontyServer, installed, subset_problems
@@ -68,7 +67,7 @@ def _takes_two(function: ast.FunctionDef) -> None:
         raise ValueError(f"line {function.lineno}: grade must take two arguments, sample and item")
 
 
-class PythonGrader(GraderBase):
+class PythonGrader(EvaluatingGrader):
     """Reward = what `grade(sample, item)` returns: a number, or `{"score": number, "feedback": text}`.
 
     `sample` has output_text, output_json, output_tools, choices[0].message, finish_reason and num_tokens;
@@ -90,20 +89,7 @@ class PythonGrader(GraderBase):
         """Attack the sandbox before the first completion's time begins."""
         self_test()
 
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
-        return self._verdict(sample, item)[0]
-
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
-        """One call gives both the reward and the feedback."""
-        try:
-            reward, feedback = self._verdict(sample, item)
-        except UnscorableError as error:
-            refusal = GradeError(code=error.code, message=error.message)
-            return Score(reward=None, parts={self.label: None}, errors={self.label: refusal})
-        return Score(reward=reward, parts={self.label: reward}, feedback=feedback)
-
-    def _verdict(self, sample: Sample, item: Mapping[str, Any]) -> tuple[float, str]:
-        """Reward and feedback. Raises UnscorableError."""
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         try:
             outcome = _server(self.source).call(as_openai(sample), item, CALL_SECONDS)
         except SandboxUnavailable as error:
@@ -161,7 +147,7 @@ def _new_server(source: str) -> _Server:
     return PythonServer(source) if allowed() and subset_problems(source) else MontyServer(source)
 
 
-def _read(text: str) -> tuple[float, str]:
+def _read(text: str) -> Graded:
     """Reward and feedback of an answer, which is JSON of an untrusted hand."""
     try:
         value = parse_json(text)
@@ -169,6 +155,6 @@ def _read(text: str) -> tuple[float, str]:
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise TypeError(f"grade() must return a number, not {type(score).__name__}")
         feedback = value.get("feedback", "") if isinstance(value, dict) else ""
-        return float(score), told(feedback) if isinstance(feedback, str) else ""
+        return Graded(float(score), feedback if isinstance(feedback, str) else "")
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise UnscorableError("python_grader_runtime_error", str(error)) from None

@@ -14,12 +14,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import Execution, GraderBase, Template
+from grpo_engine.graders.base import Execution, RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.template import render
 
 
-class RewardModel(GraderBase):
+class RewardModel(RewardGrader):
     """Reward = the model's one logit for the prompt and the completion.
 
     If the tokenizer has a chat template and there is a prompt, the model reads a user and an assistant turn;

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AliasChoices, Field, Strict, model_validator
 
 from grpo_engine.contract.records import Input, Listed, Sample
-from grpo_engine.graders.asking import AskingGrader, Verdict, read_verdict
-from grpo_engine.graders.base import Template
+from grpo_engine.graders.base import Graded, Template
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.judging import Ledger, ModelUsage, SharedCalls, SpendLimitError
+from grpo_engine.graders.model_spending import Ledger, ModelUsage, SharedCalls, SpendLimitError
+from grpo_engine.graders.remote import RemoteGrader, read_response
 from grpo_engine.graders.template import render
 from grpo_engine.outbound import chat_client
 
@@ -31,7 +31,7 @@ MAX_RETRIES = 4
 CACHED_VERDICTS = 20_000
 
 _ledger = Ledger()
-_verdicts: SharedCalls[Verdict] = SharedCalls(CACHED_VERDICTS)
+_graded: SharedCalls[Graded] = SharedCalls(CACHED_VERDICTS)
 
 
 def usage() -> dict[str, ModelUsage]:
@@ -80,7 +80,7 @@ class SamplingParams(Input):
     """Effort of reasoning models."""
 
 
-class ScoreModel(AskingGrader):
+class ScoreModel(RemoteGrader):
     """Reward = the number in the judge's response, which must be within `range`."""
 
     type: Literal["score_model"]
@@ -120,12 +120,12 @@ class ScoreModel(AskingGrader):
             for part, text in enumerate(message.pieces())
         }
 
-    def verdict(self, sample: Sample, item: Mapping[str, Any]) -> Verdict:
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         request = {"messages": list(self._messages(sample, item)), **self._sampling()}
         if not self.cache:
             return self._ask(request)
         full = json.dumps([self.endpoint, self.model, self.range, request], sort_keys=True)
-        return _verdicts.get(hashlib.sha256(full.encode()).hexdigest(), lambda: self._ask(request))
+        return _graded.get(hashlib.sha256(full.encode()).hexdigest(), lambda: self._ask(request))
 
     def _messages(self, sample: Sample, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         room = MAX_MESSAGE_CHARACTERS
@@ -148,9 +148,9 @@ class ScoreModel(AskingGrader):
             given["max_tokens"] = self.max_tokens
         return {**given, "response_format": answer_format(*self.range)}
 
-    def _ask(self, request: Mapping[str, Any]) -> Verdict:
+    def _ask(self, request: Mapping[str, Any]) -> Graded:
         try:
-            return self._within_range(read_verdict(self._paid_answer(request).accepted()))
+            return self._within_range(read_response(self._paid_answer(request).accepted()))
         except (chat_client.ChatServerError, chat_client.EndpointError) as error:
             raise UnscorableError("model_grader_server_error", str(error)) from None
         except chat_client.ChatRefusalError as error:
@@ -187,11 +187,11 @@ class ScoreModel(AskingGrader):
         """Tokens to expect where nothing says how long an answer may be: a number and a sentence or two."""
         return self.max_tokens or self.sampling_params.max_completions_tokens or 100
 
-    def _within_range(self, verdict: Verdict) -> Verdict:
+    def _within_range(self, graded: Graded) -> Graded:
         low, high = self.range
-        if not low <= verdict.score <= high:
-            raise ValueError(f"the score {verdict.score:g} is outside of {low:g} to {high:g}")
-        return verdict
+        if not low <= graded.reward <= high:
+            raise ValueError(f"the score {graded.reward:g} is outside of {low:g} to {high:g}")
+        return graded
 
 
 def answer_format(low: float, high: float) -> dict[str, Any]:

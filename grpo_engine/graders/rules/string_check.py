@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import GraderBase, Template
-from grpo_engine.graders.excerpt import excerpt, told
+from grpo_engine.graders.base import RewardGrader, Template
+from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.template import render
 
 Operation = Annotated[
@@ -26,7 +26,7 @@ _WANTED = {
 }
 
 
-class StringCheck(GraderBase):
+class StringCheck(RewardGrader):
     """1.0 if the operation is true, otherwise 0.0."""
 
     type: Literal["string_check"]
@@ -53,4 +53,4 @@ class StringCheck(GraderBase):
         if reward == 1.0:
             return ""
         expected = _WANTED[self.operation] + excerpt(render(self.reference, sample, item))
-        return told(f"expected {expected}, found {excerpt(render(self.input, sample, item))}")
+        return f"expected {expected}, found {excerpt(render(self.input, sample, item))}"

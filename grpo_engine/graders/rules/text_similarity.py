@@ -13,9 +13,9 @@ from pydantic import BeforeValidator
 
 from grpo_engine.contract.records import Sample
 from grpo_engine.graders import similarity
-from grpo_engine.graders.base import GraderBase, Template
+from grpo_engine.graders.base import RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.excerpt import excerpt, told
+from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.template import render
 
 MAX_CHARACTERS = 65_536
@@ -45,7 +45,7 @@ Metric = Annotated[
 ]
 
 
-class TextSimilarity(GraderBase):
+class TextSimilarity(RewardGrader):
     """The metric of the input against the reference; see `similarity.py` for the definitions."""
 
     type: Literal["text_similarity"]
@@ -70,4 +70,4 @@ class TextSimilarity(GraderBase):
         if reward == 1.0:
             return ""
         reference = excerpt(render(self.reference, sample, item))
-        return told(f"{self.evaluation_metric} is {reward:.2f}, expected a text like {reference}")
+        return f"{self.evaluation_metric} is {reward:.2f}, expected a text like {reference}"

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from grpo_engine.config.tools import HttpTool, PythonTool
 from grpo_engine.contract.errors import ConfigError
-from grpo_engine.graders.excerpt import storable
+from grpo_engine.graders.feedback import storable
 from grpo_engine.graders.samples import parse_json
 from grpo_engine.outbound.signing import signature_headers
 from grpo_engine.outbound.web import NoAnswer, RefusedUrl, post

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.graders.judging import Ledger, SharedCalls
+from grpo_engine.graders.model_spending import Ledger, SharedCalls
 from grpo_engine.graders.rules import score_model
 from tests.chat_server import Answer, ChatServer
 from tests.engine.graders.judges import KEY, Judge
@@ -19,7 +19,7 @@ from tests.engine.graders.judges import KEY, Judge
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
     """Starts a judge that answers so, as the operator's endpoint "default"; nothing is remembered before."""
     monkeypatch.setattr(score_model, "_ledger", Ledger())
-    monkeypatch.setattr(score_model, "_verdicts", SharedCalls(100))
+    monkeypatch.setattr(score_model, "_graded", SharedCalls(100))
     started: list[ChatServer] = []
 
     def start(answer: Callable[[dict[str, Any]], Answer], **endpoint: Any) -> ChatServer:

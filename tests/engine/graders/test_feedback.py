@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.graders.excerpt import MAX_FEEDBACK_CHARACTERS
+from grpo_engine.graders.feedback import MAX_FEEDBACK_CHARACTERS
 from tests.engine.graders.helpers import score
 
 NUMERIC = {"type": "numeric", "reference": "{{item.answer}}"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders import grade, make_sample, part_names
-from grpo_engine.graders.base import GraderBase
+from grpo_engine.graders.base import RewardGrader
 from tests.engine.graders.helpers import ADAPTER, EXAMPLES, read, refusal
 
 GRADERS = {name: ADAPTER.validate_python(data) for name, data in EXAMPLES.items()}
@@ -74,7 +74,7 @@ def test_a_name_with_a_line_break_is_refused() -> None:
     assert refusal(**EXAMPLES["numeric"], name="a\nb")[0] == ("numeric", "name")
 
 
-class Overflowing(GraderBase):
+class Overflowing(RewardGrader):
     def reward(self, sample: Any, item: Any) -> float:
         return math.inf
 
@@ -112,7 +112,7 @@ def test_any_json_output_is_parsed(value: Any) -> None:
     assert make_sample(json.dumps(value)).output_json == value
 
 
-def test_the_base_class_alone_cannot_grade() -> None:
-    with pytest.raises(TypeError, match="GraderBase cannot grade"):
-        GraderBase().grade(make_sample(""), {})
+def test_a_base_class_is_no_grader() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        RewardGrader()  # type: ignore[abstract]
     assert read(**EXAMPLES["linear"]).templates() == {}

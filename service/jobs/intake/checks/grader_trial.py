@@ -13,8 +13,8 @@ from grpo_engine.contract.records import GradeError, Sample, Score
 from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders import formula as formulas
 from grpo_engine.graders.base import GraderBase, row_value
-from grpo_engine.graders.leaf import LeafGrader
 from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.registry import LeafGrader
 from grpo_engine.graders.rules.multi import Multi
 from grpo_engine.graders.rules.process import Process
 from grpo_engine.graders.rules.reward_model import RewardModel

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.graders import grade, make_sample
-from grpo_engine.graders.base import GraderBase
+from grpo_engine.graders.base import RewardGrader
 from grpo_engine.graders.pool.pool import open_grading
 from tests.engine.graders.helpers import read
 from tests.engine.graders.pool.test_pool import ENDLESS, MATH, SOON
@@ -18,7 +18,7 @@ from tests.engine.graders.pool.test_pool import ENDLESS, MATH, SOON
 CAP_DAC_READ_SEARCH = 1 << 2
 
 
-class Waiting(GraderBase):
+class Waiting(RewardGrader):
     """A rule with network time: it waits for an event, without a time-out of its own."""
 
     type: str = "waiting"
@@ -68,7 +68,7 @@ def test_a_rule_that_raises_is_unscorable_and_its_message_is_kept_back() -> None
     with open_grading(Waiting()) as grading:  # type: ignore[arg-type]
         error = grading.submit(make_sample("raise"), {}).result(timeout=SOON).errors["waiting"]
     assert error.code == "other_error"
-    assert error.message.startswith("the rule failed: ValueError in test_pool_parts.py, line ")
+    assert error.message.startswith("the rule failed: ValueError in test_parts.py, line ")
 
 
 def multi(**more: Any) -> Any:

@@ -119,12 +119,6 @@ def test_a_row_is_checked_for_all_parts() -> None:
     assert grader.problems({"answer": 3}) == []
 
 
-def test_a_multi_measures_as_one_number_or_one_error() -> None:
-    grader = read(**multi("right"))
-    assert grader.measure(make_sample("5"), {"answer": 5}) == 1.0
-    assert grader.measure(make_sample("5"), {}).message == "item.answer does not resolve"
-
-
 def test_feedback_of_the_parts_is_joined_with_their_names_in_front() -> None:
     graders = {"right": RIGHT, "again": {**RIGHT, "tag": "answer"}, "shape": SHAPE}
     found = score(
@@ -135,11 +129,11 @@ def test_feedback_of_the_parts_is_joined_with_their_names_in_front() -> None:
     assert found.feedback == "right: expected 5, found 6\nagain: expected 5, found 6 in <answer>"
 
 
-def test_parts_measured_elsewhere_combine_to_the_same_score() -> None:
+def test_parts_graded_elsewhere_combine_to_the_same_score() -> None:
     grader = read(**multi("0.8*right + 0.2*shape"))
     sample, item = make_sample("<answer>6</answer>"), {"answer": 5}
-    measured = {key: grader.graders[key].measure(sample, item) for key in ("shape", "right")}
-    found = grader.combine(measured, {"right": "expected 5, found 6"})
+    scores = {key: grader.graders[key].grade(sample, item) for key in ("shape", "right")}
+    found = grader.combine(scores)
     assert found == grader.grade(sample, item)
     assert list(found.parts) == ["right", "shape"]
 

@@ -46,7 +46,7 @@ def test_the_sample_looks_like_openais() -> None:
         "{'role': 'assistant', 'content': '{\"x\": 1}'}"
     )
     checks = "sample['output_json']['x'] == 1, sample['num_tokens'] == 7, sample['finish_reason'] == 'length'"
-    assert grader(f"return float(all([{checks}]))").reward(sample, {}) == 1.0
+    assert grader(f"return float(all([{checks}]))").evaluate(sample, {}).reward == 1.0
 
 
 def test_dataclasses_and_imports_work() -> None:
@@ -64,7 +64,7 @@ def count(text: str) -> Found:
 def grade(sample, item):
     return Counter(count(sample["output_text"]).words)["a"] / 4
 """
-    assert PythonGrader(type="python", source=source).reward(make_sample("a b a c"), {}) == 0.5
+    assert PythonGrader(type="python", source=source).evaluate(make_sample("a b a c"), {}).reward == 0.5
 
 
 def test_an_exception_is_an_error_with_its_traceback() -> None:
@@ -102,7 +102,7 @@ def test_what_a_completion_says_is_data() -> None:
 def test_more_graders_than_servers_take_turns() -> None:
     graders = [grader(f"return {n}") for n in range(10)]
     again = [*graders, graders[0]]
-    assert [each.reward(make_sample("x"), {}) for each in again] == [*range(10), 0]
+    assert [each.evaluate(make_sample("x"), {}).reward for each in again] == [*range(10), 0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Bounded feedback: what a teacher says of a completion, short whatever the completion holds.
-
-Boundary: text only. It quotes the expected and the found text, so it is as long as its quotes.
-"""
+"""Feedback on a completion, of bounded length whatever the completion holds."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def told(text: str) -> str:
+def bounded_feedback(text: str) -> str:
     """Feedback of at most MAX_FEEDBACK_CHARACTERS, storable."""
     text = storable(text)
     return text if len(text) <= MAX_FEEDBACK_CHARACTERS else f"{text[: MAX_FEEDBACK_CHARACTERS - 3]}..."
