@@ -35,7 +35,7 @@ class TooLongError(ValueError):
     """The texts are longer than the model reads, or than it may."""
 
 
-class Loaded(NamedTuple):
+class LoadedRewardModel(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: float
@@ -43,7 +43,7 @@ class Loaded(NamedTuple):
 
 
 @lru_cache(maxsize=MODELS_KEPT)
-def load(path: str, revision: str | None = None) -> Loaded:
+def load(path: str, revision: str | None = None) -> LoadedRewardModel:
     """Model and tokenizer of a folder or a hub id, kept for this process. Raises RewardModelError.
 
     Sets torch's threads of this process to one.
@@ -70,7 +70,7 @@ def load(path: str, revision: str | None = None) -> Loaded:
     if missing := sorted(report["missing_keys"]):
         raise RewardModelError(f"no weights for {', '.join(missing[:5])}: was it trained as a reward model?")
     model.eval()
-    return Loaded(model, tokenizer, _longest(config, tokenizer))
+    return LoadedRewardModel(model, tokenizer, _longest(config, tokenizer))
 
 
 def score(

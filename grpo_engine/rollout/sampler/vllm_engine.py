@@ -35,7 +35,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class VllmCompletion:
     name: str
     token_ids: tuple[int, ...]
     """T sampled tokens, end-of-sequence included where the model gave one."""
@@ -78,7 +78,7 @@ class VllmEngine:
         )
         self._add(request.name, request.prompt_ids, parameters)
 
-    def answers(self) -> Generator[Answer]:
+    def answers(self) -> Generator[VllmCompletion]:
         """Each queued request's answer as soon as it is whole; leaving early drops the rest."""
         try:
             while self.core.has_unfinished_requests():
@@ -150,12 +150,12 @@ def _drained(core: Any) -> Iterator[Any]:
         yield from core.step()
 
 
-def _answer(output: Any) -> Answer:
+def _answer(output: Any) -> VllmCompletion:
     (completion,) = output.outputs
     token_ids = tuple(completion.token_ids)
     if completion.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a completion with {completion.finish_reason!r}")
-    return Answer(
+    return VllmCompletion(
         name=output.request_id,
         token_ids=token_ids,
         logprobs=tuple(

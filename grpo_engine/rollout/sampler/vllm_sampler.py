@@ -27,7 +27,7 @@ from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import gathered
 from grpo_engine.rollout.sampler.base import OnGroup, Sampling
 from grpo_engine.rollout.sampler.vllm_canary import Reading, canary_tokens, prove, trained_logprobs
-from grpo_engine.rollout.sampler.vllm_engine import Answer, Request, VllmEngine
+from grpo_engine.rollout.sampler.vllm_engine import Request, VllmCompletion, VllmEngine
 from grpo_engine.rollout.sampler.vllm_options import engine_arguments
 
 SEED_BITS = 63
@@ -108,7 +108,7 @@ class VllmSampler:
             stop_ids=tuple(sorted(self.policy.stop_set)),
         )
 
-    def _completion(self, answer: Answer) -> Completion:
+    def _completion(self, answer: VllmCompletion) -> Completion:
         tokens = answer.token_ids
         at_end = bool(tokens) and tokens[-1] in self.policy.stop_set
         assert self.version is not None, "load_policy comes before generate"

@@ -14,7 +14,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.sampler.base import OnGroup
 from grpo_engine.rollout.tools.calls import ToolCall
-from grpo_engine.rollout.tools.toolbox import Answer
+from grpo_engine.rollout.tools.toolbox import ToolResult
 
 
 class Talk:
@@ -29,7 +29,7 @@ class Talk:
         self.sampled: list[bool] = []
         self.turns = 0
         self.calls: list[dict[str, object]] = []
-        self.waiting: list[tuple[ToolCall, Future[Answer]]] = []
+        self.waiting: list[tuple[ToolCall, Future[ToolResult]]] = []
         self.completion: Completion | None = None
 
     @property
@@ -49,7 +49,7 @@ class Talk:
         self.logprobs += completion.logprobs
         self.sampled += [True] * len(completion.token_ids)
 
-    def collect(self) -> list[tuple[ToolCall, Answer]]:
+    def collect(self) -> list[tuple[ToolCall, ToolResult]]:
         """Waits for the newest calls' answers and notes them."""
         answered = [(call, future.result()) for call, future in self.waiting]
         self.waiting = []

@@ -36,7 +36,7 @@ NO_OUTPUT = "(no output)"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolResult:
     """What the model reads of its call."""
 
     text: str
@@ -78,22 +78,24 @@ class Counter:
         self._pool = pool
         self._interpreters = interpreters
 
-    def submit(self, call: ToolCall, item: Mapping[str, Any], key: str) -> Future[Answer]:
+    def submit(self, call: ToolCall, item: Mapping[str, Any], key: str) -> Future[ToolResult]:
         """The future answer. `item` is the prompt's row, `key` names the call among all of the job's."""
         return self._pool.submit(self._answer, call, item, key)
 
-    def _answer(self, call: ToolCall, item: Mapping[str, Any], key: str) -> Answer:
+    def _answer(self, call: ToolCall, item: Mapping[str, Any], key: str) -> ToolResult:
         """Runs a call; takes at most its tool's time limit and OVERTIME_SECONDS."""
         tool = self._tools.get(call.name)
         if call.error:
-            return Answer(f"Error: {call.error}", failed=True)
+            return ToolResult(f"Error: {call.error}", failed=True)
         if tool is None:
-            return Answer(f"Error: unknown tool {call.name[:64]!r}", failed=True)
+            return ToolResult(f"Error: unknown tool {call.name[:64]!r}", failed=True)
         seconds = tool.timeout_seconds + OVERTIME_SECONDS
         answer = within(seconds, lambda: self._run(tool, call, item, key))
-        return Answer(shortened(answer.text, tool.max_output_chars), answer.failed)
+        return ToolResult(shortened(answer.text, tool.max_output_chars), answer.failed)
 
-    def _run(self, tool: PythonTool | HttpTool, call: ToolCall, item: Mapping[str, Any], key: str) -> Answer:
+    def _run(
+        self, tool: PythonTool | HttpTool, call: ToolCall, item: Mapping[str, Any], key: str
+    ) -> ToolResult:
         if isinstance(tool, PythonTool):
             return _run_python(tool, call, self._interpreters)
         if isinstance(tool, HttpTool):
@@ -101,9 +103,9 @@ class Counter:
         assert_never(tool)
 
 
-def within(seconds: float, run: Callable[[], Answer]) -> Answer:
+def within(seconds: float, run: Callable[[], ToolResult]) -> ToolResult:
     """The answer, or an error after `seconds`: the thread is left behind and ends by its own time limits."""
-    future: Future[Answer] = Future()
+    future: Future[ToolResult] = Future()
 
     def fulfil() -> None:
         try:
@@ -115,9 +117,9 @@ def within(seconds: float, run: Callable[[], Answer]) -> Answer:
     try:
         return future.result(seconds)
     except TimeoutError:
-        return Answer(f"Error: no answer within {seconds:.3g} s", failed=True)
+        return ToolResult(f"Error: no answer within {seconds:.3g} s", failed=True)
     except Exception as error:  # noqa: BLE001 - every failure of a tool is its answer
-        return Answer(f"Error: {type(error).__name__}: {error}", failed=True)
+        return ToolResult(f"Error: {type(error).__name__}: {error}", failed=True)
 
 
 def shortened(text: str, limit: int) -> str:
@@ -131,29 +133,29 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[: room - room // 2]}{note}{text[-(room // 2) :]}"
 
 
-def _run_python(tool: PythonTool, call: ToolCall, interpreters: Interpreters) -> Answer:
+def _run_python(tool: PythonTool, call: ToolCall, interpreters: Interpreters) -> ToolResult:
     """What the code printed, the value of its last line, and its traceback, as a notebook shows them."""
     code = call.arguments.get("code")
     if not isinstance(code, str):
-        return Answer("Error: the argument code must be a string", failed=True)
+        return ToolResult("Error: the argument code must be a string", failed=True)
     result = interpreters.run(code, tool.timeout_seconds)
     error = f"Error: out of time after {tool.timeout_seconds:.3g} s" if result.timed_out else result.error
     value = storable(str(parse_json(result.value))) if result.value else ""
     shown = [part for part in (result.output.rstrip("\n"), value, error) if part]
-    return Answer("\n".join(shown) or NO_OUTPUT, failed=bool(error))
+    return ToolResult("\n".join(shown) or NO_OUTPUT, failed=bool(error))
 
 
-def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str) -> Answer:
+def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str) -> ToolResult:
     """The server's answer as it is. Asked once: a call may act, and acting twice may not be the same."""
     try:
         body, headers = http_request(call, item, key)
         answer = post(tool.url, body, headers, timeout_seconds=tool.timeout_seconds)
     except (NoAnswer, RefusedUrl, ValueError) as error:
-        return Answer(f"Error: {error}", failed=True)
+        return ToolResult(f"Error: {error}", failed=True)
     text = answer.body.decode("utf-8", "replace").strip()
     if not 200 <= answer.status < 300:
-        return Answer(f"Error: status {answer.status}\n{text}".strip(), failed=True)
-    return Answer(text or NO_OUTPUT)
+        return ToolResult(f"Error: status {answer.status}\n{text}".strip(), failed=True)
+    return ToolResult(text or NO_OUTPUT)
 
 
 def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[bytes, dict[str, str]]:

@@ -16,7 +16,7 @@ from grpo_engine.config.job import RunConfig, Runtime
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.sampler.vllm_engine import Answer
+from grpo_engine.rollout.sampler.vllm_engine import VllmCompletion
 from grpo_engine.rollout.sampler.vllm_environment import vllm_environment
 from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
 from grpo_engine.run.build import build_loop
@@ -41,7 +41,7 @@ def off_by(monkeypatch: pytest.MonkeyPatch, nats: float) -> None:
     """From now on vLLM drew each token with a log-probability that differs from the trainer's by this."""
     completion = VllmSampler._completion
 
-    def shifted(self: VllmSampler, answer: Answer) -> Any:
+    def shifted(self: VllmSampler, answer: VllmCompletion) -> Any:
         return completion(self, replace(answer, logprobs=tuple(each - nats for each in answer.logprobs)))
 
     monkeypatch.setattr(VllmSampler, "_completion", shifted)

@@ -12,18 +12,18 @@ from pydantic import ValidationError
 from grpo_engine.config.job import ReinforcementMethod
 from grpo_engine.config.tools import HttpTool, PythonTool, function_schemas
 from grpo_engine.rollout.tools.calls import ToolCall
-from grpo_engine.rollout.tools.toolbox import Answer, Toolbox, http_request, shortened, within
+from grpo_engine.rollout.tools.toolbox import Toolbox, ToolResult, http_request, shortened, within
 from tests.chat_server import Reply, ScriptedServer
 
 PYTHON = PythonTool(type="python", timeout_seconds=5)
 
 
-def ask(tool: PythonTool | HttpTool | None, call: ToolCall, item: Any = None, key: str = "1") -> Answer:
+def ask(tool: PythonTool | HttpTool | None, call: ToolCall, item: Any = None, key: str = "1") -> ToolResult:
     with Toolbox([tool] if tool else []).open() as counter:
         return counter.submit(call, item or {}, key).result()
 
 
-def python(code: Any, tool: PythonTool = PYTHON) -> Answer:
+def python(code: Any, tool: PythonTool = PYTHON) -> ToolResult:
     return ask(tool, ToolCall("python", {"code": code}))
 
 
@@ -44,8 +44,8 @@ def test_a_call_finds_nothing_of_another_and_a_killed_one_spoils_none() -> None:
 
 
 def test_python_shows_what_was_printed_and_the_value_of_the_last_line() -> None:
-    assert python("print('hello')\n6 * 7") == Answer("hello\n42")
-    assert python("x = 1") == Answer("(no output)")
+    assert python("print('hello')\n6 * 7") == ToolResult("hello\n42")
+    assert python("x = 1") == ToolResult("(no output)")
 
 
 def test_a_traceback_is_an_answer() -> None:
@@ -58,7 +58,7 @@ def test_a_traceback_is_an_answer() -> None:
 def test_code_that_does_not_end_is_out_of_time() -> None:
     started = time.monotonic()
     answer = python("while True: pass", PythonTool(type="python", timeout_seconds=0.5))
-    assert answer == Answer("Error: out of time after 0.5 s", failed=True)
+    assert answer == ToolResult("Error: out of time after 0.5 s", failed=True)
     assert time.monotonic() - started < 5
 
 
@@ -76,11 +76,11 @@ def test_python_cannot_reach_the_host() -> None:
 
 
 def test_code_that_is_no_text_is_refused() -> None:
-    assert python(3) == Answer("Error: the argument code must be a string", failed=True)
+    assert python(3) == ToolResult("Error: the argument code must be a string", failed=True)
 
 
 def test_unknown_tools_and_unreadable_calls_are_answered() -> None:
-    assert ask(None, ToolCall("rm")) == Answer("Error: unknown tool 'rm'", failed=True)
+    assert ask(None, ToolCall("rm")) == ToolResult("Error: unknown tool 'rm'", failed=True)
     assert ask(None, ToolCall("", error="the call is not JSON")).text == "Error: the call is not JSON"
 
 
@@ -99,7 +99,7 @@ CALL = ToolCall("weather", {"city": "Bonn"})
 
 
 def test_an_http_tool_is_asked_with_arguments_item_and_trace_id(server: ScriptedServer) -> None:
-    assert ask(http(server), CALL, {"row": 3}, "7/1/0") == Answer("7 °C")
+    assert ask(http(server), CALL, {"row": 3}, "7/1/0") == ToolResult("7 °C")
     (request,) = server.requests
     trace_id = request.json.pop("trace_id")
     asked = {key: value for key, value in request.json.items() if key != "trace_id"}
@@ -141,7 +141,7 @@ def test_whatever_a_server_does_is_an_answer(server: ScriptedServer, reply: Repl
 def test_a_server_that_does_not_answer_is_out_of_time(server: ScriptedServer) -> None:
     server.answer = lambda request: Reply(stall=True)
     answer = ask(http(server, timeout_seconds=0.3), CALL, {}, "1")
-    assert answer == Answer("Error: 127.0.0.1 did not answer within 0.3 s", failed=True)
+    assert answer == ToolResult("Error: 127.0.0.1 did not answer within 0.3 s", failed=True)
 
 
 def test_an_inner_address_is_refused_at_submit() -> None:
@@ -161,11 +161,11 @@ def test_a_host_that_is_no_longer_allowed_is_not_asked(
 def test_a_tool_that_hangs_costs_its_time_only() -> None:
     release = threading.Event()
 
-    def hang() -> Answer:
+    def hang() -> ToolResult:
         release.wait()
-        return Answer("late")
+        return ToolResult("late")
 
-    assert within(0.05, hang) == Answer("Error: no answer within 0.05 s", failed=True)
+    assert within(0.05, hang) == ToolResult("Error: no answer within 0.05 s", failed=True)
     release.set()
 
 
@@ -179,7 +179,7 @@ def test_calls_run_side_by_side(server: ScriptedServer) -> None:
     server.answer = meet
     with Toolbox([http(server, timeout_seconds=20)]).open() as counter:
         futures = [counter.submit(CALL, {}, str(n)) for n in range(4)]
-        assert [future.result() for future in futures] == [Answer("met")] * 4
+        assert [future.result() for future in futures] == [ToolResult("met")] * 4
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
