@@ -17,9 +17,8 @@ from typing import Any
 
 from celery import Celery, signals
 
-from service.jobs.store.doorbell import TASK, celery_settings, queue_name
 from service.jobs.store.machines import of_this_machine
-from service.jobs.store.wakeups import refuse_eviction
+from service.jobs.store.wakeups import TASK, celery_settings, queue_name, refuse_eviction
 from service.ops.helper_heartbeats import CHAT, SWEEPER
 from service.platform import logs
 from service.settings import Settings

@@ -19,8 +19,14 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.store import sweeping
-from service.jobs.store.machines import Machine, announce, of_this_machine, offered_to, tell_of_sandbox
-from service.jobs.store.sink_packages import installed_sinks
+from service.jobs.store.machines import (
+    Machine,
+    announce,
+    installed_sinks,
+    log_sandbox_state,
+    of_this_machine,
+    offered_to,
+)
 from service.jobs.store.wakeups import Wakeups
 from service.ops import helper_heartbeats
 from service.ops.helper_heartbeats import CHAT, SINKS, SWEEPER, WEBHOOKS, Heartbeat
@@ -98,7 +104,7 @@ def maintenance(
     helpers: dict[str, Helper] = {SWEEPER: sweep}
     helpers |= {f"{WEBHOOKS}-{number}": sender.send_until for number in range(THREADS)}
     if has_worker:
-        tell_of_sandbox(settings)
+        log_sandbox_state(settings)
         helpers[SINKS] = Keeper(database, settings).keep_until
     return helpers
 

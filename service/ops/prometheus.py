@@ -19,8 +19,16 @@ from prometheus_client.registry import Collector
 from starlette.datastructures import State
 
 from service.jobs.model.states import TERMINAL, JobState
-from service.jobs.store.counting import Count, counts, failure_codes, oldest_seconds, overdue_leases
-from service.jobs.store.pools import WARNINGS, PoolReport, pool_reports
+from service.jobs.store.queue_health import (
+    WARNINGS,
+    JobCount,
+    PoolReport,
+    failure_codes,
+    job_counts,
+    oldest_seconds,
+    overdue_leases,
+    pool_reports,
+)
 from service.platform.db import Database
 from service.web.error_handlers import DATABASE_ERRORS
 
@@ -41,7 +49,7 @@ async def read_metrics(request: Request) -> Response:
 class Snapshot:
     """State of the queue at one moment."""
 
-    counts: list[Count]
+    counts: list[JobCount]
     oldest_seconds: dict[str, float]
     overdue: dict[str, int]
     codes: dict[str, int]
@@ -60,7 +68,7 @@ class JobMetrics:
         """None if the database does not respond."""
         try:
             with self._database.reading() as session:
-                found = counts(session)
+                found = job_counts(session)
                 num_failed = sum(each.num_jobs for each in found if each.state == JobState.FAILED)
                 if num_failed != sum(self._codes.values()):
                     self._codes = failure_codes(session)
@@ -131,7 +139,7 @@ def _of_workers(pools: list[PoolReport]) -> Iterator[Metric]:
     yield _family("grpo_warning", "1 if the warning is active.", ("pool", "warning"), warnings)
 
 
-def _by_state(found: list[Count]) -> dict[tuple[str, ...], float]:
+def _by_state(found: list[JobCount]) -> dict[tuple[str, ...], float]:
     return {(each.state, each.pool): each.num_jobs for each in found}
 
 

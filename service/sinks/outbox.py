@@ -167,7 +167,7 @@ def _warn_once(session: Session, claim: Claim, reason: str) -> None:
     job.warnings = [*job.warnings, {"code": code, "message": message}]
     session.flush()
     if JobState(job.state) not in TERMINAL:
-        entry = history.Entry("message", message, "warn", {"code": code}, job.fence)
+        entry = history.HistoryEntry("message", message, "warn", {"code": code}, job.fence)
         history.append(session, job.id, entry)
 
 

@@ -86,7 +86,7 @@ def test_a_stream_whose_api_is_killed_goes_on_without_loss_or_repeat(api: Api, d
     job_id = api.post_job(api.upload().json()["id"], "watched").json()["id"]
     for number in range(6):
         with database.transaction() as session:
-            history.append(session, job_id, history.Entry("message", f"note {number}"))
+            history.append(session, job_id, history.HistoryEntry("message", f"note {number}"))
     first = api.messages(job_id, 0, 4)
     api.kill()
     api.start()

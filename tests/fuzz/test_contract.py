@@ -13,7 +13,7 @@ from pathlib import Path
 
 from service.jobs.model.states import JobState
 from service.jobs.store import history
-from service.jobs.store.history import Entry
+from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database, connect
 from service.platform.tables.core import Metric
 from service.settings import Settings
@@ -58,7 +58,7 @@ def _add_series(database: Database, job_id: str) -> None:
     with database.transaction() as session:
         for step in range(1, 4):
             session.add(Metric(job_id=job_id, step=step, values={"reward": step / 4}))
-            history.append(session, job_id, Entry("message", f"step {step}"))
+            history.append(session, job_id, HistoryEntry("message", f"step {step}"))
 
 
 def schemathesis(api: Api, folder: Path, *options: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from service.jobs.model.states import JobState
 from service.jobs.store import history
-from service.jobs.store.history import Entry
+from service.jobs.store.history import HistoryEntry
 from service.platform.db import connect
 from tests.fuzz.serving import Api
 from tests.service.job_samples import add_artifact, add_job
@@ -55,7 +55,7 @@ def job_id(api: Api) -> str:
     add_artifact(api.settings, database, found, "adapter", CONTENT)
     with database.transaction() as session:
         for message in ("one", "two"):
-            history.append(session, found, Entry("message", message))
+            history.append(session, found, HistoryEntry("message", message))
     database.engine.dispose()
     return found
 

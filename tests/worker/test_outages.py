@@ -11,8 +11,7 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.jobs.store.doorbell import MAX_WAITING, queue_name
-from service.jobs.store.wakeups import Wakeups
+from service.jobs.store.wakeups import MAX_WAITING, Wakeups, queue_name
 from service.platform.db import Database
 from service.platform.migrate import upgrade
 from service.platform.storage import Storage

@@ -117,7 +117,7 @@ def record_and_publish(attempt: Attempt, events: Sequence[Event], ending: Ending
     record(attempt, events[start:])
 
 
-def record(attempt: Attempt, events: Sequence[Event], *notes: history.Entry) -> None:
+def record(attempt: Attempt, events: Sequence[Event], *notes: history.HistoryEntry) -> None:
     """Write events and notes to the database. Raises Lost."""
     job = attempt.job
     if events or notes:
@@ -130,4 +130,4 @@ def _note_dropped(attempt: Attempt, num_dropped: int) -> None:
     if num_dropped:
         message = f"Dropped {num_dropped} unreadable lines of the engine's events."
         data = {"num_dropped": num_dropped}
-        record(attempt, [], history.Entry("message", message, "warn", data, attempt.job.fence))
+        record(attempt, [], history.HistoryEntry("message", message, "warn", data, attempt.job.fence))

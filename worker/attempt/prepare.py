@@ -148,7 +148,7 @@ def _note_restart(session: Session, job: ClaimedJob) -> bool:
     if lock_held(session, job.id, job.fence) is None:
         return False
     message = "No usable checkpoint is left: training restarts from the first step."
-    history.append(session, job.id, history.Entry("message", message, "warn", fence=job.fence))
+    history.append(session, job.id, history.HistoryEntry("message", message, "warn", fence=job.fence))
     return True
 
 

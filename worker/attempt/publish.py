@@ -65,7 +65,7 @@ def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
 def _note_unpublished(attempt: Attempt, step: int, error: StorageError) -> None:
     job = attempt.job
     message = f"The checkpoint of step {step} was not stored: {error.public}."
-    note = history.Entry("message", message, "warn", {"step": step}, job.fence)
+    note = history.HistoryEntry("message", message, "warn", {"step": step}, job.fence)
     attempt.write(lambda session: record_events(session, job.id, job.fence, [], notes=[note]))
 
 

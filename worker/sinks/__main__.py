@@ -15,7 +15,7 @@ import threading
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.jobs.store.sink_packages import PACKAGES, advice
+from service.jobs.store.machines import SINK_PACKAGES, install_hint
 from service.platform import logs
 from service.platform.db import Database, connect
 from service.settings import Settings
@@ -89,8 +89,8 @@ def follow(
 
 def public_reason(kind: str, error: Exception) -> str:
     """The error as a user may read it, without secrets."""
-    if isinstance(error, ModuleNotFoundError) and error.name == PACKAGES[kind]:
-        return f"{kind} is not installed on the worker; {advice(kind)}."
+    if isinstance(error, ModuleNotFoundError) and error.name == SINK_PACKAGES[kind]:
+        return f"{kind} is not installed on the worker; {install_hint(kind)}."
     text = mask_secrets(" ".join(str(error).split())) or type(error).__name__
     return f"{type(error).__name__}: {text}" if text[-1:] in ".!?" else f"{type(error).__name__}: {text}."
 
@@ -114,7 +114,7 @@ def main() -> None:
     """Run until everything is written, or SIGTERM."""
     parser = argparse.ArgumentParser(prog="worker.sinks", description=__doc__)
     parser.add_argument("job_id")
-    parser.add_argument("type", choices=sorted(PACKAGES))
+    parser.add_argument("type", choices=sorted(SINK_PACKAGES))
     parser.add_argument("claim", type=int)
     given = parser.parse_args()
     os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its lines are not JSON

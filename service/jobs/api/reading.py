@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from service.jobs.api.responses import job_read
 from service.jobs.model.schemas import JobRead
 from service.jobs.model.states import HELD, JobState
-from service.jobs.store import backlog, repository
+from service.jobs.store import queue_health, repository
 from service.platform.tables.core import Artifact, File, Job
 
 
@@ -17,8 +17,8 @@ def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: i
     """The answers, in the order of `jobs`. `max_running`: the deployment's limit for a tenant."""
     if not jobs:
         return []
-    positions = backlog.queue_places(session, jobs)
-    is_full = bool(positions) and backlog.is_running_all_it_may(session, tenant, max_running)
+    positions = queue_health.queue_places(session, jobs)
+    is_full = bool(positions) and queue_health.is_at_running_limit(session, tenant, max_running)
     results: dict[str, list[tuple[Artifact, File]]] = {job.id: [] for job in jobs}
     begun = [job.id for job in jobs if job.attempt or job.state != JobState.QUEUED.value]
     for artifact, file in repository.artifacts_of(session, tenant, begun) if begun else ():

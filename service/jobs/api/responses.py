@@ -22,7 +22,7 @@ from service.jobs.model.schemas import (
 from service.jobs.model.states import HELD, PUBLIC, JobState
 from service.jobs.progress.evaluations import in_openai_names
 from service.jobs.progress.metrics import EVALUATION
-from service.jobs.store.backlog import MAX_PLACE
+from service.jobs.store.queue_health import MAX_PLACE
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
 
 _RESULT_ORDER = ("metrics", "adapter", "model", "experiences")

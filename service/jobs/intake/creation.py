@@ -26,9 +26,9 @@ from service.jobs.model.methods import datasets_of
 from service.jobs.model.schemas import JobCreate, ProbeCreate
 from service.jobs.model.states import JobState
 from service.jobs.store import history, repository
-from service.jobs.store.backlog import num_unfinished
 from service.jobs.store.lineage import base_model_name
 from service.jobs.store.machines import as_text
+from service.jobs.store.queue_health import num_unfinished
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
 from service.platform.db import Database
@@ -184,7 +184,7 @@ def _insert(session: Session, request: JobRequest, new: Draft) -> Job:
     key = request.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
-    created = history.Entry("message", f"Created fine-tuning job: {job.id}{origin}")
+    created = history.HistoryEntry("message", f"Created fine-tuning job: {job.id}{origin}")
     queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
     noun = "job" if job.probe is None else "probe"
     audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)

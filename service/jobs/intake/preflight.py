@@ -29,8 +29,7 @@ from service.jobs.model.names import base_of
 from service.jobs.model.schemas import JobCreate
 from service.jobs.store import repository
 from service.jobs.store.lineage import lineage_of
-from service.jobs.store.machines import Machine, known_machines
-from service.jobs.store.sink_packages import warn_of_missing
+from service.jobs.store.machines import Machine, known_machines, warn_of_missing_sinks
 from service.platform.catalog import Catalog, CatalogEntry
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -90,7 +89,7 @@ class Preflight:
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)
-        warn_of_missing([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
+        warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
 
     def _check_rows(
         self, uses: list[DatasetUse], known: _Known, text: ModelText | None, report: Report

@@ -56,7 +56,7 @@ def publish_checkpoint(
     row.fence, row.metrics = fence, metrics
     data = {"step": step, "checkpoint": row.id}
     message = f"Checkpoint created at step {step}."
-    history.append(session, job_id, history.Entry("message", message, data=data, fence=fence))
+    history.append(session, job_id, history.HistoryEntry("message", message, data=data, fence=fence))
     return True
 
 
@@ -76,7 +76,7 @@ def withdraw_checkpoint(session: Session, job_id: str, fence: int, step: int, re
     newest = select(func.coalesce(func.max(Checkpoint.step), 0)).where(*usable).scalar_subquery()
     session.execute(update(JOBS).where(holds(job_id, fence)).values(checkpoint_step=newest))
     message = f"The checkpoint of step {step} is skipped: {reason}"
-    entry = history.Entry("message", message, "warn", {"step": step}, fence)
+    entry = history.HistoryEntry("message", message, "warn", {"step": step}, fence)
     history.append(session, job_id, entry)
     return True
 

@@ -38,7 +38,7 @@ def record_events(
     fence: int,
     events: Sequence[engine.Event],
     rollouts: Sequence[tuple[int, dict[str, Any]]] = (),
-    notes: Sequence[history.Entry] = (),
+    notes: Sequence[history.HistoryEntry] = (),
 ) -> int | None:
     """Store a batch in order, and the worker's own `notes` after it. Answers how many events were new.
 
@@ -120,7 +120,7 @@ class _Batch:
         self.total_steps = job.total_steps
         self.values: dict[str, Any] = {}
         self.metrics: list[tuple[int, dict[str, float]]] = []
-        self.entries: list[history.Entry] = []
+        self.entries: list[history.HistoryEntry] = []
 
     def add(self, event: engine.Event) -> None:
         match event:
@@ -149,7 +149,7 @@ class _Batch:
                 pass  # the worker acts on these itself and writes their history then
 
     def _tell(self, type_: str, message: str, data: dict[str, Any], level: str = "info") -> None:
-        self.entries.append(history.Entry(type_, clean(message), level, clean(data), self.job.fence))
+        self.entries.append(history.HistoryEntry(type_, clean(message), level, clean(data), self.job.fence))
 
     @property
     def _actual(self) -> costs.Cost | None:

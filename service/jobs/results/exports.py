@@ -17,8 +17,8 @@ from service.jobs.model.schemas import ErrorRead, FailureRead
 from service.jobs.model.states import PUBLIC, TERMINAL, JobState
 from service.jobs.results.weights import WeightsMissing, Which, model_parts, requested_weights
 from service.jobs.store import history, queue, repository
-from service.jobs.store.backlog import num_unfinished
 from service.jobs.store.lineage import StoredWeights, lineage_of
+from service.jobs.store.queue_health import num_unfinished
 from service.jobs.store.repository import require_job
 from service.jobs.store.transitions import IS_EXPORT
 from service.jobs.store.wakeups import Wakeups

@@ -19,7 +19,7 @@ EVENTS = JobEvent.metadata.tables["job_events"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """One line of the history. `level` is `info`, `warn` or `error`."""
 
     type: str
@@ -30,13 +30,13 @@ class Entry:
     fence: int = 0
 
 
-def status(state: JobState, message: str, *, phase: str, fence: int, level: str = "info") -> Entry:
+def status(state: JobState, message: str, *, phase: str, fence: int, level: str = "info") -> HistoryEntry:
     """The entry of a state change: the public status beside the internal state."""
     data = {"status": PUBLIC[state].value, "state": state.value, "phase": phase}
-    return Entry("status", message, level, data, fence)
+    return HistoryEntry("status", message, level, data, fence)
 
 
-def append(session: Session, job_id: str, *entries: Entry) -> int:
+def append(session: Session, job_id: str, *entries: HistoryEntry) -> int:
     """Number and store `entries` in order, and return the last number."""
     last = session.execute(
         update(Job)
@@ -49,7 +49,7 @@ def append(session: Session, job_id: str, *entries: Entry) -> int:
     return last
 
 
-def store(session: Executor, job_id: str, last: int, *entries: Entry) -> None:
+def store(session: Executor, job_id: str, last: int, *entries: HistoryEntry) -> None:
     """Store `entries` in order; the last one gets the number `last`, which the job's row has already."""
     first = last - len(entries) + 1
     rows = [

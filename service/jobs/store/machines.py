@@ -1,17 +1,21 @@
-"""What a job needs of the machine that runs it, and which machines offer it. Fail closed.
+"""What jobs require of a machine, and which machines offer it. Fail closed.
 
-Untrusted code runs only where a self-test has attacked the sandbox and found that it holds. Workers say what
-their machine offers; a job that none of them could run is refused when it is submitted, and a worker never
-claims a job that its machine cannot run. An operator may let machines without a sandbox run such code for the
-only tenant there is (GRPO_UNSAFE_GRADERS): they say so, and every job that they touch is marked.
-Boundary: names of capabilities, and the table of machines; the self-test is `grpo_engine.sandbox`'s.
+Untrusted code runs only on machines whose sandbox has passed its self-test. Workers report what their machine
+offers; a job that none of them can run is refused when it is submitted, and a worker never claims a job that
+its machine cannot run. An operator may let machines without a sandbox run untrusted code for a single tenant
+(GRPO_UNSAFE_GRADERS); every such job is marked.
+Boundary: capabilities and the table of machines. Packages of sinks are looked up, never imported: that costs
+seconds and hundreds of megabytes. The self-test is part of `grpo_engine.sandbox`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from itertools import chain, combinations
+from typing import Any
 
 import structlog
 from sqlalchemy import bindparam, delete, distinct, func, select, update
@@ -20,7 +24,6 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.sandbox import monty, self_test, unsafe
 from service.jobs.store import history
-from service.jobs.store.sink_packages import installed_sinks
 from service.platform.clock import db_now
 from service.platform.tables.core import ApiKey, Job, WorkerHost
 from service.settings import Settings
@@ -38,24 +41,26 @@ UNSAFE_WARNING = {
     "message": "A worker without a sandbox may run the job's untrusted code: GRPO_UNSAFE_GRADERS is set.",
 }
 KNOWN_SECONDS = 3600.0
-"""A machine that has said nothing for so long is not counted on."""
-_ANNOUNCED = select(WorkerHost).where(
+"""A machine that has not reported for longer is forgotten."""
+_KNOWN = select(WorkerHost).where(
     WorkerHost.pool == bindparam("of_pool"), WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
 )
+SINK_PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
+"""Sink → its package; the extra of `grpo-service` has the name of the sink."""
 
 Capabilities = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine offers the jobs that run on it, one at a time."""
+    """What a machine offers the job that runs on it."""
 
     capabilities: Capabilities
     gpus: int = 0
 
 
 def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
-    """Found out once a process, in about half a second."""
+    """Determined once a process, in about half a second."""
     found = {SANDBOX, PYTHON_GRADERS} if self_test().available else set()
     if not found and unsafe_allowed and unsafe.plain_interpreter() is not None:
         found = {SANDBOX, PYTHON_GRADERS, UNSAFE}
@@ -69,12 +74,12 @@ def num_tenants(session: Session) -> int:
 
 
 def offered_to(session: Session, offered: Capabilities) -> Capabilities:
-    """Of what a machine offers, what it may: without a sandbox nothing where there are several tenants."""
+    """What of it jobs may use: without a sandbox, nothing if there are several tenants."""
     return frozenset() if UNSAFE in offered and num_tenants(session) > 1 else offered
 
 
-def tell_of_sandbox(settings: Settings) -> None:
-    """In the log, when a worker starts: what untrusted code would meet here."""
+def log_sandbox_state(settings: Settings) -> None:
+    """Log, when a worker starts, how untrusted code would run here."""
     found = self_test()
     if found.available:
         logger.info("the sandbox holds", probes=len(found.probes))
@@ -85,19 +90,19 @@ def tell_of_sandbox(settings: Settings) -> None:
 
 
 def as_text(capabilities: Iterable[str]) -> str:
-    """As it stands in a row: sorted, parted by spaces."""
+    """As stored in a row: sorted, separated by spaces."""
     return " ".join(sorted(capabilities))
 
 
 def satisfied_by(capabilities: Collection[str]) -> list[str]:
-    """`as_text` of every requirement that these capabilities meet: an index can find them."""
+    """`as_text` of every requirement that these capabilities meet."""
     names = sorted(capabilities)
     subsets = (combinations(names, size) for size in range(len(names) + 1))
     return [as_text(subset) for subset in chain.from_iterable(subsets)]
 
 
 def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
-    """A machine with a worker of this pool says what it offers; those long silent are forgotten."""
+    """Store what a machine with a worker of this pool offers, and forget machines that no longer report."""
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus}
     said = {**offered, "seen_at": db_now()}
@@ -106,9 +111,9 @@ def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
     session.execute(delete(WorkerHost).where(WorkerHost.seen_at < db_now() - KNOWN_SECONDS))
 
 
-def announced(session: Session, pool: str) -> list[Machine]:
+def recent_machines(session: Session, pool: str) -> list[Machine]:
     """The known machines of a pool."""
-    rows = session.scalars(_ANNOUNCED, {"of_pool": pool})
+    rows = session.scalars(_KNOWN, {"of_pool": pool})
     return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 
@@ -121,16 +126,43 @@ def record_unsafe_run(session: Session, job_id: str, fence: int) -> bool:
     if UNSAFE_WARNING not in found:
         marked = update(Job).where(*mine).values(warnings=[*found, UNSAFE_WARNING])
         session.execute(marked.execution_options(synchronize_session=False))
-    entry = history.Entry("message", UNSAFE_WARNING["message"], "warn", {"code": UNSAFE}, fence)
+    entry = history.HistoryEntry("message", UNSAFE_WARNING["message"], "warn", {"code": UNSAFE}, fence)
     history.append(session, job_id, entry)
     return True
 
 
 def known_machines(session: Session, settings: Settings) -> list[Machine]:
-    """Those that may run a job: embedded, this one. Where none is known the job may wait for one."""
+    """Machines that may run a job; embedded, this one. If none is known, the job may wait for one."""
     if settings.mode == "embedded":
         offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()
         found = [Machine(offered, settings.gpus)]
     else:
-        found = announced(session, settings.pool)
+        found = recent_machines(session, settings.pool)
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
+
+
+@cache
+def installed_sinks() -> frozenset[str]:
+    """Capabilities such as `sink:wandb`."""
+    return frozenset(
+        f"sink:{kind}" for kind, package in SINK_PACKAGES.items() if find_spec(package) is not None
+    )
+
+
+def install_hint(kind: str) -> str:
+    """How to install the package of a sink."""
+    return f"install it there: pip install 'grpo-service[{kind}]'"
+
+
+def warn_of_missing_sinks(
+    integrations: Iterable[Any], machines: Iterable[Machine], warn: Callable[[str, str], None]
+) -> None:
+    """Warn of each sink whose package no known machine has."""
+    hosts = [machine.capabilities for machine in machines]
+    for kind in dict.fromkeys(one.type for one in integrations):
+        if hosts and not any(f"sink:{kind}" in host for host in hosts):
+            message = (
+                f"integrations: no worker has the package of {kind}; {install_hint(kind)}. "
+                "The job runs without it; its metrics are sent once it is installed."
+            )
+            warn("sink_unavailable", message)

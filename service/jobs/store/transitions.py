@@ -132,7 +132,7 @@ def move(
     return True
 
 
-def status_entry(state: JobState, message: str, fence: int, level: str = "info") -> history.Entry:
+def status_entry(state: JobState, message: str, fence: int, level: str = "info") -> history.HistoryEntry:
     """The history entry of a transition."""
     phase = "preparing" if state is JobState.RUNNING else state.value
     return history.status(state, message, phase=phase, fence=fence, level=level)

@@ -1,44 +1,106 @@
-"""Wake-ups: messages that say "look at the queue of this pool", and nothing more.
+"""Wake-ups: messages that tell an idle worker of a pool to look at the queue.
 
 They may be lost, late or doubled without harm, because the job's row is the truth. Sending never raises and
-never takes long (`doorbell.py`); what was not sent, the sweeper sends later.
-Boundary: without a broker (embedded) nothing of Celery and Redis is loaded, a sixth of a process's start.
+takes little time; what was not sent, the sweeper sends later.
+Boundary: Celery over Redis. Without a broker (embedded), neither is loaded: that is a sixth of the start.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import logging
+from typing import TYPE_CHECKING, Any, cast
 
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.jobs.store.doorbell import Doorbell
+    from celery import Celery
+    from kombu import Producer
 
+logger = logging.getLogger(__name__)
+
+TASK = "wake"
 CHECK_SECONDS = 1.0
+SEND_SECONDS = 1.0
+MAX_WAITING = 100
+"""A queue with this many unread wake-ups gets no more: its workers are down, or will come anyway."""
+SOCKET = {"socket_timeout": 10, "socket_connect_timeout": 5, "socket_keepalive": True}
+IMPATIENT = {"max_retries": 0, "interval_start": 0, "connect_retries_timeout": SEND_SECONDS}
+
+
+def queue_name(pool: str) -> str:
+    """The broker's queue of a pool: a worker listens to its own only."""
+    return f"wake.{pool}"
+
+
+def celery_settings(broker_url: str) -> dict[str, Any]:
+    """Settings of both ends: JSON, early acknowledgement, no results, no endless waits."""
+    return {
+        "broker_url": broker_url,
+        "task_ignore_result": True,
+        "task_serializer": "json",
+        "accept_content": ["json"],
+        "task_acks_late": False,
+        "task_reject_on_worker_lost": False,
+        "task_create_missing_queues": True,
+        "broker_connection_max_retries": None,
+        "broker_connection_retry_on_startup": True,
+        "broker_transport_options": SOCKET | {"health_check_interval": 25},
+    }
 
 
 class Wakeups:
     """Sends wake-ups; without a broker it sends nothing, and workers poll."""
 
     def __init__(self, settings: Settings) -> None:
-        self._doorbell: Doorbell | None = None
-        if settings.broker_url is not None:
-            from service.jobs.store.doorbell import Doorbell
-
-            self._doorbell = Doorbell(settings.broker_url.get_secret_value())
+        url = settings.broker_url
+        self._celery = None if url is None else _sending_celery(url.get_secret_value())
 
     def send(self, pool: str) -> bool:
-        """Wake one idle worker of the pool. False: nobody was woken; the sweeper will try again."""
-        return self._doorbell is not None and self._doorbell.ring(pool)
+        """Wake one idle worker of the pool. False: nothing was sent; the sweeper will try again."""
+        if self._celery is None:
+            return False
+        from kombu.exceptions import KombuError
+        from redis.exceptions import RedisError
+
+        queue = queue_name(pool)
+        try:
+            with self._celery.producer_pool.acquire(block=True, timeout=SEND_SECONDS) as producer:
+                if _num_waiting(producer, queue) < MAX_WAITING:
+                    options = {"queue": queue, "producer": producer, "retry": False}
+                    self._celery.send_task(TASK, args=[pool], ignore_result=True, **options)
+        except (KombuError, RedisError, OSError) as error:
+            logger.warning("the wake-up of pool %s was not sent: %s", pool, type(error).__name__)
+            return False
+        return True
 
     def close(self) -> None:
-        """Give the broker's connections back."""
-        if self._doorbell is not None:
-            self._doorbell.close()
+        """Close the connections to the broker."""
+        if self._celery is not None:
+            self._celery.close()
+
+
+def _sending_celery(broker_url: str) -> Celery:
+    from celery import Celery
+
+    app = Celery("grpo-wakeups", set_as_current=False)
+    app.conf.update(celery_settings(broker_url))
+    quick = {"socket_timeout": SEND_SECONDS, "socket_connect_timeout": SEND_SECONDS}
+    app.conf.broker_transport_options = SOCKET | quick | IMPATIENT
+    app.conf.broker_pool_acquire_timeout = SEND_SECONDS
+    return app
+
+
+def _num_waiting(producer: Producer, queue: str) -> int:
+    from kombu.exceptions import ChannelError
+
+    try:
+        return int(producer.channel.queue_declare(queue, passive=True).message_count)
+    except ChannelError:
+        return 0  # the queue is created with its first message
 
 
 def broker_check(settings: Settings) -> str:
-    """`ok`, `none` where none is set, else what is wrong. What is no Redis does not evict."""
+    """`ok`, `none` if no broker is set, otherwise what is wrong. Only Redis is known to evict messages."""
     if settings.broker_url is None:
         return "none"
     url = settings.broker_url.get_secret_value()
@@ -59,10 +121,7 @@ def broker_check(settings: Settings) -> str:
 
 
 def refuse_eviction(settings: Settings) -> None:
-    """Production does not start on a Redis that throws messages away; one that is away comes back.
-
-    Raises RuntimeError.
-    """
+    """Raise RuntimeError in production if Redis evicts messages; an unreachable one may come back."""
     found = broker_check(settings)
     if settings.mode == "production" and found.startswith("evicts"):
         raise RuntimeError(f"the broker {found}; set it to noeviction")

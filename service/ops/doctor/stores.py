@@ -12,7 +12,13 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.jobs.store.pools import IDLE_WORKER, NO_LIVE_WORKER, UNRUNNABLE_JOBS, WARNINGS, pool_reports
+from service.jobs.store.queue_health import (
+    IDLE_WORKER,
+    NO_LIVE_WORKER,
+    UNRUNNABLE_JOBS,
+    WARNINGS,
+    pool_reports,
+)
 from service.jobs.store.wakeups import broker_check
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.ops.health import NO_ANSWER, database_check, disk_check

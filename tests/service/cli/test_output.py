@@ -18,7 +18,7 @@ from service.cli.http.sse import StreamEvent
 from service.cli.terminal import output
 from service.cli.terminal.errors import CommandError
 from service.jobs.model.states import JobState
-from service.jobs.store.history import Entry, append
+from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey, AuditEntry, File
 from service.settings import Settings
@@ -91,7 +91,7 @@ def test_a_job_s_suffix_and_failure_are_shown_as_they_are(grpo: Grpo, database: 
 def test_a_job_s_model_and_events_are_shown_as_they_are(grpo: Grpo, database: Database) -> None:
     job_id = add_job(database, JobState.RUNNING, model="ft:tiny:default:abc:m0TCL")
     with database.transaction() as session:
-        append(session, job_id, Entry("message", NASTY))
+        append(session, job_id, HistoryEntry("message", NASTY))
     assert "ft:tiny:default:abc:m0TCL" in grpo("list")
     assert grpo("events", job_id).splitlines()[-1].endswith(SHOWN)
 
@@ -101,7 +101,9 @@ def test_a_watched_job_s_messages_are_shown_as_they_are(grpo: Grpo, database: Da
     job_id = add_job(database, JobState.FAILED, failure=failure)
     with database.transaction() as session:
         over = {"status": "failed", "state": "failed", "phase": "failed"}
-        append(session, job_id, Entry("message", NASTY), Entry("status", "It failed.", data=over))
+        append(
+            session, job_id, HistoryEntry("message", NASTY), HistoryEntry("status", "It failed.", data=over)
+        )
     done = grpo.run("watch", job_id)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines() == [

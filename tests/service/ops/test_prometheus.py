@@ -9,10 +9,10 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
 
-from service.jobs.store import pools, queue, sweeping
-from service.jobs.store.counting import COUNTS
+from service.jobs.store import queue, queue_health, sweeping
 from service.jobs.store.machines import SANDBOX, Machine, announce
 from service.jobs.store.queue import ClaimedJob
+from service.jobs.store.queue_health import JOB_COUNTS
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job, WorkerHost
@@ -51,7 +51,7 @@ def claim(database: Database) -> ClaimedJob:
 
 def warnings(client: TestClient, pool: str = "default") -> list[str]:
     found = told(client)
-    return [name for name in pools.WARNINGS if found[("grpo_warning", pool, name)] == 1]
+    return [name for name in queue_health.WARNINGS if found[("grpo_warning", pool, name)] == 1]
 
 
 def test_jobs_are_counted_by_state_and_pool(anonymous: TestClient, database: Database) -> None:
@@ -199,5 +199,5 @@ def _families(client: TestClient) -> Any:
 def test_jobs_are_counted_in_an_index_without_reading_them(database: Database) -> None:
     with database.engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
-        plan = connection.exec_driver_sql(f"EXPLAIN {COUNTS}").scalars().all()
+        plan = connection.exec_driver_sql(f"EXPLAIN {JOB_COUNTS}").scalars().all()
     assert any("Index Only Scan using ix_jobs_counts" in line for line in plan), plan

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from service.app import create_app
 from service.integrations import Tensorboard
-from service.jobs.store import sink_packages
+from service.jobs.store import machines
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
@@ -117,10 +117,10 @@ def test_the_operator_s_sinks_are_every_job_s_and_a_job_s_own_come_first(
 def test_a_sink_whose_package_no_worker_has_is_a_warning_before_the_job_runs(
     client: TestClient, training_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sink_packages.PACKAGES, "tensorboard", "no_such_package")
-    sink_packages.installed_sinks.cache_clear()
+    monkeypatch.setitem(machines.SINK_PACKAGES, "tensorboard", "no_such_package")
+    machines.installed_sinks.cache_clear()
     answer = client.post(f"{JOBS}/validate", json=request(training_file, integrations=[TENSORBOARD, MLFLOW]))
-    sink_packages.installed_sinks.cache_clear()
+    machines.installed_sinks.cache_clear()
     (warning,) = (one for one in answer.json()["warnings"] if one["code"] == "sink_unavailable")
     assert "pip install 'grpo-service[tensorboard]'" in warning["message"]
 

@@ -18,7 +18,7 @@ from service.app import create_app
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import history
-from service.jobs.store.history import Entry
+from service.jobs.store.history import HistoryEntry
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.ids import new_id
@@ -189,7 +189,12 @@ def _add_history(database: Database, job_id: str) -> None:
     group = {"row": 0, "prompt": "owner's prompt", "completions": completions, "has_signal": True}
     place = {"split": "train", "step": 1, "position": 0}
     with database.transaction() as session:
-        history.append(session, job_id, Entry("message", "started"), Entry("metrics", "1", data={"step": 1}))
+        history.append(
+            session,
+            job_id,
+            HistoryEntry("message", "started"),
+            HistoryEntry("metrics", "1", data={"step": 1}),
+        )
         session.add(Metric(job_id=job_id, step=1, values={"reward": 0.5}))
         session.add(Rollout(job_id=job_id, has_signal=True, data=group, **place))
 

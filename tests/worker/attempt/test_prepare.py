@@ -14,8 +14,7 @@ from sqlalchemy import select
 
 from grpo_engine.config.job import RunConfig, Runtime
 from service.jobs.store import queue
-from service.jobs.store.machines import of_this_machine
-from service.jobs.store.sink_packages import installed_sinks
+from service.jobs.store.machines import installed_sinks, of_this_machine
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import WorkerHost

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from service.app import create_app
 from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
-from service.jobs.store import counting, queue, sweeping
+from service.jobs.store import queue, queue_health, sweeping
 from service.jobs.store.transitions import IS_PROBE
 from service.platform.db import Database
 from service.platform.storage import Storage
@@ -81,7 +81,7 @@ def test_nobody_is_told_of_its_end_and_no_finished_job_is_counted(
     assert run_job(worker)
     with database.reading() as session:
         assert session.scalars(select(WebhookDelivery.job_id)).all() == [job_id]
-        counted = {each.state: each.num_jobs for each in counting.counts(session)}
+        counted = {each.state: each.num_jobs for each in queue_health.job_counts(session)}
     assert counted == {"succeeded": 1}
 
 

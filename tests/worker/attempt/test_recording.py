@@ -252,7 +252,7 @@ def test_history_is_numbered_without_gaps_by_concurrent_writers(database: Databa
     def write() -> None:
         for _ in range(10):
             with database.transaction() as session:
-                history.append(session, job_id, *[history.Entry("message", "m")] * 3)
+                history.append(session, job_id, *[history.HistoryEntry("message", "m")] * 3)
 
     threads = [threading.Thread(target=write) for _ in range(3)]
     for thread in threads:

@@ -18,7 +18,7 @@ from openai.pagination import BasePage
 from docs.generate_compatibility import ABSENT, CALLS, PAGE, Things, page, public_methods
 from service.jobs.model.states import JobState
 from service.jobs.store import history
-from service.jobs.store.history import Entry
+from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.settings import Settings
 from tests.chat_server import Reply, ScriptedServer
@@ -63,7 +63,7 @@ def things(settings: Settings, database: Database, openai_client: OpenAI, receiv
     model = "ft:tiny:tenant-a:demo:1"
     done = add_job(database, JobState.SUCCEEDED, fine_tuned_model=model, labels={"team": "a"})
     with database.transaction() as session:
-        history.append(session, done, Entry("metrics", "Step 1", data={"step": 1}))
+        history.append(session, done, HistoryEntry("metrics", "Step 1", data={"step": 1}))
     add_artifact(settings, database, done, "metrics", b"step\n1\n")
     hook = openai_client.webhooks.create(name="ops", url=receiver, event_types=["fine_tuning.job.succeeded"])
     return Things(

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from service.jobs.model.openai_terms import from_openai_terms, in_openai_terms
 from service.jobs.model.states import JobState
 from service.jobs.store import history
-from service.jobs.store.history import Entry
+from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.platform.tables.core import IdempotencyKey, Job
 from service.settings import Settings
@@ -139,7 +139,7 @@ def test_a_job_is_paused_resumed_and_cancelled(openai_client: OpenAI, training_f
 def test_events_are_listed_over_pages(openai_client: OpenAI, database: Database, training_file: str) -> None:
     job = create(openai_client, training_file)
     with database.transaction() as session:
-        entries = [Entry("metrics", f"Step {n}", data={"step": n}) for n in range(1, 4)]
+        entries = [HistoryEntry("metrics", f"Step {n}", data={"step": n}) for n in range(1, 4)]
         history.append(session, job.id, *entries)
     events = list(openai_client.fine_tuning.jobs.list_events(job.id, limit=2))
     assert [event.message for event in events] == [

@@ -171,11 +171,11 @@ def test_a_machine_speaks_for_itself_and_is_forgotten_when_it_is_silent(database
     announce(database, "one", SANDBOX, PYTHON_GRADERS)
     announce(database, "two")
     with database.transaction() as session:
-        found = machines.announced(session, "default")
+        found = machines.recent_machines(session, "default")
         assert sorted(len(machine.capabilities) for machine in found) == [0, 2]
         long_ago = db_now() - machines.KNOWN_SECONDS - 1
         session.execute(update(WorkerHost).where(WorkerHost.host == "one").values(seen_at=long_ago))
-        assert machines.announced(session, "default") == [Machine(frozenset())]
+        assert machines.recent_machines(session, "default") == [Machine(frozenset())]
     announce(database, "two")
     with database.reading() as session:
         assert session.scalars(select(WorkerHost.host)).all() == ["two"]

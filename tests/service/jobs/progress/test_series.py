@@ -14,7 +14,7 @@ from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
 from service.jobs.model.states import JobState
 from service.jobs.progress.metrics import thinned
 from service.jobs.store import history
-from service.jobs.store.history import Entry
+from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.platform.tables.core import Metric
 from service.settings import Settings
@@ -35,10 +35,10 @@ def job_id(database: Database) -> str:
 
 
 def test_events_are_newest_first_page_by_page(client: TestClient, database: Database, job_id: str) -> None:
-    entries = [Entry("message", f"m{n}") for n in range(4)]
+    entries = [HistoryEntry("message", f"m{n}") for n in range(4)]
     with database.transaction() as session:
         status = history.status(JobState.RUNNING, "started", phase="preparing", fence=1)
-        history.append(session, job_id, *entries, status, Entry("metrics", "step", data={"step": 1}))
+        history.append(session, job_id, *entries, status, HistoryEntry("metrics", "step", data={"step": 1}))
     first = get(client, f"{job_id}/events", limit=4)
     second = get(client, f"{job_id}/events", limit=4, after=first["last_id"])
     events = first["data"] + second["data"]
@@ -56,7 +56,7 @@ def test_an_events_cursor_of_another_job_is_refused(
 ) -> None:
     other = add_job(database, JobState.RUNNING)
     with database.transaction() as session:
-        history.append(session, other, Entry("message", "m"))
+        history.append(session, other, HistoryEntry("message", "m"))
     cursor = get(client, f"{other}/events")["last_id"]
     answer = client.get(f"{JOBS}/{job_id}/events", params={"after": cursor})
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")

@@ -21,7 +21,7 @@ from grpo_engine.process.parent_death import dies_with_this_process
 from service.jobs.model.states import JobState
 from service.jobs.progress import stream
 from service.jobs.store import history
-from service.jobs.store.history import Entry
+from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
@@ -76,13 +76,13 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
             fields = {}
 
 
-def tell(database: Database, job_id: str, *entries: Entry) -> None:
+def tell(database: Database, job_id: str, *entries: HistoryEntry) -> None:
     with database.transaction() as session:
         history.append(session, job_id, *entries)
 
 
-def step(number: int) -> Entry:
-    return Entry("metrics", f"Step {number}", data={"step": number, "reward": number / 10})
+def step(number: int) -> HistoryEntry:
+    return HistoryEntry("metrics", f"Step {number}", data={"step": number, "reward": number / 10})
 
 
 def finish(database: Database, job_id: str) -> None:
@@ -104,7 +104,7 @@ def job_id(database: Database) -> str:
 def test_history_comes_first_then_what_is_new_then_the_end(
     http: httpx.Client, database: Database, job_id: str
 ) -> None:
-    tell(database, job_id, Entry("message", "hello"), step(1))
+    tell(database, job_id, HistoryEntry("message", "hello"), step(1))
     with opened(http, job_id) as stream_:
         first, second = next(stream_), next(stream_)
         tell(database, job_id, step(2))

@@ -29,7 +29,7 @@ def compiled_by_all(statement, dialect):
         thread.join()
     return sorted(set(found))
 
-store = ("queue", "backlog", "repository")
+store = ("queue", "queue_health", "repository")
 for name in (*(f"service.jobs.store.{name}" for name in store), "service.web.auth"):
     module = importlib.import_module(name)
     for key, value in list(vars(module).items()):

@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from service.jobs.model.states import JobState
 from service.jobs.progress import event_queries
-from service.jobs.store import backlog, history
+from service.jobs.store import history, queue_health
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from tests.service.job_samples import add_job
@@ -20,14 +20,14 @@ def test_far_back_a_place_is_not_counted(
     client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [add_job(database, JobState.QUEUED, created_at=float(number)) for number in range(4)]
-    query = backlog._HEAD.element.limit(2).subquery()
+    query = queue_health._PLACED.element.limit(2).subquery()
     places = select(query.c.id, query.c.place).where(query.c.id.in_(ids))
     with database.reading() as session:
         found = dict(session.execute(places, {"of_pool": "default"}).all())
-        every = backlog.queue_places(session, [session.get_one(Job, job_id) for job_id in ids])
+        every = queue_health.queue_places(session, [session.get_one(Job, job_id) for job_id in ids])
     assert found == {ids[0]: 1, ids[1]: 2}
     assert every == {job_id: place for place, job_id in enumerate(ids, start=1)}
-    monkeypatch.setattr(backlog, "_PLACES", places)
+    monkeypatch.setattr(queue_health, "_PLACES", places)
     answer = client.get(f"{JOBS}/{ids[3]}").json()
     assert answer["queue"] == {"position": None, "reason": "more than 1000 ahead of it in the queue"}
 
@@ -38,7 +38,7 @@ def test_a_higher_priority_comes_first_and_other_pools_do_not_count(database: Da
     other = add_job(database, JobState.QUEUED, created_at=0.5, pool="other")
     with database.reading() as session:
         jobs = [session.get_one(Job, job_id) for job_id in (early, late, other)]
-        assert backlog.queue_places(session, jobs) == {late: 1, early: 2, other: 1}
+        assert queue_health.queue_places(session, jobs) == {late: 1, early: 2, other: 1}
 
 
 def test_unfinished_jobs_are_counted_up_to_the_limit(database: Database) -> None:
@@ -46,14 +46,14 @@ def test_unfinished_jobs_are_counted_up_to_the_limit(database: Database) -> None
         add_job(database, state)
     add_job(database, JobState.QUEUED, tenant="tenant-b")
     with database.reading() as session:
-        assert [backlog.num_unfinished(session, "tenant-a", most) for most in (2, 100)] == [2, 3]
+        assert [queue_health.num_unfinished(session, "tenant-a", most) for most in (2, 100)] == [2, 3]
 
 
 def test_one_query_reads_what_is_new_of_many_jobs(database: Database) -> None:
     ids = [add_job(database, JobState.RUNNING) for _ in range(3)]
     with database.transaction() as session:
         for job_id in ids:
-            entries = [history.Entry("message", f"m{number}") for number in range(1, 6)]
+            entries = [history.HistoryEntry("message", f"m{number}") for number in range(1, 6)]
             history.append(session, job_id, *entries)
     with database.reading() as session:
         found = event_queries.new_events(session, {ids[0]: 3, ids[1]: 0, ids[2]: 5}, 4)

@@ -1,0 +1,232 @@
+"""What the queue holds and whether it moves: counts of jobs, places in the queue, pools that need attention.
+
+A worker that answers its broker's ping but consumes nothing shows only here: a job is waiting that its
+machine could run, and fewer jobs run than machines are live.
+Boundary: SELECTs. States are part of the statements' text, so that every plan may use the partial indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import Integer, bindparam, case, func, select
+from sqlalchemy.orm import Session
+
+from service.jobs.model.states import HELD, TERMINAL, JobState
+from service.jobs.store.machines import KNOWN_SECONDS, Machine
+from service.jobs.store.transitions import IS_JOB, LEASES, is_in
+from service.platform.clock import db_now
+from service.platform.tables.core import Job, WorkerHost
+
+MAX_PLACE = 1000
+"""Places further back are not counted: each poll would read the whole queue."""
+IS_QUEUED = is_in("jobs", JobState.QUEUED)
+IS_UNFINISHED = is_in("jobs", *(state for state in JobState if state not in TERMINAL))
+_NUM_UNFINISHED, _NUM_HELD = (
+    select(func.count()).select_from(
+        select(Job.id)
+        .where(Job.tenant == bindparam("of_tenant"), condition)
+        .limit(bindparam("at_most", type_=Integer))
+        .subquery()
+    )
+    for condition in (IS_UNFINISHED, is_in("jobs", *HELD))
+)
+_ORDER = (Job.priority.desc(), Job.created_at)
+_PLACED = (
+    select(Job.id, func.row_number().over(order_by=_ORDER).label("place"))
+    .where(IS_QUEUED, Job.pool == bindparam("of_pool"))
+    .order_by(*_ORDER)
+    .limit(MAX_PLACE)
+    .subquery()
+)
+_PLACES = select(_PLACED.c.id, _PLACED.c.place).where(_PLACED.c.id.in_(bindparam("ids", expanding=True)))
+
+
+def num_unfinished(session: Session, tenant: str, limit: int) -> int:
+    """Unfinished jobs of the tenant, counted up to `limit`."""
+    return session.scalar(_NUM_UNFINISHED, {"of_tenant": tenant, "at_most": limit}) or 0
+
+
+def is_at_running_limit(session: Session, tenant: str, max_running: int | None) -> bool:
+    """Whether the tenant has `max_running` jobs on workers, so that its other jobs wait for them."""
+    if max_running is None:
+        return False
+    return session.scalar(_NUM_HELD, {"of_tenant": tenant, "at_most": max_running}) == max_running
+
+
+def queue_places(session: Session, jobs: Iterable[Job]) -> dict[str, int]:
+    """Id → place in its pool's queue, from 1, in the order of claims; up to `MAX_PLACE`."""
+    waiting: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.state == JobState.QUEUED.value:
+            waiting.setdefault(job.pool, []).append(job.id)
+    places: dict[str, int] = {}
+    for pool, ids in waiting.items():
+        found = session.execute(_PLACES, {"of_pool": pool, "ids": ids})
+        places |= dict(found.all())
+    return places
+
+
+class JobCount(NamedTuple):
+    """The jobs of one state and pool."""
+
+    state: str
+    pool: str
+    num_jobs: int
+    num_attempts: int
+    num_expired_leases: int
+    """Ever: a claim increments fence and attempt, a sweep only the fence."""
+
+
+JOB_COUNTS = (
+    select(Job.state, Job.pool, func.count(), func.sum(Job.attempt), func.sum(Job.fence - Job.attempt))
+    .where(IS_JOB)
+    .group_by(Job.state, Job.pool)
+)
+_OLDEST = select(Job.pool, db_now() - func.min(Job.created_at)).where(IS_QUEUED).group_by(Job.pool)
+_OVERDUE = select(Job.pool, func.count()).where(LEASES.has_expired).group_by(Job.pool)
+_CODE = func.coalesce(Job.failure["code"].as_string(), "unknown")
+_CODES = select(_CODE, func.count()).where(is_in("jobs", JobState.FAILED), IS_JOB).group_by(_CODE)
+
+
+def job_counts(session: Session) -> list[JobCount]:
+    return [
+        JobCount(state, pool, *(int(number) for number in rest))
+        for state, pool, *rest in session.execute(JOB_COUNTS)
+    ]
+
+
+def oldest_seconds(session: Session) -> dict[str, float]:
+    """Pool → age of its oldest waiting job."""
+    return {pool: max(0.0, seconds) for pool, seconds in session.execute(_OLDEST)}
+
+
+def overdue_leases(session: Session) -> dict[str, int]:
+    """Pool → jobs whose lease has expired and that were not yet requeued."""
+    return dict(session.execute(_OVERDUE).all())
+
+
+def failure_codes(session: Session) -> dict[str, int]:
+    """Code → failed jobs. Reads the rows themselves, so not for each scrape."""
+    return dict(session.execute(_CODES).all())
+
+
+LIVE_SECONDS = 60.0
+"""A machine that reported within this time is live, however short the rounds of sweepers are."""
+MISSED_SWEEPS = 3
+"""A machine reports in each round of its sweeper; after this many missed rounds it is gone."""
+IDLE_SECONDS = 120.0
+"""No job waits for longer beside a free worker: the sweeper resends wake-ups every 30 s."""
+
+NO_LIVE_WORKER = "no_live_worker"
+IDLE_WORKER = "idle_worker"
+UNRUNNABLE_JOBS = "unrunnable_jobs"
+WARNINGS = {
+    NO_LIVE_WORKER: "jobs are waiting, and no machine with a worker of this pool is live",
+    IDLE_WORKER: "a job is waiting although fewer jobs run than machines are live: a worker consumes nothing",
+    UNRUNNABLE_JOBS: "jobs are waiting that no known machine of this pool can run (sandbox or GPUs)",
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Waiting jobs with the same requirements."""
+
+    machine: Machine
+    num_jobs: int
+    waited_seconds: float
+    """The longest of them, since it became claimable."""
+
+    def met_by(self, machine: Machine) -> bool:
+        return self.machine.capabilities <= machine.capabilities and self.machine.gpus <= machine.gpus
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine with workers of the pool that reported within the last hour."""
+
+    machine: Machine
+    silent_seconds: float
+    is_live: bool
+
+
+@dataclass(frozen=True)
+class PoolReport:
+    pool: str
+    needs: tuple[Need, ...]
+    """Of the first 1,000 jobs in the order of claims, where jobs that no machine can run gather."""
+    hosts: tuple[Host, ...]
+    num_held: int
+    """Running jobs."""
+
+    @property
+    def num_live(self) -> int:
+        return sum(host.is_live for host in self.hosts)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Which of `WARNINGS` hold."""
+        unrunnable = [
+            need for need in self.needs if not any(need.met_by(host.machine) for host in self.hosts)
+        ]
+        found = {
+            NO_LIVE_WORKER: bool(self.needs) and not self.num_live,
+            IDLE_WORKER: any(map(self._has_idle_machine, self.needs)),
+            UNRUNNABLE_JOBS: bool(unrunnable) and bool(self.hosts),
+        }
+        return [name for name, holds in found.items() if holds]
+
+    def _has_idle_machine(self, need: Need) -> bool:
+        """Whether a machine that could run it is free, even if all running jobs ran on such machines."""
+        num_able = sum(host.is_live and need.met_by(host.machine) for host in self.hosts)
+        return need.waited_seconds > IDLE_SECONDS and self.num_held < num_able
+
+
+_SINCE = case((Job.not_before > Job.created_at, Job.not_before), else_=Job.created_at)
+_WAITING = (
+    select(Job.required_capabilities, Job.required_gpus, _SINCE.label("since"))
+    .where(IS_QUEUED, Job.pool == bindparam("of_pool"))
+    .order_by(Job.priority.desc(), Job.created_at)
+    .limit(MAX_PLACE)
+    .subquery()
+)
+_NEEDS = select(
+    _WAITING.c.required_capabilities,
+    _WAITING.c.required_gpus,
+    func.count(),
+    db_now() - func.min(_WAITING.c.since),
+).group_by(_WAITING.c.required_capabilities, _WAITING.c.required_gpus)
+_QUEUED_POOLS = select(Job.pool).where(IS_QUEUED).distinct()
+_NUM_HELD_OF_POOLS = select(Job.pool, func.count()).where(is_in("jobs", *HELD)).group_by(Job.pool)
+_HOSTS = select(
+    WorkerHost.pool, WorkerHost.capabilities, WorkerHost.gpus, db_now() - WorkerHost.seen_at
+).where(WorkerHost.seen_at >= db_now() - KNOWN_SECONDS)
+
+
+def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
+    """Every pool with waiting jobs or machines, by name."""
+    live_seconds = max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
+    hosts: dict[str, list[Host]] = {}
+    for pool, capabilities, gpus, seconds in session.execute(_HOSTS):
+        host = Host(_machine(capabilities, gpus), seconds, seconds <= live_seconds)
+        hosts.setdefault(pool, []).append(host)
+    held = dict(session.execute(_NUM_HELD_OF_POOLS).all())
+    pools = sorted({*hosts, *session.scalars(_QUEUED_POOLS)})
+    return [
+        PoolReport(pool, _needs(session, pool), tuple(hosts.get(pool, ())), held.get(pool, 0))
+        for pool in pools
+    ]
+
+
+def _needs(session: Session, pool: str) -> tuple[Need, ...]:
+    rows = session.execute(_NEEDS, {"of_pool": pool})
+    return tuple(
+        Need(_machine(capabilities, gpus), num_jobs, max(0.0, seconds))
+        for capabilities, gpus, num_jobs, seconds in rows
+    )
+
+
+def _machine(capabilities: str, gpus: int) -> Machine:
+    return Machine(frozenset(capabilities.split()), gpus)
