@@ -1,7 +1,7 @@
 """Database locks by name, held until the transaction ends.
 
 Boundary: PostgreSQL's advisory locks; on SQLite, BEGIN IMMEDIATE admits one writer at a time anyway. The
-locks of the queue are in `jobs/store/transitions.py`.
+lock of the queue's claims is in `jobs/store/queue.py`.
 """
 
 from __future__ import annotations

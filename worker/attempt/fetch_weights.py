@@ -8,8 +8,8 @@ from pathlib import Path
 from grpo_engine.config.job import ModelSource
 from service.jobs.results.weights import ModelParts, WeightsMissing, missing
 from service.jobs.store.lineage import StoredWeights
+from service.platform.archives import BadArchive, unpack
 from service.platform.storage import ObjectMissing, Storage, sha256_file
-from service.platform.unpack import BadArchive, unpack
 
 DOWNLOAD_TRIES = 2
 

@@ -24,9 +24,9 @@ from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import UNSAFE, record_unsafe_run
 from service.jobs.store.queue import ClaimedJob
 from service.jobs.store.transitions import lock_held
+from service.platform.archives import BadArchive, unpack
 from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Metric
-from service.platform.unpack import BadArchive, unpack
 from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch_weights
 

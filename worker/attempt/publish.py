@@ -27,10 +27,10 @@ from service.jobs.results import manifest
 from service.jobs.results.model_card import model_card
 from service.jobs.results.provenance import facts_of
 from service.jobs.store import history, queue
+from service.platform.archives import pack_tar, pack_tar_gz
 from service.platform.ids import new_id
 from service.platform.storage import StorageError, sha256_file
 from service.platform.tables.core import Artifact, File, Job
-from worker.attempt.archives import pack_tar, pack_tar_gz
 from worker.attempt.attempt import Attempt
 
 logger = structlog.get_logger()

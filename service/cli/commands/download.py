@@ -23,8 +23,8 @@ from service.cli.terminal.interrupts import explained
 from service.cli.terminal.output import JsonFlag, console, print_json
 from service.cli.terminal.progress import transfer
 from service.jobs.results.vllm_command import serve_line
-from service.platform.unpack import BadArchive
-from service.platform.unpack import unpack as unpack_into
+from service.platform.archives import BadArchive
+from service.platform.archives import unpack as unpack_into
 
 ATTEMPTS = 5
 NOTHING_LEFT = "range_not_satisfiable"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from service.jobs.model.states import JobState
+from service.platform.archives import pack_tar_gz
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.cli.hub import Hub, hub
 from tests.service.embedded import run_grpo
 from tests.service.job_samples import add_artifact, add_job
-from worker.attempt.archives import pack_tar_gz
 
 TOKEN = "hf_a_token_that_nobody_may_see"
 Push = Callable[..., subprocess.CompletedProcess[str]]

@@ -51,7 +51,7 @@ def tune(settings: Settings, database: Database, archive: bytes, tenant: str = "
 @pytest.fixture
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A stored adapter."""
-    from worker.attempt.archives import pack_tar_gz
+    from service.platform.archives import pack_tar_gz
 
     folder = tmp_path_factory.mktemp("adapter")
     (folder / "adapter_config.json").write_text("{}")

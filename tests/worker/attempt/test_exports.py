@@ -16,18 +16,17 @@ from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
 from service.jobs.store import queue
 from service.jobs.store.transitions import IS_EXPORT
+from service.platform.archives import pack_tar_gz, unpack
 from service.platform.db import Database
 from service.platform.ids import new_id
 from service.platform.storage import Storage, sha256_file
 from service.platform.tables.core import Artifact, File, Job
-from service.platform.unpack import unpack
 from service.settings import Settings
 from tests.engine.run.export_samples import logits, make_adapter, make_base
 from tests.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_file, insert_job, read_job
 from tests.worker.outcomes import in_background, run_until_idle
-from worker.attempt.archives import pack_tar_gz
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from grpo_engine.process import parent_death
-from service.platform.unpack import unpack
+from service.platform.archives import pack_tar_gz, unpack
 from tests.servers import wait_until
 from tests.worker.conftest import ROOT
-from worker.attempt.archives import pack_tar_gz
 from worker.attempt.run_directory import LOCK, clean_up, run_directory
 from worker.launchers import local
 from worker.launchers.local import EngineProcess, engine_environment

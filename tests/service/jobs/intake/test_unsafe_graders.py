@@ -72,10 +72,10 @@ def test_a_worker_says_at_its_start_what_untrusted_code_meets(
 ) -> None:
     insisting = settings.model_copy(update={"unsafe_graders": "single-tenant"})
     with capture_logs() as told:
-        machines.tell_of_sandbox(settings)
+        machines.log_sandbox_state(settings)
         monkeypatch.setattr(machines, "self_test", lambda: Capability(None, reason="not contained: network"))
-        machines.tell_of_sandbox(settings)
-        machines.tell_of_sandbox(insisting)
+        machines.log_sandbox_state(settings)
+        machines.log_sandbox_state(insisting)
     assert [(line["log_level"], line.get("reason", "")) for line in told] == [
         ("info", ""),
         ("warning", "not contained: network"),

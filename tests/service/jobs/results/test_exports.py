@@ -16,6 +16,7 @@ from sqlalchemy import select
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import queue_health
+from service.platform.archives import pack_tar
 from service.platform.db import Database
 from service.platform.storage import open_storage
 from service.platform.tables.core import Artifact, File, Job
@@ -30,7 +31,6 @@ from tests.service.job_samples import (
     finish_export,
     make_model,
 )
-from worker.attempt.archives import pack_tar
 
 JOBS = "/v1/fine_tuning/jobs"
 MERGED = {"format": "merged"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.platform.unpack import BadArchive, unpack
+from service.platform.archives import BadArchive, unpack
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
