@@ -172,6 +172,12 @@ def add_checkpoint(settings: Settings, database: Database, job_id: str, step: in
     return checkpoint_id
 
 
+def lessons_method() -> dict[str, Any]:
+    """The stored method of a training-free job."""
+    method = {"type": "training_free", "training_free": {"grader": GRADER}}
+    return dict(METHOD.validate_python(method).model_dump(mode="json"))
+
+
 def finish_export(settings: Settings, database: Database, export_id: str, content: bytes) -> None:
     """An export as a worker leaves it."""
     with database.reading() as session:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from service.jobs.model import names
@@ -34,15 +34,14 @@ from service.platform.tables.core import File, Job
 from service.settings import Settings
 from service.web.auth import require_good_key
 from service.web.limits import check_stored_bytes, check_unfinished_jobs
+from service.web.validation import RequestBody
 
 NOT_READY = "export_not_ready"
 GONE = {JobState.CANCELLING, JobState.CANCELLED}
 
 
-class ExportCreate(BaseModel):
+class ExportCreate(RequestBody):
     """Body of `POST …/jobs/{id}/exports`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: Literal["merged"]
     """`merged`: base model and adapter as one model, which loads without PEFT."""

@@ -22,7 +22,14 @@ from service.platform.tables.serving import Generation
 from service.settings import Settings
 from service.web.auth import create_key, revoke_key
 from tests.servers import wait_until
-from tests.service.job_samples import add_artifact, add_checkpoint, add_job, expanded, make_model
+from tests.service.job_samples import (
+    add_artifact,
+    add_checkpoint,
+    add_job,
+    expanded,
+    lessons_method,
+    make_model,
+)
 from tests.service.serving.answering import answering, num_generations
 from worker.attempt.attempt import Worker
 
@@ -144,10 +151,9 @@ def test_a_model_without_weights_of_its_own_or_without_its_base_is_refused(
 ) -> None:
     orphan = tune(settings, database, archive)  # there is no model in the catalogue
     lessons = tune(settings, database, archive)
-    method = {"type": "training_free", "training_free": {}}
     with database.transaction() as session:
         job_id = names.job_of(lessons)
-        session.get_one(Job, job_id).method = {**expanded(), **method}
+        session.get_one(Job, job_id).method = lessons_method()
     told = {
         name: client.post("/v1/chat/completions", json={"model": name, "messages": HELLO}).json()["error"]
         for name in (orphan, lessons)

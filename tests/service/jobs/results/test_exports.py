@@ -29,6 +29,7 @@ from tests.service.job_samples import (
     add_job,
     expanded,
     finish_export,
+    lessons_method,
     make_model,
 )
 
@@ -221,8 +222,7 @@ def test_a_job_without_weights_and_lessons_are_refused(
 ) -> None:
     running = add_job(database, JobState.RUNNING)
     assert refusal(create(client, running)) == (404, "no_adapter_yet")
-    method = {"type": "training_free", "training_free": {"hyperparameters": {}}}
-    lessons = add_job(database, JobState.SUCCEEDED, method=method)
+    lessons = add_job(database, JobState.SUCCEEDED, method=lessons_method())
     add_artifact(settings, database, lessons, "experiences", b"lessons")
     assert refusal(create(client, lessons)) == (400, "model_without_weights")
 
