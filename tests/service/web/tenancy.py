@@ -49,7 +49,7 @@ PROBES = "/v1/fine_tuning/probes"
 GRADERS = "/v1/fine_tuning/alpha/graders"
 CANCELLED = {"event_types": ["fine_tuning.job.cancelled"]}
 IDEMPOTENCY_KEY = "the-owners-key"
-NOBODYS = {"chat_workers"}
+NOBODYS = {"chat_workers", "worker_helpers"}
 """Tables in which nothing is a tenant's."""
 STATES = (
     JobState.QUEUED,
