@@ -14,7 +14,7 @@ from service.jobs.api.dependencies import JobId
 from service.platform.errors import InvalidRequest
 from service.rollouts import repository, service
 from service.rollouts.datasets import TrainedSplit
-from service.rollouts.exports import Exports, Source, all_lines
+from service.rollouts.exports import RolloutExports, Source, all_lines
 from service.rollouts.pairs import Limits
 from service.rollouts.rescore import Rescore
 from service.rollouts.schemas import CompletionRead, RescoreRead, RescoreRequest, RolloutOverview, RolloutRead
@@ -78,11 +78,11 @@ def _selection(parts: PartsDep, split: SplitQuery = None, filter: FilterQuery = 
 SelectionDep = Annotated[Selection, Depends(_selection)]
 
 
-def _exports(database: DatabaseDep, storage: StorageDep) -> Exports:
-    return Exports(database, storage)
+def _exports(database: DatabaseDep, storage: StorageDep) -> RolloutExports:
+    return RolloutExports(database, storage)
 
 
-ExportsDep = Annotated[Exports, Depends(_exports)]
+ExportsDep = Annotated[RolloutExports, Depends(_exports)]
 
 
 def _source(job_id: JobId, principal: Reader, parts: PartsDep, split: TrainedSplitQuery = "train") -> Source:

@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Exports:
+class RolloutExports:
     """Datasets made of one split's rollouts, whose rows are those of one file."""
 
     database: Database

@@ -83,7 +83,7 @@ class ExportDeleted(BaseModel):
     deleted: bool = True
 
 
-class Stored(NamedTuple):
+class StoredExport(NamedTuple):
     """An export's row, and its archive once there is one."""
 
     row: Job
@@ -131,7 +131,7 @@ class Exports:
             check_unfinished_jobs(unfinished, self.settings)
             check_stored_bytes(repository.stored_bytes(session, tenant), 0, self.settings)
             audit.record(session, principal, "job.export.create", row.id, request_id)
-            answer = _read(Stored(row, None))
+            answer = _read(StoredExport(row, None))
         self.wakeups.send(self.settings.pool)
         return answer, True
 
@@ -184,16 +184,16 @@ def cancel_export(session: Session, row: Job) -> None:
         queue.request_cancel(session, row.tenant, row.id, of=IS_EXPORT)
 
 
-def _of_job(session: Session, tenant: str, job_id: str) -> list[Stored]:
+def _of_job(session: Session, tenant: str, job_id: str) -> list[StoredExport]:
     """All that are neither cancelled nor deleted, newest first."""
     rows = repository.exports_of(session, tenant, job_id)
     pairs = repository.artifacts_of(session, tenant, [row.id for row in rows]) if rows else []
     archives = {artifact.job_id: file for artifact, file in pairs}
-    found = [Stored(row, archives.get(row.id)) for row in rows if JobState(row.state) not in GONE]
+    found = [StoredExport(row, archives.get(row.id)) for row in rows if JobState(row.state) not in GONE]
     return [each for each in found if each.archive or each.row.state != JobState.SUCCEEDED.value]
 
 
-def _of_weights(session: Session, tenant: str, weights: StoredWeights) -> Stored | None:
+def _of_weights(session: Session, tenant: str, weights: StoredWeights) -> StoredExport | None:
     """The export that these weights need no second one beside."""
     for each in _of_job(session, tenant, weights.job.id):
         is_usable = each.row.state != JobState.FAILED.value
@@ -202,7 +202,7 @@ def _of_weights(session: Session, tenant: str, weights: StoredWeights) -> Stored
     return None
 
 
-def _require(session: Session, tenant: str, job_id: str, export_id: str) -> Stored:
+def _require(session: Session, tenant: str, job_id: str, export_id: str) -> StoredExport:
     require_job(session, tenant, job_id)
     for each in _of_job(session, tenant, job_id):
         if each.row.id == export_id:
@@ -232,7 +232,7 @@ def _insert(session: Session, weights: StoredWeights, format_: str, pool: str) -
     return row
 
 
-def _read(found: Stored) -> ExportRead:
+def _read(found: StoredExport) -> ExportRead:
     row, archive = found
     about = row.export or {}
     failure = FailureRead.model_validate(row.failure) if row.failure else None
