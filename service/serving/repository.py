@@ -1,7 +1,6 @@
-"""Queries about requests to talk to a model: the API asks and reads, a worker answers.
+"""Queries about requests to models: the API stores and reads them, a worker answers them.
 
-A worker's write names the state that it comes from and its fence; 0 rows means that nobody waits for the
-answer any more, or that another holds it. Only the database's clock decides leases.
+A worker's write names its fence; 0 rows mean that the request was closed or that another worker holds it.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from service.platform.tables.core import Job
 from service.platform.tables.serving import ChatWorker, Generation, GenerationChunk, GenerationState
 
 LIVE_SECONDS = 15.0
-"""A worker that has said nothing for so long answers nothing."""
+"""A worker that has not reported for this long is not live."""
 KEPT_SECONDS = 1800.0
-"""After so long nobody reads a row any more: the API that asked has died."""
+"""Older rows have no reader: the API process that stored them has died."""
 _IS_WAITING = Generation.state == GenerationState.WAITING.value
 _IS_GENERATING = Generation.state == GenerationState.GENERATING.value
 LEASES = Leases(
@@ -45,7 +44,7 @@ class Head:
 
 
 def live_workers(session: Session) -> list[bool]:
-    """Of each worker that is there: whether its machine is training and answers nothing meanwhile."""
+    """For each live worker, whether its machine is training and therefore answers nothing."""
     fresh = ChatWorker.seen_at > db_now() - LIVE_SECONDS
     return list(session.scalars(select(ChatWorker.is_training).where(fresh)))
 
@@ -57,7 +56,7 @@ def num_open(session: Session, tenant: str) -> int:
 
 
 def heads(session: Session, ids: Sequence[str]) -> dict[str, Head]:
-    """By id; of those that are there."""
+    """The existing requests, by id."""
     columns = (Generation.state, Generation.num_chunks, Generation.usage, Generation.refusal)
     rows = session.execute(select(Generation.id, *columns, LEASES.has_expired).where(Generation.id.in_(ids)))
     return {id: Head(GenerationState(state), *rest) for id, state, *rest in rows}
@@ -74,19 +73,19 @@ def chunks_after(session: Session, seen: Mapping[str, int]) -> dict[str, list[Ge
 
 
 def forget(session: Session, ids: Sequence[str]) -> None:
-    """Delivered, or wanted by nobody: whoever still answers finds nothing to write to."""
+    """Delete closed requests; a worker that still answers one finds no row to write to."""
     session.execute(delete(Generation).where(Generation.id.in_(ids)), execution_options=QUIET)
 
 
-def somebody_waits(session: Session) -> bool:
-    """Whether a claim is worth its write."""
+def has_waiting(session: Session) -> bool:
+    """Whether any request waits, so that a claim is worth its write."""
     return session.scalar(select(Generation.id).where(_IS_WAITING).limit(1)) is not None
 
 
 def claim(
     session: Session, worker: str, lease_seconds: float, models: Collection[str] | None = None
 ) -> Generation | None:
-    """The request that has waited longest (for one of these models), under a new fence. None: none waits."""
+    """Claim the request that has waited longest (for one of these models). None: none waits."""
     waiting = select(Generation.id).where(_IS_WAITING).order_by(Generation.created_at)
     if models is not None:
         waiting = waiting.where(Generation.model.in_(models))
@@ -96,7 +95,7 @@ def claim(
 
 
 def add_chunk(session: Session, id: str, fence: int, sequence: int, pieces: list[dict[str, Any]]) -> bool:
-    """Written again after a lost connection it changes nothing. False: nobody waits for it."""
+    """Store a chunk; a repetition changes nothing. False: the request was closed or claimed again."""
     if not LEASES.write(session, id, number=fence, num_chunks=sequence):
         return False
     insert = _insert(session)(GenerationChunk).values(generation_id=id, sequence=sequence, pieces=pieces)
@@ -113,14 +112,14 @@ def fail(session: Session, id: str, fence: int, refusal: dict[str, Any]) -> bool
 
 
 def renew(session: Session, worker: str, lease_seconds: float) -> set[tuple[str, int]]:
-    """Extends all that a worker holds; answers ids and fences of what is still wanted."""
+    """Extend the leases of a worker; returns ids and fences of the requests that are still open."""
     held = and_(Generation.lease_owner == worker, LEASES.active)
     renewed = LEASES.renew(held, lease_seconds).returning(Generation.id, Generation.fence)
     return {(id, fence) for id, fence in session.execute(renewed, execution_options=QUIET)}
 
 
 def announce(session: Session, name: str, *, is_training: bool) -> None:
-    """A worker is there. What is long over, of anybody, goes."""
+    """Store that a worker is live, and delete old rows of any worker."""
     said = {"is_training": is_training, "seen_at": db_now()}
     row = _insert(session)(ChatWorker).values(name=name, **said)
     session.execute(row.on_conflict_do_update(index_elements=["name"], set_=said))
@@ -129,7 +128,7 @@ def announce(session: Session, name: str, *, is_training: bool) -> None:
 
 
 def leave(session: Session, name: str) -> None:
-    """A worker that ends says so."""
+    """Remove a worker that ends."""
     session.execute(delete(ChatWorker).where(ChatWorker.name == name))
 
 
@@ -140,5 +139,5 @@ def trains_on(session: Session, host: str) -> bool:
 
 
 def _insert(session: Session) -> Any:
-    """The dialect's own, which knows what to do about a row that is there already."""
+    """The dialect's INSERT, which supports ON CONFLICT."""
     return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert

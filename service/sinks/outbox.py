@@ -1,9 +1,8 @@
-"""Which sink is due, who looks after it, and how far it has got. The stored metrics are the truth.
+"""Which sinks of jobs are due, who writes to them, and up to which step. Stored metrics are the truth.
 
-A claim is a lease: its process renews it, and where it dies another one goes on from what the sink itself
-has. Only the database's clock decides. A step is told when nothing can be added to it any more, so one step
-after it was made: the evaluation that follows a step is stored with it.
-Boundary: rows; `worker/sinks/` writes to the sinks, and no transaction is open then.
+The process renews its lease. If it dies, another one continues from what the sink itself contains. A step is
+sent once it is complete, which is one step later: the evaluation that follows a step is stored with it.
+Boundary: rows; `worker/sinks/` writes to the sinks, outside of any transaction.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 
 CLAIM_SECONDS = 120.0
-"""Without a renewal for so long its process hangs: a sink's own time limits are shorter."""
+"""A process that has not renewed its lease for this long hangs: a sink's own time limits are shorter."""
 BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0, 86_400.0)
-"""Pauses after failures in a row; after the last one the sink is given up."""
+"""Pauses after consecutive failures; after the last one the sink is given up."""
 MAX_ROWS = 500
-"""At a time, so that a look back over a long job fits in memory."""
+"""Per query, so that the metrics of a long job fit in memory."""
 MAX_REASON_CHARS = 400
 _OVER = [state.value for state in TERMINAL]
 LEASES = Leases(
@@ -42,7 +41,7 @@ LEASES = Leases(
 
 @dataclass(frozen=True)
 class Claim:
-    """One sink of one job, and the number under which it is looked after."""
+    """One sink of one job, and the number of the claim."""
 
     job_id: str
     type: str
@@ -50,8 +49,8 @@ class Claim:
 
 
 def claim_due(session: Session, pool: str) -> Claim | None:
-    """What has been due for longest and has something to tell. None: nothing."""
-    # of the newest step nothing is told before the next one, or the end
+    """Claim the sink that has been due for longest and has new metrics. None: none is due."""
+    # the newest step may still change until the next one, or the end
     has_news = or_(Job.step > JobSink.step + 1, Job.state.in_(_OVER))
     due = (
         select(JobSink.job_id, JobSink.type)
@@ -66,16 +65,16 @@ def claim_due(session: Session, pool: str) -> Claim | None:
 
 @dataclass(frozen=True)
 class Target:
-    """What a sink is told of the job before its metrics."""
+    """What a sink needs to know of its job before the metrics."""
 
     job: Job
     settings: dict[str, Any]
     step: int
-    """Written up to here, as far as is known here."""
+    """The last step known to be written."""
 
 
 def target(session: Session, claim: Claim) -> Target | None:
-    """None: the claim is no longer ours."""
+    """None: the claim is stale."""
     row = session.scalar(select(JobSink).where(_is_held(claim)))
     job = session.get(Job, claim.job_id)
     return None if row is None or job is None else Target(job, row.settings, row.step)
@@ -83,7 +82,7 @@ def target(session: Session, claim: Claim) -> Target | None:
 
 @dataclass(frozen=True)
 class News:
-    """What there is to tell after a step."""
+    """The metrics after a step."""
 
     rows: Sequence[MetricRow]
     """Complete ones, in order of steps; the evaluation before training is step 0."""
@@ -96,7 +95,7 @@ class News:
 
     @property
     def is_at_rest(self) -> bool:
-        """Nobody works on it and nothing more will come of itself."""
+        """Whether no worker holds the job and no metrics are left to send."""
         return self.state not in HELD and not self.has_more
 
 
@@ -115,18 +114,18 @@ def news(session: Session, job_id: str, after_step: int) -> News:
 
 
 def advance(session: Session, claim: Claim, step: int) -> bool:
-    """Note how far it is, and hold it longer. False: the claim is no longer ours."""
+    """Record the last written step and renew the lease. False: the claim is stale."""
     renewed = LEASES.renew(_is_held(claim), CLAIM_SECONDS, step=step, failures=0).returning(JobSink.type)
     return session.scalar(renewed, execution_options=QUIET) is not None
 
 
 def release(session: Session, claim: Claim) -> bool:
-    """Nobody looks after it; it is due as soon as there is something to tell. The claim is ours no more."""
+    """Give up the claim: the sink is due as soon as there are new metrics. False: the claim is stale."""
     return _write(session, claim, due_at=db_now(), claim=JobSink.claim + 1)
 
 
 def finish(session: Session, claim: Claim) -> bool:
-    """All of the job is told."""
+    """Everything was sent. False: the claim is stale."""
     return _write(session, claim, state="done", due_at=None, reason="")
 
 
@@ -142,7 +141,7 @@ def has_lapsed(session: Session, claim: Claim) -> bool:
 
 
 def fail(session: Session, claim: Claim, reason: str) -> bool:
-    """Note a failure: again after a pause, or given up; the job says it once. False: not ours any more."""
+    """Record a failure: due after a pause, or given up; the job is warned once. False: the claim is stale."""
     row = session.scalar(select(JobSink).where(_is_held(claim)))
     if row is None:
         return False
@@ -157,7 +156,7 @@ def fail(session: Session, claim: Claim, reason: str) -> bool:
 
 
 def _warn_once(session: Session, claim: Claim, reason: str) -> None:
-    """In the job's warnings, and in its history while that goes on."""
+    """Add a warning to the job, and to its history if it has not ended."""
     code = f"sink_{claim.type}"
     job = session.scalars(select(Job).where(Job.id == claim.job_id).with_for_update()).one()
     session.refresh(job, ["warnings", "state", "fence"])

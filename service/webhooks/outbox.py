@@ -24,13 +24,14 @@ from service.webhooks import repository
 from service.webhooks.schemas import Attempt
 
 CLAIM_SECONDS = 120.0
-"""Longer than any attempt, a slow look-up of its name included."""
+"""Longer than any attempt, including a slow DNS look-up."""
 MAX_ATTEMPTS_KEPT = 20
 TEST_JOB = "ftjob-test"
-"""Whom a test tells of."""
+"""The job that a test delivery names."""
 JITTER = (0.9, 1.1)
+RANDOM = random.SystemRandom()
 SENDER = "webhooks"
-"""Who disables an endpoint, in the audit trail."""
+"""The key that disables an endpoint, in the audit trail."""
 LEASES = Leases(
     WebhookDelivery, (WebhookDelivery.id,), WebhookDelivery.claim, WebhookDelivery.due_at, active=true()
 )
@@ -38,20 +39,20 @@ LEASES = Leases(
 
 @dataclass(frozen=True)
 class Claimed:
-    """A delivery that is this process's to send, and when it was taken up, in Unix seconds."""
+    """A delivery that this process has claimed, and when, in Unix seconds."""
 
     delivery: WebhookDelivery
     now: float
 
 
 def claim_due(session: Session, passed_over: Collection[str] = ()) -> Claimed | None:
-    """What has been due for longest, not of the tenants `passed_over`. None: nothing."""
+    """Claim the delivery that has been due for longest, except of the tenants `passed_over`."""
     due = select(WebhookDelivery.id).where(LEASES.has_expired, WebhookDelivery.tenant.not_in(passed_over))
     return _claim(session, due.order_by(WebhookDelivery.due_at))
 
 
 def claim_test(session: Session, endpoint: WebhookEndpoint, event_type: str) -> Claimed:
-    """A delivery that no job stands behind, already taken up."""
+    """A test delivery without a job, claimed already."""
     event_id = new_id("evt", "_")
     row = WebhookDelivery(
         id=f"{event_id}_{endpoint.id}",
@@ -79,13 +80,13 @@ def _claim(session: Session, candidates: Select[str]) -> Claimed | None:
 
 
 def receiver(session: Session, delivery: WebhookDelivery) -> WebhookEndpoint | None:
-    """Whom it goes to. None: the endpoint was deleted, or disabled after the delivery was written."""
+    """The enabled endpoint of the delivery. None: it was deleted or disabled meanwhile."""
     endpoint = session.get(WebhookEndpoint, delivery.endpoint_id)
     return endpoint if endpoint is not None and endpoint.enabled else None
 
 
 def give_up(session: Session, delivery: WebhookDelivery) -> bool:
-    """Nobody wants it any more."""
+    """End a delivery without an attempt. False: the claim is stale."""
     return _write(session, delivery, state="failed", due_at=None)
 
 
@@ -96,10 +97,7 @@ def record(
     attempt: Attempt,
     backoff_seconds: Sequence[float],
 ) -> bool:
-    """Note an attempt and what follows: delivered, again after a pause, or given up.
-
-    False: the claim is no longer ours, and nothing is written.
-    """
+    """Record an attempt: delivered, due again after a pause, or given up. False: the claim is stale."""
     if attempt.status_code == 410:
         _disable(session, endpoint)
     attempts = [*delivery.attempts, attempt.model_dump(mode="json")][-MAX_ATTEMPTS_KEPT:]
@@ -108,7 +106,7 @@ def record(
     may_try_again = attempt.status_code != 410 and delivery.failures < len(backoff_seconds)
     due_at: ColumnElement[float] | None = None
     if may_try_again:
-        pause = backoff_seconds[delivery.failures] * random.uniform(*JITTER)  # noqa: S311 - spreads, hides nothing
+        pause = backoff_seconds[delivery.failures] * RANDOM.uniform(*JITTER)
         due_at = db_now() + pause
     state = "pending" if may_try_again else "failed"
     return _write(
@@ -117,7 +115,7 @@ def record(
 
 
 def _disable(session: Session, endpoint: WebhookEndpoint) -> None:
-    """It answered 410: it is gone. Not where it has got another URL meanwhile."""
+    """Disable an endpoint that answered 410 Gone, unless its URL was changed meanwhile."""
     disabled = session.scalar(
         update(WebhookEndpoint)
         .where(WebhookEndpoint.id == endpoint.id, WebhookEndpoint.url == endpoint.url)

@@ -15,13 +15,13 @@ Row = TypeVar("Row", WebhookEndpoint, WebhookDelivery)
 
 
 def find(session: Session, tenant: str, endpoint_id: str, *, lock: bool = False) -> WebhookEndpoint | None:
-    """The tenant's endpoint; locked until the transaction ends where it is to be changed."""
+    """The tenant's endpoint; with `lock` it is locked until the transaction ends."""
     query = select(WebhookEndpoint).where(WebhookEndpoint.id == endpoint_id, WebhookEndpoint.tenant == tenant)
     return session.scalar(query.with_for_update() if lock else query)
 
 
 def made_lately(session: Session, asked: WebhookEndpoint) -> WebhookEndpoint | None:
-    """The newest of the same tenant that was made for the same wish within the last ten minutes."""
+    """The tenant's newest endpoint from an equal request within the last ten minutes."""
     table = WebhookEndpoint
     same = (getattr(table, name) == getattr(asked, name) for name in ("tenant", "name", "url", "event_types"))
     query = select(table).where(*same, table.created_at > db_now() - DEDUPLICATION_SECONDS)
@@ -36,7 +36,7 @@ def num_endpoints(session: Session, tenant: str) -> int:
 def page(
     session: Session, tenant: str, *, after: WebhookEndpoint | None, limit: int
 ) -> list[WebhookEndpoint]:
-    """Newest first, one more than `limit` where there is more."""
+    """Newest first, one more than `limit` if there are more."""
     return _newest(session, WebhookEndpoint, WebhookEndpoint.tenant == tenant, after, limit)
 
 
@@ -60,12 +60,12 @@ def find_delivery(
 def page_of_deliveries(
     session: Session, endpoint_id: str, *, after: WebhookDelivery | None, limit: int
 ) -> list[WebhookDelivery]:
-    """Newest first, one more than `limit` where there is more."""
+    """Newest first, one more than `limit` if there are more."""
     return _newest(session, WebhookDelivery, WebhookDelivery.endpoint_id == endpoint_id, after, limit)
 
 
 def end_pending(session: Session, endpoint_id: str) -> None:
-    """What was still to be sent to it is not. The caller has locked the endpoint and disabled it."""
+    """End the pending deliveries of an endpoint that the caller has locked and disabled."""
     session.execute(
         update(WebhookDelivery)
         .where(WebhookDelivery.endpoint_id == endpoint_id, WebhookDelivery.state == "pending")
@@ -79,5 +79,5 @@ def _newest(
 ) -> list[Row]:
     query = select(table).where(wanted)
     if after is not None:
-        query = query.where(tuple_(table.created_at, table.id) < tuple_(after.created_at, after.id))  # type: ignore[arg-type]
+        query = query.where(tuple_(table.created_at, table.id) < (after.created_at, after.id))
     return list(session.scalars(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)))

@@ -130,7 +130,7 @@ class ChatDispatcher:
     def _claim_one(self) -> bool:
         models = None if self.processes.has_room else self.processes.models
         with self.worker.database.reading() as session:
-            if not repository.somebody_waits(session):
+            if not repository.has_waiting(session):
                 return False
         with self.worker.database.transaction() as session:
             row = repository.claim(session, self.worker.name, LEASE_SECONDS, models)
