@@ -29,7 +29,7 @@ class Proxy:
         self._target_port = target_port
         self._flowing = threading.Event()
         self._flowing.set()
-        self._pattern: bytes | None = None
+        self._patterns: list[bytes] = []
         self._listener: socket.socket | None = None
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -70,9 +70,9 @@ class Proxy:
         """The end of `stall`."""
         self._flowing.set()
 
-    def cut_after(self, pattern: bytes) -> None:
-        """Once: what holds `pattern` reaches the server, its answer never comes."""
-        self._pattern = pattern
+    def cut_after(self, *patterns: bytes) -> None:
+        """Once: after the patterns were sent in this order, the answer to the last never arrives."""
+        self._patterns = list(patterns)
 
     def _serve(self, listener: socket.socket) -> None:
         while True:
@@ -88,7 +88,7 @@ class Proxy:
             server.settimeout(None)
             with self._lock:
                 self._open |= {client, server}
-            self._pass_on(client, server, self._watch)
+            self._pass_on(client, server, self._watcher())
             self._pass_on(server, client, lambda piece: False)
 
     def _pass_on(self, source: socket.socket, target: socket.socket, watch: Callable[[bytes], bool]) -> None:
@@ -108,13 +108,22 @@ class Proxy:
 
         threading.Thread(target=run, daemon=True).start()
 
-    def _watch(self, piece: bytes) -> bool:
-        with self._lock:
-            if self._pattern is None or self._pattern not in piece:
-                return False
-            self._pattern = None
-            self.num_cut += 1
-            return True
+    def _watcher(self) -> Callable[[bytes], bool]:
+        """For one connection: whether a piece completes the patterns of `cut_after`."""
+        num_seen = 0
+
+        def completes(piece: bytes) -> bool:
+            nonlocal num_seen
+            with self._lock:
+                while num_seen < len(self._patterns) and self._patterns[num_seen] in piece:
+                    num_seen += 1
+                if num_seen == 0 or num_seen < len(self._patterns):
+                    return False
+                self._patterns, num_seen = [], 0
+                self.num_cut += 1
+                return True
+
+        return completes
 
 
 def _close(end: socket.socket) -> None:

@@ -98,7 +98,7 @@ def test_a_stream_whose_api_is_killed_goes_on_without_loss_or_repeat(api: Api, d
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_post_whose_commit_is_not_answered_makes_one_job(far_api: Api, proxy: Proxy) -> None:
     file_id = far_api.upload().json()["id"]
-    proxy.cut_after(b"COMMIT")
+    proxy.cut_after(b"INSERT INTO jobs", b"COMMIT")
     lost = far_api.post_job(file_id, "tonight")
     assert (lost.status_code, proxy.num_cut) == (503, 1)
     assert lost.headers["retry-after"] == "5"
@@ -109,7 +109,7 @@ def test_a_post_whose_commit_is_not_answered_makes_one_job(far_api: Api, proxy: 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_an_upload_whose_commit_is_not_answered_is_whole(far_api: Api, proxy: Proxy) -> None:
-    proxy.cut_after(b"COMMIT")
+    proxy.cut_after(b"INSERT INTO jobs", b"COMMIT")
     statuses = [far_api.upload().status_code, far_api.upload().status_code]
     assert statuses == [503, 200]
     for file in far_api.client.get("/v1/files").json()["data"]:

@@ -105,7 +105,7 @@ def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
     wait_for: WaitFor,
 ) -> None:
     job_id = submit()
-    proxy.cut_after(b"preparing")
+    proxy.cut_after(b"preparing", b"COMMIT")
     far.start_worker()
     wait_until(lambda: proxy.num_cut == 1, 30, "the claim's answer is lost")
     wait_for(job_id, state="running")

@@ -11,7 +11,7 @@ from typing import Any
 from service.jobs.diagnosis.findings import DiagnosisFinding
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import calmer, without_signal
-from service.jobs.model.methods import settings_in
+from service.jobs.results.manifest import settings_in
 
 SHOWN_LINES = 8
 """Of the stored evidence; `failure.evidence` has all of it."""

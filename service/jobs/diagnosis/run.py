@@ -12,8 +12,8 @@ from statistics import fmean, variance
 from typing import Any
 
 from service.jobs.diagnosis.findings import DiagnosisFinding, Severity, nested, number, value_at
-from service.jobs.model.methods import settings_in
 from service.jobs.model.states import TERMINAL, JobState
+from service.jobs.results.manifest import settings_in
 
 RECENT_STEPS = 20
 """A step's mean over a few prompts varies; twenty of them say how a run is now."""

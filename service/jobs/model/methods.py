@@ -51,11 +51,6 @@ def parsed_method(stored: Mapping[str, Any]) -> Method:
     return _method.validate_python(stored)
 
 
-def settings_in(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a method that is a JSON document, such as a manifest's."""
-    return dict(document[document["type"]])
-
-
 def settings_of(method: Method) -> ReinforcementMethod | SupervisedMethod | TrainingFreeMethod:
     """The part of the method that is named as its type: grader, hyperparameters and the rest."""
     match method:

@@ -16,12 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.jobs.model.methods import settings_in
-
 FORMAT = 1
 HIDDEN = "…"
 """In the place of a header's value."""
 Document = dict[str, Any]
+
+
+def settings_in(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a method that is a JSON document, such as a manifest's."""
+    return dict(document[document["type"]])
 
 
 @dataclass(frozen=True)

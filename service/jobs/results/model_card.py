@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from service.jobs.model.methods import settings_in
+from service.jobs.results.manifest import settings_in
 from service.jobs.results.vllm_command import MERGED, holds_whole_model, serve_line
 
 SHOWN = (

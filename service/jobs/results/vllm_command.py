@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_engine.config.hyperparameters import Lora
-from service.jobs.model.methods import settings_in
+from service.jobs.results.manifest import settings_in
 
 MERGED = "merged"
 """`weights` in the manifest beside an adapter that has become part of its base model."""

@@ -97,7 +97,7 @@ def test_secrets_deep_inside_a_field_are_masked(lines: Any) -> None:
 
 def test_what_nobody_catches_is_a_line_in_a_thread_and_in_the_main_one() -> None:
     script = (
-        "import threading; from service import logs; logs.own_process('INFO')\n"
+        "import threading; from service.platform import logs; logs.own_process('INFO')\n"
         "def fail(): raise ValueError('in a thread')\n"
         "thread = threading.Thread(target=fail, name='helper'); thread.start(); thread.join()\n"
         "raise ValueError('at the end')"

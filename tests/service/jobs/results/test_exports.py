@@ -82,7 +82,7 @@ def test_an_export_waits_in_the_queue_and_is_no_job(
     assert [job["id"] for job in client.get(JOBS).json()["data"]] == [job_id]
     assert refusal(client.get(f"{JOBS}/{export['id']}")) == (404, "job_not_found")
     with database.reading() as session:
-        assert {each.state: each.num_jobs for each in queue_health.counts(session)} == {"succeeded": 1}
+        assert {each.state: each.num_jobs for each in queue_health.job_counts(session)} == {"succeeded": 1}
 
 
 def test_the_same_weights_are_exported_once(
