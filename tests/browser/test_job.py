@@ -172,7 +172,7 @@ def test_a_result_comes_with_the_commands_that_serve_it_and_merge_it(
     assert f'curl -f "{deployment.url}{JOBS}/{job_id}/exports"' in archive
     assert f"{deployment.url}{JOBS}/{job_id}/adapter?format=merged" in archive
     finished.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    panel.get_by_role("button", name="Copy: Adapter and base as one model, without PEFT").click()
+    panel.get_by_role("button", name="Copy: Merge adapter and base into one model").click()
     expect(panel.get_by_text("Copied")).to_be_visible()
     assert finished.evaluate("navigator.clipboard.readText()") == merged
 
@@ -224,10 +224,10 @@ def test_a_job_is_cancelled_only_after_a_yes(page: Page, deployment: Deployment)
     job_id = deployment.create(upload(deployment.client))
     page.goto(f"/#/jobs/{job_id}")
     page.get_by_role("button", name="Cancel job").click()
-    page.get_by_role("dialog").get_by_role("button", name="Keep it").click()
+    page.get_by_role("dialog").get_by_role("button", name="Keep running").click()
     assert deployment.get(f"{JOBS}/{job_id}")["status"] == "queued"
     page.get_by_role("button", name="Cancel job").click()
-    page.get_by_role("dialog").get_by_role("button", name="Cancel the job").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
     expect(page.locator("main .badge")).to_have_text("cancelled")
     expect(page.get_by_role("button", name="Cancel job")).to_have_count(0)
     assert deployment.get(f"{JOBS}/{job_id}")["status"] == "cancelled"
@@ -237,7 +237,7 @@ def test_a_job_is_paused_and_resumed(page: Page, deployment: Deployment) -> None
     job_id = deployment.create(upload(deployment.client))
     page.goto(f"/#/jobs/{job_id}")
     page.get_by_role("button", name="Pause", exact=True).click()
-    page.get_by_role("dialog").get_by_role("button", name="Pause the job").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause job").click()
     expect(page.locator("main .badge")).to_have_text("paused")
     page.get_by_role("button", name="Resume").click()
     expect(page.locator("main .badge")).to_have_text("queued")

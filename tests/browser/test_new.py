@@ -137,7 +137,7 @@ def test_a_probe_says_its_sentence_and_shows_what_was_written(
     page.get_by_role("button", name="Probe").click()
     expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
     expect(page.get_by_text("16 of 32 completions are right")).to_be_visible()
-    page.get_by_text("What it wrote").click()
+    page.get_by_text("Samples (").click()
     expect(page.get_by_text("What is 12 + 7?").first).to_be_visible()
     shots(page, "new-probed")
 
@@ -153,7 +153,7 @@ def test_past_probes_are_listed_and_shown_again(page: Page, deployment: Deployme
     page.get_by_text("Previous probes").click()
     page.get_by_role("button", name=f"{MODEL}, 3 prompts").click()
     expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
-    expect(page.get_by_text("What it wrote")).to_be_visible()
+    expect(page.get_by_text("Samples (")).to_be_visible()
     sentence = deployment.get(f"{PROBES}/{asked['id']}")["result"]["sentence"]
     expect(page.locator(".past li").first).to_contain_text(sentence)
 

@@ -175,7 +175,7 @@ def test_the_split_is_chosen(page: Page, hostile: str) -> None:
     open_page(page, hostile)
     page.get_by_label("Split").select_option("validation")
     expect(page.locator(".said")).to_have_text("held out")
-    expect(page.get_by_text("One completion alone")).to_be_visible()
+    expect(page.get_by_text("so there is no comparison")).to_be_visible()
 
 
 def test_a_running_job_offers_its_newest_step(page: Page, deployment: Deployment) -> None:
@@ -219,7 +219,7 @@ def test_another_grader_is_tried_and_its_rewards_are_marked(
 ) -> None:
     job_id = deployment.jobs["first"]
     open_page(page, job_id, "?step=5")
-    page.get_by_text("Try another grader").click()
+    page.get_by_text("Test another grader").click()
     page.get_by_label("Grader (JSON)").fill("{")
     page.get_by_role("button", name="Rescore").click()
     expect(page.get_by_role("alert")).to_contain_text("This is not JSON")

@@ -12,7 +12,7 @@ export class Use {
     this.id = id;
     this.signal = signal;
     this.box = el("div", { class: "panel" });
-    this.root = section("Use it elsewhere", this.box);
+    this.root = section("Use the result", this.box);
     this.root.hidden = true;
   }
 
@@ -39,13 +39,13 @@ export class Use {
     const merged = `${SERVICE}${jobPath(this.id, "/adapter?format=merged")}`;
     const auth = '-H "Authorization: Bearer $GRPO_API_KEY"';
     return [
-      commands(isAdapter ? "The adapter, served by vLLM" : "The model, served by vLLM",
+      commands(isAdapter ? "Serve the adapter with vLLM" : "Serve the model with vLLM",
         `${grpo} download ${this.id} --extract\n${serve}`),
       isAdapter && !ON_THE_HUB.test(base) && el("p", { class: "hint" },
         "vLLM cannot find ", el("code", {}, base), " by name: replace it with the folder of that model, or merge."),
-      isAdapter && commands("Adapter and base as one model, without PEFT",
+      isAdapter && commands("Merge adapter and base into one model",
         `${grpo} merge ${this.id} --to ${folder}\nvllm serve ./${folder} --served-model-name ${this.id}`),
-      isAdapter && commands("The same model as a tar, without the grpo command",
+      isAdapter && commands("Download the merged model with curl",
         `curl -f "${exports}" ${auth} -H "Content-Type: application/json" -d '{"format": "merged"}'\n` +
         `curl -fL -o ${folder}.tar "${merged}" ${auth}  # once the export has succeeded\nmkdir ${folder} && tar -xf ${folder}.tar -C ${folder}`),
     ].filter(Boolean);
