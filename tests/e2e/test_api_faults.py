@@ -109,7 +109,7 @@ def test_a_post_whose_commit_is_not_answered_makes_one_job(far_api: Api, proxy: 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_an_upload_whose_commit_is_not_answered_is_whole(far_api: Api, proxy: Proxy) -> None:
-    proxy.cut_after(b"INSERT INTO jobs", b"COMMIT")
+    proxy.cut_after(b"INSERT INTO files", b"COMMIT")
     statuses = [far_api.upload().status_code, far_api.upload().status_code]
     assert statuses == [503, 200]
     for file in far_api.client.get("/v1/files").json()["data"]:

@@ -53,7 +53,9 @@ def submit(client: Client, rows: Path, **more: Any) -> str:
 
 def test_the_deployment_is_ready_with_database_and_broker(deployment: Production) -> None:
     checks = {"database": "ok", "broker": "ok", "storage": "ok", "disk": "ok"}
-    assert deployment.ready() == {"status": "ready", "checks": checks}
+    ready = deployment.ready()
+    assert ready["checks"].pop("helpers") in ("ok", "none")
+    assert ready == {"status": "ready", "checks": checks}
 
 
 def test_the_workers_health_check_finds_it_alive(deployment: Production) -> None:
