@@ -21,7 +21,7 @@ from sqlalchemy import Connection, select, text
 from examples.arithmetic import make_rows, write_jsonl
 from service.platform.db import Database, connect
 from service.platform.migrate import upgrade
-from service.platform.tables.core import Job
+from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.api_process import running_api
@@ -161,9 +161,11 @@ def store_jobs(deployment: Deployment, api: Api, training_file: str, num_jobs: i
 
 def settle(deployment: Deployment) -> None:
     """Checkpoint and analyze now, so that it does not happen during the next measurement."""
-    for duty in ("VACUUM ANALYZE", "CHECKPOINT"):
-        with deployment.database.transaction() as session:
-            session.execute(text(duty))
+    # VACUUM refuses to run in a transaction
+    engine = deployment.database.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for duty in ("VACUUM ANALYZE", "CHECKPOINT"):
+            connection.execute(text(duty))
 
 
 def _copy_job(connection: Connection, job_id: str, num_copies: int) -> None:
@@ -177,10 +179,11 @@ def _copy_job(connection: Connection, job_id: str, num_copies: int) -> None:
         ),
         {"num": num_copies, "id": job_id},
     )
+    shared = ", ".join(column.name for column in JobEvent.__table__.columns if column.name != "job_id")
     connection.execute(
         text(
-            "INSERT INTO job_events SELECT jobs.id, e.sequence, e.created_at, e.level, e.type, e.message, "
-            "e.data, e.fence FROM job_events e, jobs WHERE e.job_id = :id AND jobs.id <> :id"
+            f"INSERT INTO job_events (job_id, {shared}) SELECT copies.id, {shared} "
+            "FROM job_events CROSS JOIN (SELECT id FROM jobs WHERE id <> :id) AS copies WHERE job_id = :id"
         ),
         {"id": job_id},
     )

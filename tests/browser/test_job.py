@@ -142,7 +142,7 @@ def test_the_merged_model_is_exported_awaited_and_downloaded(finished: Page, dep
     place = f"{JOBS}/{deployment.jobs['first']}/exports"
     settings = deployment.api.settings
     with finished.expect_download() as found:
-        finished.get_by_role("button", name="Merged model").click()
+        finished.get_by_role("button", name="Merged model", exact=True).click()
         expect(finished.get_by_role("button", name="Merged model: queued")).to_be_visible()
         (export,) = deployment.get(place)["data"]
         database = connect(settings)  # the worker is busy with another job, so this does its part
