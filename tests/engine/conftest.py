@@ -14,6 +14,7 @@ import torch
 from examples.tiny_model import make_model
 from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.models.fast import native
+from grpo_engine.models.fast.products import has_onednn
 from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.objective.types import Group
 from grpo_engine.run.build import build_loop
@@ -29,29 +30,32 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", params=["compiled", "by torch"])
+IS_COMPILED = native.library() is not None
+assert IS_COMPILED or shutil.which("cc") is None, "run make setup: it compiles grpo_engine/models/fast/native"
+
+
+@pytest.fixture(scope="module", params=["compiled", "by torch"] if IS_COMPILED else ["by torch"])
 def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Decoding's operations as they were compiled, and as torch does them where nothing was."""
+    """Decoding with the compiled operations, and with torch's where there is no C compiler."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "by torch":
             patch.setattr(native, "library", lambda: None)
-        else:
-            require_compiled()
         yield
 
 
-def require_compiled() -> None:
-    """Skip the test on a machine without a C compiler; elsewhere `make setup` must have compiled."""
-    if native.library() is None:
-        assert shutil.which("cc") is None, "run make setup: it compiles grpo_engine/models/fast/native"
-        pytest.skip("no C compiler")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of promises that hold only for operations which this machine or parameter lacks."""
+    left_out = [item for item in items if _is_left_out(item)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
-@pytest.fixture
-def any_batch_is_exact() -> None:
-    """The test expects the same bits from any batch, which only the compiled operations promise."""
-    if native.library() is None:
-        pytest.skip("only the compiled operations promise the same bits in any batch")
+def _is_left_out(item: pytest.Item) -> bool:
+    if item.get_closest_marker("needs_onednn_bfloat16"):
+        return not has_onednn(torch.bfloat16, torch.device("cpu"))
+    callspec = getattr(item, "callspec", None)
+    is_by_torch = callspec is not None and callspec.params.get("both_ways") == "by torch"
+    return bool(item.get_closest_marker("needs_compiled")) and (is_by_torch or not IS_COMPILED)
 
 
 def assert_most_likely(policy: Policy, group: Group) -> None:

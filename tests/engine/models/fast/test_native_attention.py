@@ -13,6 +13,7 @@ from grpo_engine.rollout.sampler.cache import Prefill, RowCache
 from grpo_engine.rollout.sampler.rows import choose
 from tests.engine.models.fast.near import DTYPES, assert_near, normal
 
+pytestmark = pytest.mark.needs_compiled
 LAYER = 0
 LENGTHS, GROUP, KEY_HEADS, QUERY_HEADS = (5, 1, 9), 3, 2, 10
 ROWS = len(LENGTHS) * GROUP

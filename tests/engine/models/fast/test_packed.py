@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 
 from grpo_engine.models.fast.packed import Packed, packs
-from grpo_engine.models.fast.products import has_onednn
 
 INPUTS, OUTPUTS, RANK = 40, 24, 6
-
-CPU = torch.device("cpu")
-needs_products = pytest.mark.skipif(
-    not has_onednn(torch.bfloat16, CPU), reason="this processor has no bfloat16 products"
-)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -35,7 +29,7 @@ def test_a_large_float32_layer_is_the_plain_product() -> None:
     assert torch.allclose(found.double(), x.double() @ weight.double().t() + bias.double(), atol=1e-5)
 
 
-@needs_products
+@pytest.mark.needs_onednn_bfloat16
 @pytest.mark.parametrize("rows", [1, 7, 64, 130])
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_layer_and_its_adapter_are_one_product_rounded_once(rows: int, biased: bool) -> None:
@@ -51,7 +45,7 @@ def test_a_layer_and_its_adapter_are_one_product_rounded_once(rows: int, biased:
     assert torch.allclose(found.double(), exact, rtol=2**-8, atol=0.05)
 
 
-@needs_products
+@pytest.mark.needs_onednn_bfloat16
 def test_a_layer_without_adapter_is_the_plain_product() -> None:
     weight, x = normal(OUTPUTS, INPUTS), normal(5, INPUTS, seed=1)
     (found,) = Packed.of(weight, None, None, None)(x)

@@ -19,9 +19,8 @@ from grpo_engine.rollout.sampler import rows as module
 from grpo_engine.rollout.sampler.base import Continuation, Sampling
 from grpo_engine.rollout.sampler.decoding import CacheDecoder, Kernels, PlainDecoder, SharedDecoder
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
-from tests.engine.conftest import require_compiled
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.needs_compiled
 STOPS = tuple(range(6, 14))
 """Tokens that end a completion here: of some 90, so rows end unevenly."""
 PROMPTS = [
@@ -29,11 +28,6 @@ PROMPTS = [
     for row, length in enumerate((3, 9, 1, 5, 12, 2, 7, 4, 1, 30, 6, 3))
 ]
 SAMPLING = Sampling(max_tokens=13, seed=3, step=2)
-
-
-@pytest.fixture(scope="module")
-def compiled() -> None:
-    require_compiled()
 
 
 class Watched(SharedDecoder):

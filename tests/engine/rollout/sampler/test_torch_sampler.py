@@ -27,7 +27,6 @@ from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.conftest import FAMILIES, assert_most_likely
 from tests.engine.injection import trained_batch
 
-pytestmark = pytest.mark.usefixtures("both_ways")
 PROMPTS = [
     Prompt(row, str(row), tuple(6 + (row * 5 + i) % 60 for i in range(length)), {})
     for row, length in enumerate((3, 9, 1, 5))
@@ -39,7 +38,7 @@ def tokens(groups: list[Group]) -> list[list[tuple[int, ...]]]:
     return [[completion.token_ids for completion in group.completions] for group in groups]
 
 
-@pytest.mark.usefixtures("any_batch_is_exact")
+@pytest.mark.needs_compiled
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("repeated", [1, 10, 100])
@@ -56,6 +55,7 @@ def test_no_budget_changes_a_bit_of_a_completion(
     assert made[0] == made[1] == made[2] == made[3]
 
 
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_ways_to_decode_draw_with_the_trained_policys_log_probabilities(
     make_policy: Callable[..., Policy], family: str
@@ -195,7 +195,7 @@ def test_a_completion_ends_after_its_first_stop_string_and_keeps_it(
         assert len(each.token_ids) == len(each.logprobs)
 
 
-@pytest.mark.usefixtures("any_batch_is_exact")
+@pytest.mark.needs_compiled
 def test_stop_strings_change_nothing_before_them(make_policy: Callable[..., Policy]) -> None:
     policy = make_policy()
     free = TorchSampler(policy, 64).generate(PROMPTS, 8, SAMPLING)
@@ -213,7 +213,7 @@ def test_every_group_is_told_once_as_soon_as_it_is_whole(make_policy: Callable[.
     assert [group.prompt for group in groups] == PROMPTS
 
 
-@pytest.mark.usefixtures("any_batch_is_exact")
+@pytest.mark.needs_compiled
 def test_further_prompts_of_a_step_draw_other_tokens(make_policy: Callable[..., Policy]) -> None:
     sampler = TorchSampler(make_policy(), 64)
     again = sampler.generate(PROMPTS[:1], 8, SAMPLING)

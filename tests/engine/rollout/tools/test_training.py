@@ -91,7 +91,7 @@ class _CallsAfterwards:
         )
 
 
-@pytest.mark.usefixtures("any_batch_is_exact")
+@pytest.mark.needs_compiled
 def test_later_turns_do_not_depend_on_what_is_sampled_together(
     make_policy: Callable[..., Policy], adder: ScriptedServer
 ) -> None:
@@ -110,7 +110,7 @@ def test_later_turns_do_not_depend_on_what_is_sampled_together(
     assert [*sampled(64, slice(0, 1), 0), *sampled(64, slice(1, 4), 1)] == together
 
 
-@pytest.mark.usefixtures("any_batch_is_exact")
+@pytest.mark.needs_compiled
 def test_rows_with_limits_of_their_own_are_those_sampled_alone_with_that_limit(
     make_policy: Callable[..., Policy],
 ) -> None:
