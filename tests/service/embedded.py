@@ -5,21 +5,26 @@ Also what the end-to-end tests start from: a model folder, rows, job bodies.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from examples.arithmetic import make_rows, write_jsonl
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import JOBS, Client
+from service.cli.main import run
 
 ROOT = Path(__file__).parents[2]
 GRPO = [sys.executable, "-m", "service.cli"]
@@ -70,7 +75,7 @@ class Up:
 
     def grpo(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         """The `grpo` command as its user runs it: only GRPO_HOME and GRPO_URL tell it where."""
-        return run_grpo(*arguments, environment={**self.environment, "GRPO_URL": self.url})
+        return call_grpo(*arguments, environment={**self.environment, "GRPO_URL": self.url})
 
     def json(self, *arguments: str | Path) -> Any:
         """Its one JSON document."""
@@ -93,8 +98,36 @@ class Up:
 
 
 def run_grpo(*arguments: str | Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own."""
     command = [*GRPO, *(str(argument) for argument in arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+class _OfThisThread(io.StringIO):
+    """Keeps what its own thread writes: a service in this process logs in others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return super().write(text) if threading.get_ident() == self._thread else len(text)
+
+
+def call_grpo(*arguments: str | Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command inside this process, which spares each call the import of its packages."""
+    given = [str(argument) for argument in arguments]
+    output, errors = io.StringIO(), _OfThisThread()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+        for name in {*os.environ} - {*environment}:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["grpo", *given])
+        with pytest.raises(SystemExit) as ended:
+            run()
+    code = ended.value.code if isinstance(ended.value.code, int) else 0
+    return subprocess.CompletedProcess(given, code, output.getvalue(), errors.getvalue())
 
 
 @contextmanager

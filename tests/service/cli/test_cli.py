@@ -16,7 +16,7 @@ import pytest
 from examples.tiny_model import make_model
 from service.jobs.model.schemas import JobCreate
 from tests.servers import wait_until
-from tests.service.embedded import Up, grpo_job, grpo_up, run_grpo, run_shell, write_rows
+from tests.service.embedded import Up, call_grpo, grpo_job, grpo_up, run_shell, write_rows
 from worker.sinks.tensorboard_files import newest_step
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -194,7 +194,7 @@ def test_a_model_that_was_added_is_in_the_catalogue_at_once(up: Up, tmp_path: Pa
 
 def test_without_a_service_a_command_says_how_to_start_one(up: Up) -> None:
     env = {**up.environment, "GRPO_URL": "http://127.0.0.1:9"}
-    done = run_grpo("list", environment=env)
+    done = call_grpo("list", environment=env)
     assert done.returncode == 1
     assert "code=unreachable" in done.stderr
     assert "`grpo up` starts the service here" in done.stderr

@@ -22,7 +22,7 @@ from service.jobs.store.history import HistoryEntry, append
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey, AuditEntry, File
 from service.settings import Settings
-from tests.service.embedded import environment, run_grpo
+from tests.service.embedded import call_grpo, environment
 from tests.service.files.file_samples import uploaded
 from tests.service.job_samples import add_job, create, make_model
 
@@ -49,7 +49,7 @@ class Grpo:
         return str(done.stdout)
 
     def run(self, *arguments: str) -> Any:
-        return run_grpo(*arguments, environment=self._environment)
+        return call_grpo(*arguments, environment=self._environment)
 
     def error(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         done = self.run(*arguments)
@@ -236,7 +236,7 @@ def test_with_json_an_error_is_one_json_document(offline: Grpo) -> None:
 
 
 def test_a_database_without_tables_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    done = run_grpo("keys", "list", environment=environment(tmp_path / "empty"))
+    done = call_grpo("keys", "list", environment=environment(tmp_path / "empty"))
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert line.startswith("Error: the database refused: no such table: api_keys Hint: `grpo migrate`")

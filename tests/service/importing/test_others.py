@@ -17,7 +17,7 @@ from service.importing.convert import Imported, imported, source_of
 from service.importing.reading import Unreadable, as_rows, num_rows, read_config
 from service.importing.rules import Options
 from service.jobs.model.schemas import JobCreate
-from tests.service.embedded import GRPO, ROOT, run_grpo
+from tests.service.embedded import GRPO, ROOT, call_grpo
 
 REWARD = "def score(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n"
 AXOLOTL: dict[str, Any] = {
@@ -223,11 +223,11 @@ def test_the_command_writes_a_job_and_refuses_what_is_not_whole(tmp_path: Path) 
     config, out = tmp_path / "grpo.yaml", tmp_path / "job.json"
     config.write_text("model_name_or_path: tiny\nlearning_rate: 1e-5\nhub_token: hf_secret\n")
     given = ("import-trl", config, "--data", tmp_path / "rows.jsonl", "-o", out)
-    refused = run_grpo(*given, environment=dict(os.environ))
+    refused = call_grpo(*given, environment=dict(os.environ))
     assert (refused.returncode, out.exists()) == (1, False)
     assert "no reward: name the training script's own by --reward file.py:function" in refused.stdout
     assert "--force" in refused.stderr
-    done = run_grpo(*given, "--reward", "rewards.py:score", environment=dict(os.environ))
+    done = call_grpo(*given, "--reward", "rewards.py:score", environment=dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert "hf_secret" not in done.stdout + done.stderr
     job = json.loads(out.read_text())

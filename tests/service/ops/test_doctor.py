@@ -17,7 +17,7 @@ from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.servers import Redis
-from tests.service.embedded import environment, run_grpo
+from tests.service.embedded import call_grpo, environment
 from tests.worker.jobs import insert_job
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -48,7 +48,7 @@ def model(settings: Settings) -> Path:
 @on_sqlite
 def test_of_a_deployment_that_is_well_it_finds_nothing_bad(settings: Settings, model: Path) -> None:
     env = environment(settings.home)
-    done = run_grpo("doctor", "--json", environment=env)
+    done = call_grpo("doctor", "--json", environment=env)
     findings = [Finding(Level(found.pop("level")), **found) for found in json.loads(done.stdout)]
     assert (done.returncode, bad(findings)) == (0, [])
     checks = [finding.check for finding in findings]
@@ -62,7 +62,7 @@ def test_one_failure_is_a_line_with_its_advice_and_exit_code_1(
 ) -> None:
     insert_job(database)
     env = environment(settings.home, GRPO_ENGINE_PYTHON="/nowhere/python")
-    done = run_grpo("doctor", environment=env)
+    done = call_grpo("doctor", environment=env)
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     (place,) = [number for number, line in enumerate(lines) if line.startswith("failure ")]
@@ -72,7 +72,7 @@ def test_one_failure_is_a_line_with_its_advice_and_exit_code_1(
 
 
 def test_settings_that_cannot_be_are_its_one_failure(tmp_path: Path) -> None:
-    done = run_grpo("doctor", "--json", environment=environment(tmp_path, GRPO_LEASE_SECONDS="1"))
+    done = call_grpo("doctor", "--json", environment=environment(tmp_path, GRPO_LEASE_SECONDS="1"))
     found = [each for each in json.loads(done.stdout) if each["level"] != "ok"]
     assert done.returncode == 1
     assert [each["check"] for each in found] == ["settings"]
@@ -90,7 +90,7 @@ def test_settings_that_cannot_be_are_its_one_failure(tmp_path: Path) -> None:
 def test_a_variable_that_cannot_be_read_is_named_without_its_value(
     tmp_path: Path, variable: str, value: str, told: str
 ) -> None:
-    done = run_grpo("list", environment=environment(tmp_path, **{variable: value}))
+    done = call_grpo("list", environment=environment(tmp_path, **{variable: value}))
     assert (done.returncode, variable in done.stderr, told in done.stderr) == (1, True, True), done.stderr
     assert "Traceback" not in done.stderr
     assert value not in done.stderr

@@ -16,7 +16,7 @@ from service.platform.db import Database
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.s3 import Bucket
-from tests.service.embedded import environment, run_grpo
+from tests.service.embedded import call_grpo, environment
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job, store_file
 
 NOW = timedelta(0)
@@ -76,8 +76,8 @@ def test_the_command_lists_and_deletes_only_old_ones(
     past = time.time() - 2 * 86_400
     os.utime(folder / LOST[0], (past, past))
     variables = environment(settings.home)
-    listed = run_grpo("orphans", environment=variables)
+    listed = call_grpo("orphans", environment=variables)
     assert listed.stdout.splitlines() == ["files/file-lost (4 B)", "1 orphans, 4 B"]
-    deleted = run_grpo("orphans", "--delete", "--json", environment=variables)
+    deleted = call_grpo("orphans", "--delete", "--json", environment=variables)
     assert json.loads(deleted.stdout) == [{"key": LOST[0], "num_bytes": 4}]
     assert (storage.exists(LOST[0]), storage.exists(LOST[1])) == (False, True)

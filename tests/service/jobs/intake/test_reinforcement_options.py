@@ -12,7 +12,7 @@ from grpo_engine.config.recipes import RECIPES
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.embedded import environment, run_grpo
+from tests.service.embedded import call_grpo, environment
 from tests.service.job_samples import (
     GRADER,
     add_checkpoint,
@@ -286,7 +286,7 @@ def test_the_command_shows_the_evidence_once_and_the_method_by_its_own_name(
     told = {"code": "grader_contract", "message": "m", "hint": "h", "evidence": ["a: broken", "a: broken"]}
     method = {"type": "training_free", "training_free": {"grader": GRADER, "hyperparameters": {}}}
     job_id = add_job(database, JobState.FAILED, failure=told, method=method)
-    done = run_grpo(
+    done = call_grpo(
         "status", job_id, environment=environment(settings.home, GRPO_URL=server_url, GRPO_API_KEY=api_key)
     )
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]

@@ -22,7 +22,7 @@ from service.platform.storage import open_storage
 from service.platform.tables.core import Artifact, File, Job
 from service.settings import Settings
 from tests.servers import wait_until
-from tests.service.embedded import run_grpo
+from tests.service.embedded import call_grpo
 from tests.service.job_samples import (
     add_artifact,
     add_checkpoint,
@@ -268,7 +268,7 @@ def test_the_command_creates_waits_downloads_and_unpacks(
 
     worker = threading.Thread(target=work)
     worker.start()
-    done = run_grpo("merge", job_id, "--to", tmp_path / "out" / "model", "--json", environment=environment)
+    done = call_grpo("merge", job_id, "--to", tmp_path / "out" / "model", "--json", environment=environment)
     worker.join()
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -276,7 +276,7 @@ def test_the_command_creates_waits_downloads_and_unpacks(
     assert said["serve"] == f"vllm serve {tmp_path}/out/model --served-model-name {job_id}"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
     assert (tmp_path / "out" / "model" / "config.json").read_text() == "{}"
-    again = run_grpo("merge", job_id, "--to", tmp_path / "out" / "model", environment=environment)
+    again = call_grpo("merge", job_id, "--to", tmp_path / "out" / "model", environment=environment)
     assert (again.returncode, "exists: a merge creates its folder" in again.stderr) == (1, True)
 
 
@@ -284,5 +284,5 @@ def test_the_command_says_why_an_export_is_refused(
     environment: dict[str, str], settings: Settings, database: Database, tmp_path: Path
 ) -> None:
     job_id = add_tuned(settings, database)
-    refused = run_grpo("merge", job_id, "--to", tmp_path / "model", environment=environment)
+    refused = call_grpo("merge", job_id, "--to", tmp_path / "model", environment=environment)
     assert (refused.returncode, "base_model_missing" in refused.stderr) == (1, True)

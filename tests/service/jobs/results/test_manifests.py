@@ -18,7 +18,7 @@ from service.jobs.results.model_card import model_card
 from service.jobs.results.vllm_command import serve_line
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.embedded import run_grpo
+from tests.service.embedded import call_grpo
 from tests.service.job_samples import create, expanded, jsonl, make_model, reinforcement, row, upload
 
 ROWS = jsonl(row(), row("What is 3+3?", "6"))
@@ -49,7 +49,7 @@ def made(client: TestClient, settings: Settings) -> dict[str, Any]:
 @pytest.fixture
 def grpo(server_url: str, api_key: str) -> Grpo:
     environment = {**os.environ, "GRPO_URL": server_url, "GRPO_API_KEY": api_key}
-    return lambda *arguments: run_grpo(*arguments, environment=environment)
+    return lambda *arguments: call_grpo(*arguments, environment=environment)
 
 
 def test_a_job_answers_its_manifest(client: TestClient, made: dict[str, Any]) -> None:
