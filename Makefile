@@ -42,6 +42,7 @@ demo: setup  ## Train a small model, supervised and then with GRPO, over HTTP (3
 	$(BIN)/python -m examples.demo
 
 equivalence: setup  ## Compare every loss with TRL's; write bench/equivalence.md
+	$(BIN)/python -m pytest -m live_trl tests/engine
 	$(BIN)/python -m bench.trl.equivalence
 
 recipes: setup  ## Train every recipe on the demo task with three seeds; write bench/recipes.md
@@ -65,14 +66,19 @@ warm-start: setup  ## Measure the time from claim to first step, with and withou
 test: system setup setup-vllm check  ## Run all checks and tests
 	@# the tests start a thousand processes; compile once, not in each of them
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	$(MAKE) --no-print-directory test-vllm
+	@# the vLLM tests run beside the others; their output follows
+	@$(MAKE) --no-print-directory test-vllm >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal; tests=$$?; \
+	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; exit $$((tests + vllm))
 
 screenshots: setup system  ## Write docs/images: the page of a running job, light and dark (4 minutes)
 	$(BIN)/python -m docs.make_screenshots
 
-fuzz: setup system  ## Test the HTTP contract with random requests: EXAMPLES (1000) per operation
-	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest tests/fuzz/test_contract.py
+SEARCHES = $(shell grep -rl hypothesis --include='test_*.py' tests/engine tests/service)
+
+fuzz: setup system  ## Search with random examples: HTTP requests (EXAMPLES=1000 per operation), graders, sampler
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest --hypothesis-profile random tests/fuzz
+	$(BIN)/python -m pytest --hypothesis-profile random $(SEARCHES)
 
 # tests/conftest.py needs server packages, which this environment does not have.
 test-vllm: setup-vllm  ## Run the tests of the vLLM sampler, in their own environment

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from service.platform.db import Database, connect
@@ -18,6 +19,10 @@ from tests.s3 import Bucket, new_bucket
 from tests.servers import Postgres, Redis
 
 _numbers = itertools.count(1)
+# `make test` tries the same examples each time; `make fuzz` (--hypothesis-profile random) searches for others
+hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("random", derandomize=False, deadline=None)
+hypothesis.settings.load_profile("same")
 gc.disable()  # until all tests are imported
 
 

@@ -1,6 +1,7 @@
 """The real GRPOTrainer of TRL 1.16 and this engine make the same of the same completions and rewards.
 
-The table of all figures is `bench/equivalence.md`, written by `make equivalence`.
+`make equivalence` runs the comparisons with the live trainer and writes `bench/equivalence.md`; `make test`
+compares with recorded vectors (tests/engine/objective).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bench.trl.equivalence_cases import CASES, Case
 from tests.engine.objective.check_vectors import canonical, loss_and_gradient
 
 
+@pytest.mark.live_trl
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-{c.beta:g}-{'all' if c.full else 'lora'}")
 def test_three_steps_are_those_of_trl(
     case: Case, model_folder: Callable[[str], Path], tmp_path: Path
@@ -144,6 +146,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.live_trl
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_the_loss_of_given_tensors_is_trls_in_value_and_gradient(loss_type: str) -> None:
     for (name, options), seed in itertools.product(OPTIONS.items(), range(4)):

@@ -27,6 +27,12 @@ from tests.service.job_samples import (
 NAME = "ft:Qwen/Qwen3-0.6B:tenant-a:demo:abc"
 
 
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
 @pytest.fixture(autouse=True)
 def _models(settings: Settings) -> None:
     make_model(settings.home, "tiny")

@@ -17,6 +17,12 @@ JOBS = "/v1/fine_tuning/jobs"
 CUT = {"finish": "length"}
 
 
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
 def rows_of(client: TestClient, job_id: str, kind: str, **params: Any) -> list[dict[str, Any]]:
     answer = client.get(f"{JOBS}/{job_id}/rollouts/{kind}.jsonl", params=params)
     assert answer.status_code == 200, answer.text

@@ -18,6 +18,12 @@ from service.platform.tables.core import ApiKey
 from service.web.auth import KEY_PATTERN, authenticate, create_key, list_keys, revoke_key
 
 
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
 def public_id(key: str) -> str:
     return key.split("_")[1]
 

@@ -30,6 +30,12 @@ Submit = Callable[..., str]
 
 
 @pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
+@pytest.fixture
 def job_id(database: Database) -> str:
     """A job claimed under fence 1."""
     job_id = insert_job(database)

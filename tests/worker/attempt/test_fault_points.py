@@ -41,6 +41,12 @@ OF_WORKER = [
 ]
 
 
+@pytest.fixture
+def database_url(postgres_url: str) -> str:
+    """Kills are tried once, on the database of production."""
+    return postgres_url
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
     """No engine survives its worker."""

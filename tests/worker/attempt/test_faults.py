@@ -25,6 +25,12 @@ WaitFor = Callable[..., None]
 
 
 @pytest.fixture
+def database_url(postgres_url: str) -> str:
+    """Kills are tried once, on the database of production."""
+    return postgres_url
+
+
+@pytest.fixture
 def lease_seconds() -> float:
     """So short that a test can wait for its end."""
     return 4.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from sqlalchemy import select, update
 
 from service.jobs.store import queue
@@ -25,6 +26,12 @@ from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 
 Submit = Callable[..., str]
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
 
 
 def test_a_killed_engine_resumes_from_its_checkpoint_and_ends_alike(

@@ -29,6 +29,12 @@ from worker.attempt.runner import run_job
 Submit = Callable[..., str]
 
 
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
 def test_nothing_to_do_is_said_at_once(worker: Worker) -> None:
     assert run_job(worker) is False
 

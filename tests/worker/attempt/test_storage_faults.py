@@ -23,6 +23,12 @@ from worker.attempt.runner import run_job
 Submit = Callable[..., str]
 
 
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
 def not_stored(step: int) -> str:
     return f"The checkpoint of step {step} was not stored: the storage does not answer."
 

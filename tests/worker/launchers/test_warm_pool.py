@@ -31,6 +31,12 @@ WaitFor = Callable[..., None]
 
 
 @pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
+@pytest.fixture
 def engines(worker: Worker) -> Iterator[WarmPool]:
     with closing(WarmPool(worker.settings, keep_warm=True)) as engines:
         yield engines

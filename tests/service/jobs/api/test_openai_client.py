@@ -32,6 +32,12 @@ from tests.service.job_samples import (
 )
 
 
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
 @pytest.fixture(autouse=True)
 def _model(settings: Settings) -> None:
     make_model(settings.home)

@@ -39,6 +39,12 @@ CONTENT = b"a merged model"
 
 
 @pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Nothing here depends on the database."""
+    return sqlite_url
+
+
+@pytest.fixture
 def job_id(settings: Settings, database: Database) -> str:
     """A succeeded job whose base model is in the catalogue."""
     make_model(settings.home)
