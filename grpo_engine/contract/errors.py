@@ -1,32 +1,17 @@
 """One error tree with stable codes.
 
-EngineError
-├── ConfigError        config_invalid      the configuration cannot be run
-├── DatasetError       dataset_invalid     a row cannot be used; names file, line and field
-├── ModelError         model_not_found     the base model or adapter cannot be loaded
-│   ├── BaseChangedError base_model_changed the base has other weights than those that were trained on
-│   └── NotMergeableError not_mergeable    the adapter cannot be merged into its base model
-├── GraderError        grader_contract     graders fail on most completions
-├── NonFiniteError     non_finite          loss or gradient is NaN or infinite
-├── NoSignalError      no_signal           no group had two different rewards for many steps
-├── EndpointDownError  endpoint_failed     an endpoint that the job works with does not answer
-├── OverspentError     spend_limit         the job has called endpoints as often as it may
-├── PolicyMismatchError policy_mismatch   the sampler does not serve the trained policy
-├── DeviceMemoryError  out_of_memory       does not fit even in the smallest pieces
-└── DiskFullError      disk_full           a checkpoint cannot be written
-
-All of them are deterministic: running the same job again fails again, so a worker does not retry them.
-Anything else that ends an engine (a signal, a lost disk) is infrastructure and is retried.
+Every `EngineError` is deterministic: the same job fails again, so a worker does not retry it. Anything else
+that ends an engine (a signal, a lost disk, a `MachineError`) is infrastructure and is retried.
 """
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """The engine cannot go on."""
+    """The job cannot succeed; running it again would fail again."""
 
     code = "engine_error"
-    hint = "Look at the evidence and at the job's events."
+    hint = "Check the evidence and the job's events."
 
     def __init__(self, message: str, *, hint: str | None = None, evidence: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -34,19 +19,9 @@ class EngineError(Exception):
         self.hint = hint or type(self).hint
         self.evidence = evidence
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.hint, self.evidence)
-
-
-def _rebuild(kind: type[EngineError], message: str, hint: str, evidence: tuple[str, ...]) -> EngineError:
-    return kind(message, hint=hint, evidence=evidence)
-
 
 class MachineError(Exception):
-    """This machine cannot run the job at present; another attempt, or another machine, may.
-
-    Not an `EngineError`, so a worker retries it.
-    """
+    """This machine cannot run the job at present; another attempt or another machine may."""
 
 
 class ConfigError(EngineError):
@@ -71,12 +46,12 @@ class ModelError(EngineError):
 
 
 class BaseChangedError(ModelError):
-    """The base model has other weights now than when this was trained on it."""
+    """The base model's weights differ from those that the adapter or checkpoint was trained on."""
 
     code = "base_model_changed"
     hint = (
-        "Put the model's files back as they were; a new job may then start from the last checkpoint. "
-        "With the new files only a job from the beginning can run."
+        "Restore the model's original files; a new job can then continue from the last checkpoint. "
+        "With the new files, training must start from step 0."
     )
 
 
@@ -84,7 +59,7 @@ class NotMergeableError(ModelError):
     """The adapter cannot be merged into its base model."""
 
     code = "not_mergeable"
-    hint = "Use the adapter as it is: PEFT and vLLM load it beside the base model."
+    hint = "Use the adapter itself: PEFT and vLLM load it together with the base model."
 
 
 class GraderError(EngineError):
@@ -112,40 +87,40 @@ class NoSignalError(EngineError):
 
 
 class EndpointDownError(EngineError):
-    """An endpoint that the job works with does not answer, after all retries."""
+    """An endpoint that the job uses did not respond, after all retries."""
 
     code = "endpoint_failed"
     hint = (
-        "Ask the operator whether the endpoint is up and offers the model, then submit the job again. "
-        "What was learnt so far is in the newest checkpoint."
+        "Check with the operator that the endpoint is up and offers the model, then submit the job again. "
+        "The newest checkpoint holds what was learnt so far."
     )
 
 
 class OverspentError(EngineError):
-    """The job has called endpoints as often, or for as much money, as it may."""
+    """The job has reached its limit of endpoint calls or their cost."""
 
     code = "spend_limit"
     hint = (
-        "Raise max_calls or max_cost_usd, or take fewer rows or a smaller group_size. "
-        "What was learnt so far is in the newest checkpoint."
+        "Raise max_calls or max_cost_usd, or use fewer rows or a smaller group_size. "
+        "The newest checkpoint holds what was learnt so far."
     )
 
 
 class PolicyMismatchError(EngineError):
-    """The sampler does not serve the policy that was handed to it."""
+    """The sampler does not serve the policy that it was given."""
 
     code = "policy_mismatch"
     hint = (
-        "Training on another policy's completions would go wrong unseen. Ask the operator to set "
-        "runtime.sampler to torch, or to try another version of vLLM; the last checkpoint is intact."
+        "Completions of another policy would spoil the training unnoticed. Have the operator set "
+        "runtime.sampler to torch, or try another version of vLLM; the last checkpoint is intact."
     )
 
 
 class DeviceMemoryError(EngineError):
-    """The job does not fit this device even in the smallest pieces."""
+    """The job does not fit on this device even with the smallest micro-batches."""
 
     code = "out_of_memory"
-    hint = "Lower max_completion_tokens or group_size, use LoRA, or take a smaller model."
+    hint = "Lower max_completion_tokens or group_size, use LoRA, or choose a smaller model."
 
 
 class DiskFullError(EngineError):

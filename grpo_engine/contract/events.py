@@ -1,7 +1,6 @@
-"""What an engine says while it runs: one JSON object a line in `events.jsonl`, numbered without gaps.
+"""Events of a running engine: one JSON object per line of `events.jsonl`, numbered without gaps.
 
-Boundary: types and their (de)serialisation only; `journal.py` writes the file, the worker reads it.
-`sequence` and `at` are set when the event is written.
+`files/event_log.py` writes them and sets `sequence` and `at`; the worker reads them.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from pydantic import Field, TypeAdapter
 from grpo_engine.contract.records import GroupRecord, Record
 
 MAX_LINE_BYTES = 16 * 2**20
-"""A longer line is not an event: readers drop and count it."""
+"""A longer line is not an event; readers drop and count it."""
 
 Split = Literal["train", "validation", "retention"]
 VALIDATION = "validation"
-"""Name of the evaluation of the job's own held-out rows; any other is a retention set's."""
+"""Name of the evaluation on the job's own held-out rows; any other is a retention set's."""
 
 
 class BaseEvent(Record):
     sequence: int = 0
-    """Position in the job's event stream, from 1; goes on across attempts."""
+    """Position in the job's event stream, from 1, continued across attempts."""
     at: float = 0.0
-    """Unix seconds by the engine's clock; for people only, never for decisions."""
+    """Unix seconds by the engine's clock; for display, never for decisions."""
 
 
 class Started(BaseEvent):
@@ -35,7 +34,7 @@ class Started(BaseEvent):
     resumed_from_step: int = 0
     device: str
     machine: str = ""
-    """What the device is: jobs on the same one are comparable in speed."""
+    """Device model: jobs on the same one are comparable in speed."""
     dtype: str
     sampler: str
     num_parameters: int
@@ -43,11 +42,11 @@ class Started(BaseEvent):
     num_rows: int
     versions: dict[str, str]
     base_fingerprint: str = ""
-    """Of the weights that were loaded (`fingerprint.py`); empty where there are none, or not as files."""
+    """Fingerprint of the loaded weights (`files/fingerprint.py`); empty without weight files."""
 
 
 class PhaseChanged(BaseEvent):
-    """What the engine is busy with, so that a wait never looks like a hang."""
+    """The engine's current phase, so that a wait never looks like a hang."""
 
     type: Literal["phase"] = "phase"
     phase: Literal["loading", "probing", "evaluating", "training", "saving"]
@@ -62,7 +61,7 @@ class StepFinished(BaseEvent):
 
 
 SkipReason = Literal["no_signal", "all_masked", "nothing_to_distil"]
-"""No group whose rewards differ; every completion with signal masked; no failed attempt with feedback."""
+"""No group has different rewards; all completions with signal are masked; no failed attempt has feedback."""
 
 
 class StepSkipped(BaseEvent):
@@ -75,25 +74,25 @@ class StepSkipped(BaseEvent):
 
 
 class RolloutsRecorded(BaseEvent):
-    """Groups of a step; a large step takes several events, so that no line grows beyond the limit."""
+    """Groups of a step; a large step is split into several events to keep lines below the limit."""
 
     type: Literal["rollouts"] = "rollouts"
     step: int
     split: Split = "train"
     name: str = ""
-    """The retention set, where `split` says that it is one."""
+    """The retention set's name, if `split` is `retention`."""
     first: int = 0
     """Position in the step (and split) of the event's first group."""
     groups: tuple[GroupRecord, ...]
 
 
 class Verdict(Record):
-    """What an evaluation shows against the one before training: a paired bootstrap over the rows."""
+    """An evaluation compared with the one before training: a paired bootstrap over the rows."""
 
     text: str
     """"improved by 12.4 points, 95% 8.1–16.9", "worse by …", "not shown: …"; "kept: …", "lost …"."""
     difference: float | None = None
-    """Mean of after − before, in units of the reward; None where too few rows can be compared."""
+    """Mean of after − before, in units of the reward; None if too few rows can be compared."""
     low: float | None = None
     high: float | None = None
     """The difference's 95 % interval."""
@@ -111,9 +110,9 @@ class Evaluated(BaseEvent):
     metrics: dict[str, float]
     """`reward` (mean), `reward_std`, `rewards/<part>/mean`, `completions/mean_length`, `num_rows`."""
     verdict: Verdict | None = None
-    """Against the evaluation before step 1; None for that one itself and where there are no rewards."""
+    """Compared with the evaluation before step 1; None for that one itself and without rewards."""
     is_final: bool = False
-    """Of the policy that the job ends with."""
+    """Whether it evaluates the policy that the job ends with."""
 
 
 class CheckpointSaved(BaseEvent):
@@ -127,13 +126,13 @@ class CheckpointSaved(BaseEvent):
 class Warned(BaseEvent):
     type: Literal["warning"] = "warning"
     step: int | None = None
-    """The step it is about: a resumed run that repeats the step repeats the warning, which counts once."""
+    """The warning's step. A resumed run repeats both; the warning still counts once."""
     code: str
     message: str
 
 
 class Stopped(BaseEvent):
-    """Not at its end: asked to stop (SIGTERM), or paused by a guard. The checkpoint of `step` is complete."""
+    """Stopped early by SIGTERM or paused by a guard. The checkpoint of `step` is complete."""
 
     type: Literal["stopped"] = "stopped"
     step: int
@@ -150,11 +149,11 @@ class Finished(BaseEvent):
     best_step: int | None = None
     """Best evaluated step (0: before training); None without held-out rows."""
     best_path: str | None = None
-    """Folder of its weights; None where this run directory does not hold them."""
+    """Folder of its weights; None if this run directory does not hold them."""
 
 
 class Probed(BaseEvent):
-    """A probe's end: what the model makes of the job's prompts before any training."""
+    """Result of a probe: how the model does on the job's prompts before any training."""
 
     type: Literal["probed"] = "probed"
     prompts: int
@@ -162,27 +161,27 @@ class Probed(BaseEvent):
     passed: int
     """Completions with a full reward."""
     groups_with_signal: int
-    """Groups whose rewards differ: only these teach anything."""
+    """Groups whose rewards differ; only these are trained on."""
     groups_solved: int
-    """Groups of which every scored completion has a full reward."""
+    """Groups in which every scored completion has a full reward."""
     truncated: int
-    """Completions that were cut at `max_completion_tokens`."""
+    """Completions cut at `max_completion_tokens`."""
     grader_errors: int
     """Completions that could not be scored."""
     grader_error: str = ""
-    """The first reason why one could not."""
+    """Reason of the first of them."""
     mean_reward: float | None
-    """Of the scored completions; None where there are none."""
+    """Over the scored completions; None if there are none."""
     highest_reward: float | None
     completion_tokens: int
-    """Of all completions together."""
+    """Total of all completions."""
     sample_seconds: float
     score_seconds: float
     peak_memory_bytes: int
 
 
 class Exported(BaseEvent):
-    """An export's end."""
+    """Result of an export."""
 
     type: Literal["exported"] = "exported"
     path: str
@@ -220,12 +219,12 @@ _adapter: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def parse_event(line: str | bytes) -> Event:
-    """One line of `events.jsonl` → event. Raises pydantic's ValidationError for anything else."""
+    """Parse one line of `events.jsonl`. Raises pydantic's ValidationError."""
     return _adapter.validate_json(line)
 
 
 def quality(metrics: Mapping[str, float]) -> float:
-    """An evaluation's worth, higher is better: the reward, or the loss turned round where there is none."""
+    """Rank of an evaluation, higher is better: the reward or, without one, the negated loss."""
     if "reward" in metrics:
         return float(metrics["reward"])
     return -float(metrics["loss"]) if "loss" in metrics else -math.inf

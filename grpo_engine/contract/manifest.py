@@ -1,8 +1,4 @@
-"""The manifest that says whether a checkpoint is whole: written last, verified before any use.
-
-Boundary: the standard library only. The engine writes and verifies with it, the worker verifies with the
-same code what it uploads and what it restores.
-"""
+"""A checkpoint's manifest: written last, verified by the engine and the worker before any use."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ MAX_MANIFEST_BYTES = 2**20
 REQUIRED = ("state.json", "optimizer.safetensors")
 WEIGHTS = ("adapter/", "model/")
 LIBRARY = "experiences/"
-"""What a training-free job has in the place of weights; then there is no optimiser either."""
+"""What a training-free job has instead of weights and an optimiser."""
 
 
 class DamagedCheckpoint(Exception):
-    """The checkpoint is not what its manifest says, or not this job's."""
+    """The checkpoint does not match its manifest, or belongs to another job."""
 
 
 def sha256_of(path: Path) -> str:
@@ -30,7 +26,7 @@ def sha256_of(path: Path) -> str:
 
 
 def write(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """`manifest.json` over all files that lie in the folder now; `facts` stand beside them."""
+    """Write `manifest.json`: `facts`, and size and SHA-256 of every file in the folder."""
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
         for path in sorted(folder.rglob("*"))
@@ -42,7 +38,7 @@ def write(folder: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def verify(folder: Path, job_id: str, config_sha256: str | None = None) -> dict[str, Any]:
-    """The manifest, where every file it names is there and unchanged. Raises DamagedCheckpoint."""
+    """Return the manifest if every file it names is present and unchanged. Raises DamagedCheckpoint."""
     manifest = _read(folder)
     if manifest.get("job_id") != job_id:
         raise DamagedCheckpoint("its manifest belongs to another job")
@@ -52,7 +48,7 @@ def verify(folder: Path, job_id: str, config_sha256: str | None = None) -> dict[
     is_library = isinstance(files, dict) and any(str(name).startswith(LIBRARY) for name in files)
     required = REQUIRED[:1] if is_library else REQUIRED
     if not isinstance(files, dict) or not all(name in files for name in required):
-        raise DamagedCheckpoint("its manifest does not name all that a checkpoint holds")
+        raise DamagedCheckpoint("its manifest does not name every required file")
     if not is_library and not any(str(name).startswith(WEIGHTS) for name in files):
         raise DamagedCheckpoint("its manifest names no weights")
     for name, expected in files.items():
@@ -87,16 +83,16 @@ def _verify_file(folder: Path, name: str, expected: Any) -> None:
 
 
 def _is_file_itself(folder: Path, path: Path) -> bool:
-    """A regular file that no link on the way leads to."""
+    """Whether it is a regular file, reached through no link."""
     try:
         return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
-    except OSError:  # a name that is longer than any file's
+    except OSError:  # the name is too long for a file
         return False
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two entries with one name a reader would see only one."""
+    """Refuse duplicate names: a reader would see only one of the entries."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("duplicate name")
     return found

@@ -1,7 +1,4 @@
-"""Plain records that cross the engine's door: dataset rows, samples, scores, rollouts.
-
-Boundary: no torch, no I/O. A field never changes its meaning; derived facts are properties.
-"""
+"""Plain records that cross the engine's interface: samples, scores, rollouts."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ from pydantic import BaseModel, ConfigDict, Strict
 
 
 class Record(BaseModel):
-    """Frozen, and unknown keys are refused: a typo is an error where it is made."""
+    """A frozen record that refuses unknown keys, so that a typo is an error where it is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Input(Record):
-    """Part of a request: "8" and true are no numbers, 1 is not true; field docstrings are descriptions."""
+    """Part of a request. Strict: "8" and true are not numbers. Field docstrings become descriptions."""
 
     model_config = ConfigDict(strict=True, use_attribute_docstrings=True)
 
 
 def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:
-    """For `json_schema_extra`: fields that have no one default, but that nobody has to write."""
+    """For `json_schema_extra`: fields without a fixed default that a request may still leave out."""
 
     def relax(schema: dict[str, Any]) -> None:
         schema["required"] = [name for name in schema["required"] if name not in names]
@@ -35,16 +32,16 @@ def filled_in(*names: str) -> Callable[[dict[str, Any]], None]:
 
 Item = TypeVar("Item")
 Listed = Annotated[tuple[Item, ...], Strict(False)]
-"""A list of JSON, kept as a tuple."""
+"""A JSON list, kept as a tuple."""
 
 
 class FinishReason(StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"
-    """The model said it was done (end-of-sequence token or a stop string)."""
+    """End-of-sequence token or a stop string."""
     LENGTH = "length"
-    """It was cut at `max_completion_tokens`: truncated."""
+    """Truncated at `max_completion_tokens`."""
 
 
 class Sample(Record):
@@ -52,29 +49,33 @@ class Sample(Record):
 
     output_text: str
     output_json: Any = None
-    """`output_text` parsed as JSON, None where it does not parse."""
+    """`output_text` parsed as JSON; None if it does not parse."""
     output_tools: tuple[dict[str, Any], ...] = ()
     num_tokens: int = 0
     """Completion tokens, end-of-sequence included."""
     finish_reason: FinishReason = FinishReason.STOP
 
 
+GradeErrorCode = Literal[
+    "formula_parse_error",
+    "sample_parse_error",
+    "truncated_observation_error",
+    "unresponsive_reward_error",
+    "invalid_variable_error",
+    "other_error",
+    "python_grader_server_error",
+    "python_grader_runtime_error",
+    "model_grader_server_error",
+    "model_grader_refusal_error",
+    "model_grader_parse_error",
+]
+"""OpenAI's grader errors."""
+
+
 class GradeError(Record):
     """Why a grader could not score a completion. It is never a reward of 0."""
 
-    code: Literal[
-        "formula_parse_error",
-        "sample_parse_error",
-        "truncated_observation_error",
-        "unresponsive_reward_error",
-        "invalid_variable_error",
-        "other_error",
-        "python_grader_server_error",
-        "python_grader_runtime_error",
-        "model_grader_server_error",
-        "model_grader_refusal_error",
-        "model_grader_parse_error",
-    ]
+    code: GradeErrorCode
     message: str
 
 
@@ -87,7 +88,7 @@ class StepScore(Record):
 
 
 class Score(Record):
-    """What a grader says of one completion."""
+    """A grader's result for one completion."""
 
     reward: float | None
     """None: unscorable. Left out of its group's mean and spread, with advantage 0."""
@@ -96,9 +97,9 @@ class Score(Record):
     errors: dict[str, GradeError] = {}
     """Part name → why it could not be scored."""
     feedback: str = ""
-    """What a teacher would say: why the reward is not full; empty where there is nothing to say."""
+    """Why the reward is not full; empty if nothing is known."""
     steps: tuple[StepScore, ...] = ()
-    """Rewards of the completion's reasoning steps, for graders that see steps."""
+    """Rewards of the completion's reasoning steps, for graders that score steps."""
 
 
 class CompletionRecord(Record):
@@ -106,7 +107,7 @@ class CompletionRecord(Record):
 
     text: str
     token_ids: tuple[int, ...]
-    """Completion tokens only, end-of-sequence included where sampled."""
+    """Completion tokens only, end-of-sequence included if it was sampled."""
     reward: float | None
     parts: dict[str, float | None] = {}
     errors: dict[str, GradeError] = {}
@@ -116,7 +117,7 @@ class CompletionRecord(Record):
     finish_reason: FinishReason
     policy_version: int
     turns: int = 1
-    """Times the model spoke: more than one where it called tools."""
+    """The model's turns; more than one if it called tools."""
 
 
 OVERLONG = "overlong"
@@ -131,4 +132,4 @@ class GroupRecord(Record):
     prompt: str
     completions: tuple[CompletionRecord, ...]
     has_signal: bool
-    """False where all scored rewards are equal: nothing to learn from."""
+    """False if all scored rewards are equal: nothing to learn from."""

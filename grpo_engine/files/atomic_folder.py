@@ -1,8 +1,6 @@
-"""Folders that are complete or invisible: written beside, fsynced, the manifest last, then renamed.
+"""Folders that are complete or invisible: written under another name, fsynced, then renamed.
 
-    .tmp-step-00000020/ → every file → manifest.json → rename to step-00000020/ → fsync the parent
-
-Boundary: knows files and nothing of what is in them.
+.tmp-step-00000020/ → every file → manifest.json → rename to step-00000020/ → fsync the parent
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ def step_name(step: int) -> str:
 
 @contextmanager
 def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
-    """An empty folder to write and `seal`, which becomes `folder/step-…` at the end.
+    """Yield an empty folder to write and `seal`; it becomes `folder/step-…` at the end.
 
-    Raises DiskFullError; whatever goes wrong, the checkpoints before it stay intact.
+    Raises DiskFullError. After any error the earlier checkpoints are intact.
     """
     final = folder / step_name(step)
     temporary = folder / f".tmp-{final.name}"
@@ -51,7 +49,7 @@ def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
 
 
 def seal(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Everything on disk, then the manifest with these facts, then the folders."""
+    """Fsync all files, then the manifest with these facts, then the folders."""
     for path in folder.rglob("*"):
         if path.is_file():
             _fsync(path)

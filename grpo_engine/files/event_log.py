@@ -1,7 +1,7 @@
-"""`events.jsonl`: append-only, one event a line, numbered without gaps across attempts.
+"""`events.jsonl`: append-only, one event per line, numbered without gaps across attempts.
 
-A line that a killed engine left unfinished is cut off. A resumed run repeats the steps after its checkpoint;
-what the file (or the worker) already holds of them is not written twice.
+An unfinished line of a killed engine is cut off. A resumed run repeats the steps after its checkpoint; their
+events that the file (or the worker) already holds are not written again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Journal:
         self.next_sequence = first_sequence
         self.published_step = published_step
         self.ends_with_failure = False
-        """Whether the last event found was `failed`."""
-        self._seen: set[tuple[str, ...]] = set()
+        """Whether the last recorded event was `failed`."""
+        self._seen: set[tuple[object, ...]] = set()
         self._recover()
         self._file: BinaryIO = path.open("ab")
 
     def write(self, event: BaseEvent) -> BaseEvent | None:
-        """The event as numbered and written, None where it is already published."""
+        """Number, write and return the event; None if it is already published."""
         key = _key(event)
         if key is not None and (key in self._seen or self._published(event)):
             return None
@@ -59,7 +59,7 @@ class Journal:
         return training and getattr(event, "step", 0) <= self.published_step
 
     def _recover(self) -> None:
-        """Read what is there; drop everything from the first line that is no event."""
+        """Read the existing file; drop everything from the first line that is not an event."""
         if not self.path.exists():
             return
         good = 0
@@ -79,14 +79,15 @@ class Journal:
         os.truncate(self.path, good)
 
 
-def _key(event: BaseEvent) -> tuple[str, ...] | None:
-    """Identity of an event that must appear once, None for those that may repeat."""
-    if isinstance(event, StepFinished | StepSkipped):
-        return ("step", str(event.step))
-    if isinstance(event, RolloutsRecorded):
-        return ("rollouts", event.split, event.name, str(event.step), str(event.first))
-    if isinstance(event, Evaluated):
-        return ("evaluated", event.name, str(event.step))
-    if isinstance(event, Warned) and event.step is not None:
-        return ("warning", event.code, str(event.step))
+def _key(event: BaseEvent) -> tuple[object, ...] | None:
+    """Identity of an event that must appear once; None for those that may repeat."""
+    match event:
+        case StepFinished() | StepSkipped():
+            return ("step", event.step)
+        case RolloutsRecorded():
+            return ("rollouts", event.split, event.name, event.step, event.first)
+        case Evaluated():
+            return ("evaluated", event.name, event.step)
+        case Warned(step=int()):
+            return ("warning", event.code, event.step)
     return None

@@ -1,10 +1,10 @@
-"""Whether a base model is still the one that was trained on: its configuration and a sample of its weights.
+"""Fingerprint of a base model, to detect weights other than those that were trained on.
 
     sha256(config.json, and of each tensor: name, dtype, shape, sha256 of its first, middle and last KiB)
 
-Training changes most tensors in most places, so a model that was trained further, or another one of the same
-shape, differs; how its tensors are spread over files makes no difference. Three small reads a tensor.
-Boundary: the standard library only. Left out: the tokenizer, and a tensor changed in a few numbers by hand.
+Training changes most tensors in most places, so further training or another model of the same shape changes
+the fingerprint; distributing the tensors over other files does not. Three small reads per tensor.
+Not covered: the tokenizer, and a few numbers edited by hand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PIECE_BYTES = 1024
 
 
 def fingerprint(folder: Path) -> str:
-    """Of a model that transformers loads from there. Raises OSError, ValueError."""
+    """Fingerprint of the model in a folder. Raises OSError, ValueError."""
     config = json.loads((folder / "config.json").read_bytes())
     index = folder / INDEX
     names = {path.name for path in folder.glob("*.safetensors")}
@@ -42,19 +42,14 @@ def _sampled(file: IO[bytes], tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def is_other_base(found: str, told: str) -> bool:
-    """Whether the base that is here differs from the one that was trained on; "" is not known."""
-    return bool(found and told and found != told)
+def refuse_other_base(found: str, expected: str) -> None:
+    """Raise BaseChangedError if the fingerprints differ; an empty one is unknown."""
+    if found and expected and found != expected:
+        raise BaseChangedError("the base model's weights are not those that were trained on")
 
 
-def refuse_other_base(found: str, told: str) -> None:
-    """What was trained fits the weights that it was trained on and no others. Raises BaseChangedError."""
-    if is_other_base(found, told):
-        raise BaseChangedError("the base model has other weights now than when this was trained on it")
-
-
-def told_by_adapter(folder: Path) -> str:
-    """The fingerprint in the manifest that lies beside a published adapter; empty where none does."""
+def fingerprint_of_adapter(folder: Path) -> str:
+    """The base's fingerprint in the manifest of a published adapter; empty without one."""
     path = folder / "manifest.json"
-    told: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
-    return str(told.get("model", {}).get("fingerprint") or "")
+    manifest: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return str(manifest.get("model", {}).get("fingerprint") or "")

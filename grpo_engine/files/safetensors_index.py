@@ -1,6 +1,6 @@
-"""Which files hold a model's weights, and where the tensors of a safetensors file lie.
+"""Which files hold a model's weights, and the positions of the tensors in a safetensors file.
 
-Boundary: reads headers, eight bytes of length and then JSON; no weights. What is read is not trusted.
+A file starts with eight bytes of length and a JSON header. Only these are read, and they are not trusted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER_BYTES = 64 * 2**20
 LENGTH_BYTES = 8
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
-"""Of the dtypes whose size a shape tells; others are smaller than a byte or rare, and only copied."""
+"""Dtypes whose byte size is checked against the shape; others are rare or smaller than a byte."""
 
 
 class BadTensors(ValueError):
-    """These are no safetensors files, or not all of a model's."""
+    """The files are not safetensors, or not all of a model's."""
 
 
 def shards(names: Set[str], index: bytes) -> set[str]:
-    """Those of the files that transformers would load; `index`: the content of INDEX. Raises BadTensors."""
+    """The files that transformers would load; `index`: the content of INDEX. Raises BadTensors."""
     if SINGLE in names:
         return {SINGLE}
     try:
@@ -32,7 +32,7 @@ def shards(names: Set[str], index: bytes) -> set[str]:
     except (ValueError, AttributeError, TypeError) as error:
         raise BadTensors(f"{INDEX} cannot be read: {error}") from error
     if not listed or not listed <= names:
-        raise BadTensors("its weights are not here as safetensors")
+        raise BadTensors("its weights are missing as safetensors")
     return listed
 
 
@@ -42,16 +42,16 @@ class Tensor:
 
     name: str
     dtype: str
-    """As safetensors writes it: F32, BF16, …"""
+    """As in safetensors: F32, BF16, …"""
     shape: tuple[int, ...]
     start: int
-    """Its first byte, from the beginning of the file."""
+    """Offset of its first byte in the file."""
     end: int
-    """Behind its last byte."""
+    """Offset after its last byte."""
 
 
 def read_tensors(file: IO[bytes]) -> tuple[Tensor, ...]:
-    """All tensors in the order of their bytes; the file is read up to the first. Raises BadTensors."""
+    """All tensors in file order; reads up to the first. Raises BadTensors."""
     length = int.from_bytes(file.read(LENGTH_BYTES), "little")
     if length > MAX_HEADER_BYTES:
         raise BadTensors(f"its header has {length} bytes")
@@ -59,7 +59,7 @@ def read_tensors(file: IO[bytes]) -> tuple[Tensor, ...]:
         header = json.loads(file.read(length))
         found = tuple(sorted(_tensors(header, LENGTH_BYTES + length), key=lambda each: each.start))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadTensors(f"its header is none of safetensors: {error!r}") from error
+        raise BadTensors(f"its header is not valid safetensors: {error!r}") from error
     if any(left.end > right.start for left, right in pairwise(found)):
         raise BadTensors("its tensors overlap")
     return found
@@ -75,5 +75,5 @@ def _tensors(header: dict[str, Any], first: int) -> Iterator[Tensor]:
         size = DTYPE_BYTES.get(tensor.dtype)
         is_whole = size is None or end - start == size * math.prod(shape)
         if not first <= start <= end or min(shape, default=0) < 0 or not is_whole:
-            raise ValueError(f"{name} has impossible places")
+            raise ValueError(f"{name} has impossible offsets")
         yield tensor

@@ -28,7 +28,7 @@ from transformers.utils import cached_file
 
 from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
 from grpo_engine.contract.errors import ModelError
-from grpo_engine.files.fingerprint import fingerprint, refuse_other_base, told_by_adapter
+from grpo_engine.files.fingerprint import fingerprint, fingerprint_of_adapter, refuse_other_base
 from grpo_engine.models import lora
 from grpo_engine.models.fast.model import FastModel
 from grpo_engine.models.forward import fast_states, packed_states, plain_logits, proof_batch
@@ -266,7 +266,7 @@ def load_policy(
         autocast=full and dtype == torch.bfloat16,
     )
     if source.adapter is not None:
-        refuse_other_base(policy.base_fingerprint, told_by_adapter(Path(source.adapter)))
+        refuse_other_base(policy.base_fingerprint, fingerprint_of_adapter(Path(source.adapter)))
     policy.prove_shared_prompts()
     return policy
 

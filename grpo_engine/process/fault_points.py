@@ -1,13 +1,13 @@
-"""Named points at which a process can be made to fail, for tests of what must survive it.
+"""Named points at which a process can be made to fail, for tests of recovery.
 
     GRPO_FAULT="checkpoint.sealed:kill"              the process kills itself there
     GRPO_FAULT="lease.renewing:sleep=3, job.claimed:raise@2"
 
 `kill` is SIGKILL, `raise` an `InjectedFault` (`raise=ENOSPC` that OSError), `hang` never returns, `sleep=3`
-goes on after so many seconds; `@2` means the second time only. With `GRPO_FAULT_MARKS=FOLDER` each fault
-happens once in all processes together and leaves an empty file of its point's name there, just before.
+continues after 3 seconds; `@2` means the second time only. With `GRPO_FAULT_MARKS=FOLDER` each fault happens
+once across all processes; just before, it leaves an empty file named after its point in that folder.
 
-Boundary: read once, at import; without `GRPO_FAULT` a point is an empty function. Standard library only.
+Boundary: the standard library only. The variable is read at import; without it a point does nothing.
 """
 
 from __future__ import annotations
@@ -24,45 +24,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-POINTS = frozenset(
-    {
-        # the engine
-        "engine.loaded",
-        "step.trained",
-        "checkpoint.weights_written",
-        "checkpoint.sealed",
-        "checkpoint.renamed",
-        "training.finished",
-        "export.saved",
-        # the worker
-        "job.claimed",
-        "job.prepared",
-        "engine.spawned",
-        "events.recorded",
-        "checkpoint.uploaded",
-        "checkpoint.published",
-        "results.uploaded",
-        "export.uploaded",
-        "job.finished",
-        "job.released",
-        "lease.renewing",
-        "lease.renewed",
-        # the sweeper
-        "sweep.committed",
-        "sweep.rung",
-        "webhook.sent",
-        # the service
-        "job.checked",
-        "job.inserted",
-        "job.committed",
-        "job.rung",
-        "upload.stored",
-        "upload.committed",
-        "stream.read",
-        "storage.put",
-    }
+_ENGINE = """engine.loaded step.trained checkpoint.weights_written checkpoint.sealed checkpoint.renamed
+    training.finished export.saved"""
+_WORKER = """job.claimed job.prepared engine.spawned events.recorded checkpoint.uploaded checkpoint.published
+    results.uploaded export.uploaded job.finished job.released lease.renewing lease.renewed"""
+_SWEEPER = "sweep.committed sweep.rung webhook.sent"
+_SERVICE = """job.checked job.inserted job.committed job.rung upload.stored upload.committed
+    stream.read storage.put"""
+POINTS = frozenset(f"{_ENGINE} {_WORKER} {_SWEEPER} {_SERVICE}".split())
+_FAULT = re.compile(
+    r"(?P<point>[a-z_.]+):(?P<action>kill|hang|raise|raise=E[A-Z0-9]+|sleep=\d+(\.\d+)?)(@(?P<nth>[1-9]\d*))?"
 )
-_FAULT = re.compile(r"(?P<point>[a-z_.]+):(?P<action>[a-z]+)(=(?P<value>[A-Z0-9.]+))?(@(?P<nth>[1-9]\d*))?")
 HANG_SECONDS = 3600.0
 
 
@@ -75,34 +47,27 @@ class Fault(NamedTuple):
 
     action: str
     value: str | None
+    """Seconds to sleep, or the name of an error number."""
     nth: int | None
     """At this passage only; None: at every one."""
 
 
 def parse_faults(text: str) -> dict[str, Fault]:
-    """Point → fault, of `GRPO_FAULT`. Raises ValueError for what is none."""
+    """Point → fault, from the value of `GRPO_FAULT`. Raises ValueError."""
     faults = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         found = _FAULT.fullmatch(word)
         if found is None or found["point"] not in POINTS:
-            raise ValueError(f"GRPO_FAULT: {word!r} is no fault; the points are {', '.join(sorted(POINTS))}")
-        fault = Fault(found["action"], found["value"], int(found["nth"]) if found["nth"] else None)
-        _check(word, fault)
-        faults[found["point"]] = fault
+            raise ValueError(
+                f"GRPO_FAULT: {word!r} is not POINT:ACTION[@COUNT]. Actions: kill, raise, raise=ENOSPC, "
+                f"hang, sleep=SECONDS. Points: {', '.join(sorted(POINTS))}"
+            )
+        action, _, value = found["action"].partition("=")
+        if action == "raise" and value and not hasattr(errno, value):
+            raise ValueError(f"GRPO_FAULT: unknown error number {value} in {word!r}")
+        nth = int(found["nth"]) if found["nth"] else None
+        faults[found["point"]] = Fault(action, value or None, nth)
     return faults
-
-
-def _check(word: str, fault: Fault) -> None:
-    match fault.action, fault.value:
-        case ("kill" | "hang" | "raise", None):
-            return
-        case ("raise", str(name)) if hasattr(errno, name):
-            return
-        case ("sleep", str(seconds)) if re.fullmatch(r"\d+(\.\d+)?", seconds):
-            return
-    raise ValueError(
-        f"GRPO_FAULT: {word!r} does nothing known: kill, raise, raise=ENOSPC, hang, sleep=SECONDS"
-    )
 
 
 @dataclass
@@ -117,7 +82,7 @@ class Faults:
         self._lock = threading.Lock()
 
     def __call__(self, point: str) -> None:
-        """Fail here, if that was asked for."""
+        """Fail here, if a fault is due."""
         fault = self.faults.get(point)
         if fault is not None and self._is_due(point, fault) and self._mark(point):
             _act(point, fault)
@@ -153,17 +118,17 @@ def _act(point: str, fault: Fault) -> None:
             raise InjectedFault(point)
 
 
-def from_environment(environment: Mapping[str, str]) -> Callable[[str], None]:
-    """`fault_point` as the environment wants it. Raises ValueError."""
-    if not (faults := parse_faults(environment.get("GRPO_FAULT", ""))):
+def _from_environment() -> Callable[[str], None]:
+    """`fault_point` for this process. Raises ValueError."""
+    if not (faults := parse_faults(os.environ.get("GRPO_FAULT", ""))):
         return _nothing
     print(f"GRPO_FAULT: this process will fail at {', '.join(sorted(faults))}", file=sys.stderr)
-    marks = environment.get("GRPO_FAULT_MARKS")
+    marks = os.environ.get("GRPO_FAULT_MARKS")
     return Faults(faults, Path(marks) if marks else None)
 
 
 def _nothing(point: str) -> None:
-    """Nobody asked for a fault."""
+    """No fault is set."""
 
 
-fault_point = from_environment(os.environ)
+fault_point = _from_environment()

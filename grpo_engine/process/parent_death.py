@@ -2,7 +2,7 @@
 
 The kernel binds a child to the *thread* that started it, so that must be the parent's main thread. Other
 systems only check once, at the start. `python -I -S parent_death.py PID COMMAND…` binds itself and becomes
-the command. Boundary: imports the standard library only, to start in milliseconds.
+the command; this file imports the standard library only, to start in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends; exit now if it has ended already."""
+    """Have the kernel send this process a signal when its parent ends; exit if it has already ended."""
     if _libc is not None and _libc.prctl(PR_SET_PDEATHSIG, int(number)) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
@@ -33,7 +33,7 @@ def dies_with_this_process(number: signal.Signals) -> Callable[[], None]:
 
 
 def bound_command(command: Sequence[str]) -> list[str]:
-    """The command, started through this program: Python between fork and exec is unsafe beside threads."""
+    """The command, started through this program: a `preexec_fn` is unsafe in a parent with threads."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 

@@ -1,7 +1,4 @@
-"""What an engine process sets up before its work: libraries' defaults, the heap, imports, visible GPUs.
-
-Boundary: no torch. Only `visible_gpus` serves other processes too.
-"""
+"""One-time setup of an engine process: libraries' defaults, the heap, imports, visible GPUs."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DEFAULTS = {
-    # libgomp spins long at barriers by default, which is ten times slower as soon as another process wants a
-    # core; never to spin is slow if steps are short
+    # by default libgomp spins long at barriers: ten times slower when another process needs a core; without
+    # any spinning, short steps are slow
     "GOMP_SPINCOUNT": "10000",
     # oneDNN keeps a thousand compiled products by default
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
-    # torch keeps a thousand more of them, one for each shape: 300 MB after some steps
+    # torch keeps a thousand more of them, one per shape: 300 MB after a few steps
     "LRU_CACHE_CAPACITY": "64",
 }
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Names of glibc's malloc.h."""
+"""From glibc's malloc.h."""
 MAX_KEPT_BYTES = 2**30
-"""Freed memory that stays at the heap's end: a step's activations, which the next step needs again."""
+"""Freed memory kept at the end of the heap: a step's activations, which the next step needs again."""
 MIN_MAPPED_BYTES = 32 * 2**20
-"""Larger blocks are mapped on their own; glibc accepts no larger threshold."""
+"""Larger blocks are mapped separately; glibc accepts no larger threshold."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _DEVICE_FILE = re.compile(r"nvidia(\d+)")
 
@@ -62,7 +59,7 @@ def without_garbage_collector() -> Iterator[None]:
 
 
 def visible_gpus(environment: Mapping[str, str], device_folder: Path = Path("/dev")) -> list[str]:
-    """GPUs that this process may use, as CUDA's variable names them; without it, NVIDIA's device files.
+    """GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, otherwise NVIDIA's device files.
 
     As in CUDA, the list ends at the first invalid name. Whether CUDA works is not checked.
     """

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError, NotMergeableError
 from grpo_engine.contract.events import BaseEvent, Exported, PhaseChanged, Stopped
-from grpo_engine.files.fingerprint import refuse_other_base, told_by_adapter
+from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
 from grpo_engine.models.lora import TRAINED, lora_layers
 from grpo_engine.models.policy import base_fingerprint, load_base
 from grpo_engine.process.fault_points import fault_point
@@ -51,7 +51,7 @@ class ExportRun:
 
 
 def _merged(model: PreTrainedModel, source: ModelSource, adapter: str) -> PreTrainedModel:
-    refuse_other_base(base_fingerprint(source), told_by_adapter(Path(adapter)))
+    refuse_other_base(base_fingerprint(source), fingerprint_of_adapter(Path(adapter)))
     try:
         peft_model = PeftModel.from_pretrained(model, adapter, adapter_name=TRAINED)
         _refuse_other_revision(peft_model, source)

@@ -16,7 +16,7 @@ def step(number: int) -> StepFinished:
     return StepFinished(step=number, metrics={"reward": number / 10})
 
 
-def test_a_second_attempt_goes_on_with_the_numbers_and_repeats_no_step(tmp_path: Path) -> None:
+def test_a_second_attempt_continues_the_numbers_and_repeats_no_step(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     first = Journal(path)
     for event in (PhaseChanged(phase="loading"), step(1), RolloutsRecorded(step=2, groups=()), step(2)):

@@ -1,4 +1,4 @@
-"""A base model's fingerprint: another one for another model, the same one however that lies on a disk."""
+"""A base model's fingerprint: it depends on the weights, not on how they are spread over files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_VALUES = PIECE_BYTES
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Two tensors, of which one is smaller than what is read of it at once."""
+    """Two tensors, one of them smaller than a sampled piece."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama", "rope_theta": 1e4}')
@@ -62,7 +62,7 @@ def test_neither_shards_nor_other_files_change_it(model: Path) -> None:
     assert fingerprint(model) == before
 
 
-def test_a_job_tells_its_bases_at_its_start(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_job_reports_its_base_models_fingerprint_at_the_start(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     config = make_config(n_steps=1)
     started, *_ = build_loop(config, tmp_path).run(lambda: True)
     assert isinstance(started, Started)
@@ -80,19 +80,19 @@ def trained_further(model: Path) -> None:
     save_file({name: value + 0.01 for name, value in load_file(path).items()}, path, {"format": "pt"})
 
 
-def test_a_job_does_not_go_on_with_a_base_of_other_weights(
+def test_a_job_is_not_resumed_on_a_base_with_other_weights(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config, base = moved(make_config(n_steps=1), tmp_path / "base")
     run_dir = tmp_path / "run"
     trained(config, run_dir)
     trained_further(base)
-    with pytest.raises(BaseChangedError, match="other weights now than when this was trained on it") as found:
+    with pytest.raises(BaseChangedError, match="weights are not those that were trained on") as found:
         list(build_loop(config, run_dir).run(lambda: False))
-    assert "Put the model's files back" in found.value.hint
+    assert "Restore the model's original files" in found.value.hint
 
 
-def test_an_adapter_does_not_go_onto_other_weights_than_its_manifest_tells(
+def test_an_adapter_is_refused_on_other_weights_than_those_in_its_manifest(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config, base = moved(make_config(n_steps=1), tmp_path / "base")
@@ -103,7 +103,7 @@ def test_an_adapter_does_not_go_onto_other_weights_than_its_manifest_tells(
     config = config.model_copy(update={"model": source})
     build_loop(config, tmp_path / "further")
     trained_further(base)
-    with pytest.raises(BaseChangedError, match="other weights"):
+    with pytest.raises(BaseChangedError, match="not those that were trained on"):
         build_loop(config, tmp_path / "further")
     (adapter / "manifest.json").unlink()
-    build_loop(config, tmp_path / "further")  # of an adapter without a manifest nothing is known
+    build_loop(config, tmp_path / "further")  # without a manifest the base is unknown

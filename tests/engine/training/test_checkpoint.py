@@ -75,7 +75,7 @@ def test_the_newest_is_used_and_the_oldest_are_gone(finished: tuple[RunConfig, P
         (truncate, "has the wrong size"),
         (lose_the_manifest, "it has no manifest"),
         (point_outside, "outside of it"),
-        (name_no_files, "does not name all that a checkpoint holds"),
+        (name_no_files, "does not name every required file"),
         (come_from_the_future, "has an unknown format"),
     ],
 )
