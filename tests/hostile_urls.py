@@ -1,4 +1,4 @@
-"""URLs that lead inside or mislead a parser, and public ones: for whatever asks a URL that a user gave."""
+"""URLs that lead to private addresses or mislead a parser, and public ones, to test outgoing requests."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from grpo_engine.graders import Grader, grade, make_sample
+from grpo_engine.graders import Grader, make_sample
 
 GRADER = {
     "type": "text_similarity",
@@ -102,7 +102,7 @@ RULE: Grader = TypeAdapter(Grader).validate_python(GRADER)
 
 def reward_of(target: str, text: str) -> float:
     """The grader's reward, for TRL's reward function."""
-    return grade(RULE, make_sample(text), {"target": target}).reward or 0.0
+    return RULE.grade(make_sample(text), {"target": target}).reward or 0.0
 
 
 def answer(run: Callable[[Spec], Answer]) -> None:

@@ -1,4 +1,4 @@
-"""What a job says of its tools. Boundary: plain data of the engine's door."""
+"""Tools that a job gives its model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from grpo_engine.contract.records import Input
-from grpo_engine.outbound.web import check_url
+from grpo_engine.outbound.addresses import check_url
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
-
-
-def _checked(url: str) -> str:
-    check_url(url)
-    return url
 
 
 class PythonTool(Input):
@@ -25,7 +20,7 @@ class PythonTool(Input):
     name: ToolName = "python"
     """Name of the function that the model calls."""
     description: str = Field("Run Python code and read what it prints.", max_length=4096)
-    """What the model is told about the tool."""
+    """The tool's description for the model."""
     timeout_seconds: float = Field(5.0, gt=0, le=120)
     """Time limit of one call."""
     max_output_chars: int = Field(2000, ge=1, le=100_000)
@@ -39,10 +34,10 @@ class HttpTool(Input):
     name: ToolName
     """Name of the function that the model calls."""
     description: str = Field("", max_length=4096)
-    """What the model is told about the tool."""
+    """The tool's description for the model."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
     """JSON schema of the arguments."""
-    url: Annotated[str, Field(max_length=2048), AfterValidator(_checked)]
+    url: Annotated[str, Field(max_length=2048), AfterValidator(check_url)]
     """https URL with a public host name on port 443 or 8443, or a host that the operator allows."""
     timeout_seconds: float = Field(10.0, gt=0, le=120)
     """Time limit of one call."""
@@ -60,12 +55,10 @@ PYTHON_PARAMETERS: dict[str, Any] = {
 
 
 def function_schemas(tools: Sequence[PythonTool | HttpTool]) -> list[dict[str, Any]]:
-    """The tools as chat templates and OpenAI's API know them."""
-    return [function_schema(tool) for tool in tools]
+    """The tools in the form of chat templates and OpenAI's API."""
+    return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
-def function_schema(tool: PythonTool | HttpTool) -> dict[str, Any]:
-    """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
+def _function(tool: PythonTool | HttpTool) -> dict[str, Any]:
     parameters = tool.parameters if isinstance(tool, HttpTool) else PYTHON_PARAMETERS
-    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    return {"type": "function", "function": function}
+    return {"name": tool.name, "description": tool.description, "parameters": parameters}

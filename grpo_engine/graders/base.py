@@ -1,7 +1,6 @@
-"""What every grader is: a frozen record that scores one completion.
+"""The base class of every grader: a frozen record that scores one completion.
 
-A grader never raises for what a model wrote: it returns a `Score` whose reward is None, with the reason. Most
-kinds are a `RewardGrader`. Boundary: no I/O and no torch here.
+A grader never raises for what a model wrote: it returns a `Score` with reward None and the reason.
 """
 
 from __future__ import annotations
@@ -9,42 +8,44 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from grpo_engine.contract.records import GradeError, Input, Sample, Score
-from grpo_engine.graders.errors import ErrorCode, UnscorableError
+from grpo_engine.contract.records import GradeError, GradeErrorCode, Input, Sample, Score
+from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.feedback import bounded_feedback
 from grpo_engine.graders.template import check, render, unresolved, uses_sample
 
 Template = Annotated[str, Field(max_length=65_536), AfterValidator(check)]
 """Text with `{{item.…}}` and `{{sample.…}}`; see `template.py`."""
 
-
 Execution = Literal["inline", "thread", "process"]
-"""inline: pure and quick. thread: waits for a network, under time-outs of its own. process: may hang, flood
-or die, so it runs in a grading process that is killed at its deadline."""
+"""inline: pure and quick. thread: waits for a network, with its own time limits. process: may hang, flood or
+crash, so it runs in a grading process that is killed at its deadline."""
 
 
 class GraderBase(Input, ABC):
-    """Common part of all reward rules."""
+    """Common part of all graders."""
+
+    runs_in: ClassVar[Execution] = "inline"
+    template_fields: ClassVar[tuple[str, ...]] = ()
 
     name: str = Field("", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")
     """Name in metrics (`rewards/<name>/mean`); default: the type."""
 
     @property
     def execution(self) -> Execution:
-        """Where the rule may run; see `Execution`."""
-        return "inline"
+        """Where the grader may run."""
+        return self.runs_in
 
     @property
     def holds_a_model(self) -> bool:
-        """Whether each grading process would hold a model of its own: then one process must do."""
+        """Whether it loads a model, so that a single grading process must do."""
         return False
 
     def prepare(self) -> None:
-        """Load what is needed before the first completion, so that none pays for it."""
+        """Load what grading needs, so that the first completion does not pay for it."""
 
     @property
     def label(self) -> str:
@@ -52,37 +53,38 @@ class GraderBase(Input, ABC):
 
     @abstractmethod
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
-        """Score of one completion. `item` is the whole dataset row but `messages` and `tools`."""
+        """Score of one completion. `item`: the dataset row without `messages` and `tools`."""
 
-    def unscorable(self, code: ErrorCode, message: str) -> Score:
-        """A score without a reward, and the reason."""
+    def unscorable(self, code: GradeErrorCode, message: str) -> Score:
+        """A score without a reward, with the reason."""
         error = GradeError(code=code, message=message)
         return Score(reward=None, parts={self.label: None}, errors={self.label: error})
 
     def templates(self) -> dict[str, str]:
-        """Field → its template, for the fields that have one."""
-        return {}
+        """Field → its template, for the template fields that are set."""
+        found = {field: getattr(self, field) for field in self.template_fields}
+        return {field: text for field, text in found.items() if text is not None}
 
     def unresolved(self, item: Mapping[str, Any]) -> list[str]:
-        """Template paths (`item.answer`) that this row cannot resolve; empty where all do."""
+        """Template paths (`item.answer`) that this row cannot resolve."""
         found = [path for text in self.templates().values() for path in unresolved(text, item)]
         return list(dict.fromkeys(found))
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
-        """Sentences on why no completion of this row could be scored; empty where one can."""
+        """Reasons why no completion of this row could be scored; empty if one can."""
         return [f"{{{{{path}}}}} does not resolve" for path in self.unresolved(item)]
 
 
 class Graded(NamedTuple):
-    """What a rule found for one completion."""
+    """A grader's result for one completion."""
 
     reward: float
     feedback: str = ""
     """What would improve the completion; empty if nothing is known."""
 
 
-class EvaluatingGrader(GraderBase):
-    """A rule that gets the reward and the feedback in one run."""
+class RewardGrader(GraderBase):
+    """A grader that finds one reward and its feedback."""
 
     @abstractmethod
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
@@ -99,24 +101,8 @@ class EvaluatingGrader(GraderBase):
         return Score(reward=reward, parts={self.label: reward}, feedback=bounded_feedback(feedback))
 
 
-class RewardGrader(EvaluatingGrader):
-    """A rule that is a function of the completion and its row."""
-
-    @abstractmethod
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
-        """The rule itself. Raises UnscorableError."""
-
-    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
-        """What would improve a completion with this reward; empty if nothing is known."""
-        return ""
-
-    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
-        reward = self.reward(sample, item)
-        return Graded(reward, self.feedback(sample, item, reward))
-
-
 def row_value(text: str, item: Mapping[str, Any]) -> str | None:
-    """What a template is for this row, None where it depends on the completion or does not resolve."""
+    """A template's text for this row; None if it depends on the completion or does not resolve."""
     if uses_sample(text) or unresolved(text, item):
         return None
     try:

@@ -9,7 +9,7 @@ _MAX_QUOTED_CHARACTERS = 110
 
 
 def excerpt(text: str) -> str:
-    """The text in quotes, on one line; of a long one its beginning and its end."""
+    """The text in quotes, on one line; a long one is cut in the middle."""
     if len(text) > _MAX_QUOTED_CHARACTERS:
         half = (_MAX_QUOTED_CHARACTERS - 3) // 2
         text = f"{text[:half]}...{text[-half:]}"
@@ -17,7 +17,7 @@ def excerpt(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """Without unpaired surrogates, which JSON can spell and no record can hold: they become `?`."""
+    """The text with `?` for unpaired surrogates, which JSON can escape but no record can store."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

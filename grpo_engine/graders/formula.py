@@ -3,8 +3,8 @@
 Numbers, names, + - * / ^, parentheses and `FUNCTIONS`. `^` is right-associative and binds tighter than a
 minus sign: -2^2 is -4. The tokens are checked here; Python's `ast` then groups them.
 
-Boundary: no eval. Only the nodes in `_instruction` are accepted. Length and depth are bounded, and the tree
-is walked and evaluated in loops, so no formula exhausts the stack.
+There is no eval: only the nodes in `_instruction` are accepted. Length and depth are bounded, and the tree is
+walked and evaluated in loops, so no formula exhausts the stack.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def parse(text: str) -> Formula:
         raise FormulaError(f"a formula has at most {MAX_CHARACTERS} characters")
     tokens = _tokens(text)
     _check(tokens)
-    # One token a line: the line of a node is the number of its first token.
+    # one token per line: a node's line number is that of its first token
     source = "(" + "\n".join(token.python for token in tokens) + ")"
     try:
         tree = ast.parse(source, mode="eval")
@@ -133,7 +133,7 @@ def _shown(call: Call, operands: list[float]) -> str:
 
 
 def _tokens(text: str) -> list[_Token]:
-    """The last token is the end."""
+    """All tokens; the last is the end."""
     tokens: list[_Token] = []
     position = 0
     while not tokens or tokens[-1].kind != "end":
@@ -154,7 +154,7 @@ class _Bracket(NamedTuple):
     token: _Token
     is_call: bool
     depth: int
-    """Of the operand that the bracket is, or is part of."""
+    """Depth of the operand that the bracket belongs to."""
 
 
 def _check(tokens: list[_Token]) -> None:
@@ -231,5 +231,5 @@ def _call(name: str, num_given: int, column: int) -> Call:
     function, arity = FUNCTIONS[name]
     if arity is not None and num_given != arity:
         raise FormulaError(f"{name} at character {column} takes {arity} argument, not {num_given}")
-    # Python's min and max of a single value expect a sequence.
+    # Python's min and max of a single value expect a sequence
     return Call(name, num_given, operator.pos if arity is None and num_given == 1 else function)

@@ -1,6 +1,6 @@
-"""What judges cost this process, and the answers that need not be paid for twice. Safe between threads.
+"""Cost limits and usage of model calls, and a cache of their results. Thread-safe.
 
-Boundary: memory of this process only; a restarted engine counts from 0 again.
+Kept in this process's memory: a restarted engine counts from 0 again.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ Value = TypeVar("Value")
 
 
 class ModelUsage(Record):
-    """What one model was asked so far."""
+    """Usage of one model so far."""
 
     calls: int = 0
-    """Answered calls; those from the cache are none."""
+    """Answered calls, without those from the cache."""
     input_tokens: int = 0
     output_tokens: int = 0
     usd: float = 0.0
-    """By the operator's prices; 0 where there are none."""
+    """By the operator's prices; 0 without prices."""
 
 
 class SpendLimitError(Exception):
-    """A grader has spent what it may."""
+    """The limit of calls or cost is reached."""
 
 
 @dataclass
 class Account:
-    """What one grader has spent and, for calls on their way, is likely to."""
+    """Spending of one grader."""
 
     calls: int = 0
-    """Started calls, whatever came of them."""
+    """Started calls, failed ones included."""
     usd: float = 0.0
     expected_usd: float = 0.0
+    """Likely cost of the calls in progress."""
 
 
 @dataclass
 class Receipt:
-    """Filled in by the caller once the answer is there."""
+    """The caller fills it in after the answer."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -71,10 +72,10 @@ class Ledger:
         max_cost_usd: float | None,
         expected_usd: float,
     ) -> Iterator[Receipt]:
-        """One paid call. Raises SpendLimitError where the account is empty.
+        """Account for one paid call. Raises SpendLimitError.
 
-        Calls on their way count with `expected_usd`, so a limit is exceeded by at most one call and by what
-        was expected too low.
+        Calls in progress count with `expected_usd`, so a limit is exceeded by at most one call, and by
+        underestimates.
         """
         receipt = Receipt()
         with self.lock:
@@ -113,9 +114,9 @@ def _added(before: ModelUsage, receipt: Receipt) -> ModelUsage:
 
 
 class SharedCalls(Generic[Value]):
-    """Remembers results by key; callers that ask for the same at the same time share one call.
+    """A cache by key in which concurrent callers with equal keys share one call.
 
-    A call that fails is remembered by nobody: those who wait for it fail with it, the next one tries again.
+    A failed call is not kept: its waiting callers fail too, the next one tries again.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,8 +1,7 @@
 """Numbers as models write them: `1,234`, `$6.00`, `-3/4`, `50%`, `6.02e23`, `3 \\times 10^8`, `\\frac{1}{2}`.
 
-Boundary: finds and reads numbers exactly (fractions, never floats). It does not evaluate expressions: `2+3`
-ends in the number 3. Only the text around its last digit is read, and digits and exponents are bounded, so
-no text costs more than a few microseconds.
+Numbers are exact (fractions, never floats). Expressions are not evaluated: `2+3` ends in the number 3. Only
+the text around the last digit is read, and digits and exponents are bounded, so a text costs microseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 MAX_CHARACTERS = 256
-"""A longer number is not read as one."""
+"""Longer numbers are not recognised."""
 MAX_EXPONENT = 400
 _TAIL_CHARACTERS = 8
 _BOXED = "\\boxed{"
@@ -22,7 +21,7 @@ _SIMPLE = (
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
     r"(?:[eE][-+−]?[0-9]+|\s?(?:×|\*|\\times|\\cdot)\s?10(?:\^|\*\*)\{?[-+−]?[0-9]+\}?)?"
 )
-# A sign directly behind a letter, a digit or a closing bracket is subtraction or a hyphen.
+# A sign directly after a letter, a digit or a closing bracket is subtraction or a hyphen.
 _SIGN = r"(?:(?<![0-9A-Za-z_)\]}])[-+−])"
 _INNER = rf"\s*[-+−]?{_SIMPLE}\s*"
 _NUMBER = re.compile(
@@ -43,14 +42,18 @@ class Number(NamedTuple):
     """As written: `50%` is 50."""
     percent: bool
 
+    def __str__(self) -> str:
+        """`7`, `5/2`, `50%`."""
+        return f"{self.value}{'%' if self.percent else ''}"
+
 
 def last_number(text: str, *, tag: str | None = None) -> Number | None:
     """Last number of the text, or of its last `<tag>…</tag>`; inside it, of its last `\\boxed{…}` if any.
 
-    None where there is none, and for a number beyond the bounds or a fraction over zero.
+    None if there is none, if it exceeds the bounds, and for a fraction over zero.
     """
     if tag is not None:
-        inside = _tagged(text, tag)
+        inside = tagged(text, tag)
         if inside is None:
             return None
         text = inside
@@ -61,7 +64,7 @@ def last_number(text: str, *, tag: str | None = None) -> Number | None:
 def agree(left: Number, right: Number, *, absolute: Fraction, relative: Fraction) -> bool:
     """Whether |left - right| <= max(absolute, relative * |right|), exactly.
 
-    Where only one side carries a percent sign it may stand for n or for n/100: `50%` is 50 and is 0.5.
+    If only one side has a percent sign, `50%` may mean 50 or 0.5.
     """
     if _near(left.value, right.value, absolute, relative):
         return True
@@ -75,7 +78,8 @@ def _near(left: Fraction, right: Fraction, absolute: Fraction, relative: Fractio
     return left == right or abs(left - right) <= max(absolute, relative * abs(right))
 
 
-def _tagged(text: str, tag: str) -> str | None:
+def tagged(text: str, tag: str) -> str | None:
+    """The inside of the last `<tag>…</tag>`; None without one."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end] if start >= 0 else None

@@ -1,7 +1,6 @@
 """Users' regular expressions in a linear-time engine (RE2), bounded in program size, memory and text.
 
-Boundary: RE2's syntax, so no back-references and no look-around. Answers whether there is a match,
-nothing else.
+RE2's syntax has no back-references and no look-around.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import re2
 MAX_CHARACTERS = 4096
 MAX_TEXT_CHARACTERS = 500_000
 MAX_INSTRUCTIONS = 4000
-"""Time grows with instructions x text."""
+"""Time is proportional to instructions × text."""
 
 
 @lru_cache(maxsize=128)
 def compiled(pattern: str) -> Any:
-    """Compiled pattern. Raises ValueError where it is wrong or too large."""
+    """Compiled pattern. Raises ValueError if it is invalid or too large."""
     if len(pattern) > MAX_CHARACTERS:
         raise ValueError(f"a pattern has at most {MAX_CHARACTERS} characters")
     options = re2.Options()
     options.log_errors = False
-    options.never_capture = True  # whether it matches needs no groups, and is much faster without them
+    options.never_capture = True  # matching is much faster without groups
     options.max_mem = 2**21
     try:
         program = re2.compile(pattern, options)

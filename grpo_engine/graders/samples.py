@@ -1,17 +1,14 @@
-"""A model's text as the sample that graders see.
-
-Boundary: the text is data. It is parsed as JSON where it is JSON, and nothing in it is ever executed.
-"""
+"""A model's text as the sample that graders see."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from grpo_engine.contract.records import FinishReason, Sample
 from grpo_engine.graders.feedback import storable
+from grpo_engine.graders.untrusted_json import parse_json
 
 
 def make_sample(
@@ -21,9 +18,9 @@ def make_sample(
     finish_reason: FinishReason = FinishReason.STOP,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Sample:
-    """Sample of a completion's text; `output_json` is set where the whole text is JSON.
+    """Sample of a completion's text; `output_json` is set if the whole text is JSON.
 
-    Unpaired surrogates, which no UTF-8 text can hold, become `?`. `num_tokens` 0 means not known.
+    Unpaired surrogates, which UTF-8 cannot encode, become `?`. `num_tokens` 0 means unknown.
     """
     text = storable(text)
     return Sample(
@@ -36,28 +33,9 @@ def make_sample(
 
 
 def _json_of(text: str) -> Any:
-    """What the text is as JSON, None where it is none; `"\\ud800"` spells a surrogate, which becomes `?`."""
+    """The text parsed as JSON, or None. An escaped surrogate, `"\\ud800"`, becomes `?`."""
     try:
         found = parse_json(text)
         return found if "\\u" not in text else json.loads(storable(json.dumps(found, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return None
-
-
-def parse_json(text: str) -> Any:
-    """Strict JSON: no NaN or Infinity, no number beyond float. Raises ValueError for anything else."""
-    try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("number out of range")
-    return value

@@ -1,11 +1,10 @@
 """Similarity of two texts: each metric is a function (text, reference) → [0, 1].
 
-Equal texts have 1, but for METEOR, whose penalty leaves 1 - 0.5 / (number of words)^3, and for texts without
-a word, or for ROUGE-N with fewer than N words, which have 0.
+Equal texts give 1, except for METEOR, whose penalty leaves 1 - 0.5 / (number of words)^3. Texts without a
+word, or with fewer than N words for ROUGE-N, give 0.
 
-Boundary: pure functions. The libraries are loaded where they are used. Words of bleu, gleu and meteor are
-those of mteval-v13a, the tokens of sacrebleu's default; those of ROUGE are its own: runs of a-z and 0-9 in
-lower case, so it sees only such words.
+Words of bleu, gleu and meteor are those of mteval-v13a, sacrebleu's default; words of ROUGE are runs of a-z
+and 0-9 in lower case only. The libraries are imported when they are used.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def bleu(text: str, reference: str) -> float:
     """Sentence BLEU-4 (Papineni et al. 2002) by sacrebleu, with its exponential smoothing."""
     import sacrebleu
 
-    # Rounding takes equal texts to a trace above 100.
+    # rounding can give equal texts slightly more than 100
     return min(1.0, sacrebleu.sentence_bleu(text, [reference]).score / 100)
 
 
@@ -52,7 +51,7 @@ def meteor(text: str, reference: str) -> float:
 
 
 def rouge_n(text: str, reference: str, *, n: int) -> float:
-    """ROUGE-N (Lin 2004): F1 of the n-grams that both have."""
+    """ROUGE-N (Lin 2004): F1 of the common n-grams."""
     found, wanted = (_grams(_rouge_words(each), n) for each in (text, reference))
     return _f1((found & wanted).total(), found.total(), wanted.total())
 

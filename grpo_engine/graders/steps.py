@@ -1,7 +1,7 @@
-"""Cuts a completion into reasoning steps.
+"""Splits a completion into reasoning steps.
 
-Boundary: text only. Steps tile the text: each one ends where the next begins, separators belong to the step
-before them, and what precedes the first step belongs to it. All patterns run in linear time (RE2).
+Steps cover the whole text: a separator belongs to the step before it, and text before the first step belongs
+to that step. All patterns run in linear time (RE2).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Step(NamedTuple):
 
 
 def check_splitter(splitter: str) -> str:
-    """The splitter, for pydantic. Raises ValueError where it is no name and no pattern."""
+    """The splitter, for pydantic. Raises ValueError if it is neither a name nor a pattern."""
     if splitter not in _SEPARATORS and splitter != "steps":
         if not splitter:
-            raise ValueError("write lines, paragraphs, steps or a pattern")
+            raise ValueError("give lines, paragraphs, steps or a pattern")
         compiled(splitter)
     return splitter
 
 
 def split(text: str, splitter: str, max_steps: int) -> list[Step]:
-    """Steps in order, at least one. Raises ValueError where there are none or more than `max_steps`."""
+    """Steps in order. Raises ValueError if there are none or more than `max_steps`."""
     if len(text) > MAX_TEXT_CHARACTERS:
-        raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters: not cut into steps")
+        raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters: not split into steps")
     steps: list[Step] = []
     for start, stop, end in _spans(text, splitter):
         content = text[start:stop].strip()
@@ -72,7 +72,7 @@ def _spans(text: str, splitter: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _matches(pattern: str, text: str) -> Iterator[tuple[int, int]]:
-    """Where the pattern matches some of the text, from and to, in characters."""
+    """Start and end, in characters, of the pattern's matches that are not empty."""
     data = text.encode("utf-8", "replace")
     position = num_characters = 0
     for match in compiled(pattern).finditer(data):
@@ -84,5 +84,5 @@ def _matches(pattern: str, text: str) -> Iterator[tuple[int, int]]:
 
 
 def _count(data: bytes) -> int:
-    """Characters that begin in this piece of UTF-8."""
+    """Characters whose first byte is in this piece of UTF-8."""
     return len(data.translate(None, _CONTINUATION))

@@ -1,9 +1,8 @@
 """The template language: `{{ item.path.to[0].field }}`, `{{sample.output_text}}`, `{{item["a key"]}}`.
 
-A path starts in `item` (the dataset row) or `sample` (the completion) and goes on with `.name`, `[0]` or
-`["any key"]`. A string is put in as it is, any other value as compact JSON.
-Boundary: a value is data. It is never expanded again, formatted or evaluated. There are no filters, no
-conditions and no escape for a literal `{{`.
+A path starts with `item` (the dataset row) or `sample` (the completion), followed by `.name`, `[0]` or
+`["any key"]`. A string is inserted unchanged, any other value as compact JSON. Values are never expanded
+again, formatted or evaluated. There are no filters, no conditions and no escape for a literal `{{`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Path(NamedTuple):
 
 
 class TemplateError(ValueError):
-    """The template itself is wrong; says where."""
+    """The template is invalid; the message gives the position."""
 
 
 @lru_cache(maxsize=256)
 def parse(template: str) -> tuple[str | Path, ...]:
-    """Literal texts and paths in order. Raises TemplateError where the template is wrong."""
+    """Literal texts and paths in order. Raises TemplateError."""
     parts: list[str | Path] = []
     position = 0
     while (start := template.find("{{", position)) >= 0:
@@ -53,13 +52,13 @@ def parse(template: str) -> tuple[str | Path, ...]:
 
 
 def check(template: str) -> str:
-    """The template, for pydantic. Raises TemplateError (a ValueError) where it is wrong."""
+    """The template, for pydantic. Raises TemplateError, a ValueError."""
     parse(template)
     return template
 
 
 def render(template: str, sample: Sample, item: Mapping[str, Any]) -> str:
-    """The text with every path replaced by its value. Raises UnscorableError for a path without one."""
+    """The text with every path replaced by its value. Raises UnscorableError if a path has none."""
     rendered: list[str] = []
     room = MAX_RENDERED_CHARACTERS
     for part in parse(template):
@@ -68,11 +67,11 @@ def render(template: str, sample: Sample, item: Mapping[str, Any]) -> str:
         if room < 0:
             raise UnscorableError("other_error", f"longer than {MAX_RENDERED_CHARACTERS} characters")
         rendered.append(text)
-    return rendered[0] if len(rendered) == 1 else "".join(rendered)
+    return "".join(rendered)
 
 
 def unresolved(template: str, item: Mapping[str, Any]) -> list[str]:
-    """Paths into `item` that this row does not have, as written."""
+    """Paths into `item` that this row lacks, as written."""
     return [path.text for path in _paths(template) if path.namespace == "item" and not _resolves(path, item)]
 
 
@@ -94,7 +93,7 @@ def _resolves(path: Path, item: Mapping[str, Any]) -> bool:
 
 
 def _parse_path(template: str, start: int) -> tuple[Path, int]:
-    """Path at `start` (its `{{`) and the position behind its `}}`."""
+    """Path at `start` (its `{{`) and the position after its `}}`."""
     name = _NAME.match(template, start + 2)
     assert name is not None  # every part of it is optional
     namespace = name[1] or ""

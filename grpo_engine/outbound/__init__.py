@@ -1,4 +1,4 @@
-"""Requests to servers that other people run: address checks, pinned connections, signatures, a chat client.
+"""Requests to servers run by others: address checks, pinned connections, signatures, a chat client.
 
 Belongs here: everything that leaves the machine on a user's behalf.
 Does not: what a grader does with the answer.

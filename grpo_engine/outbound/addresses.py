@@ -1,8 +1,8 @@
-"""Which URLs may be asked: https, public names, public addresses; and what the operator adds to them.
+"""Which URLs may be requested: https, public names, public addresses, and what the operator allows.
 
 Sources: OWASP's notes on server-side request forgery; the IANA special-purpose address registries.
-Boundary: literal checks of a URL and of addresses, no connection. `web.py` connects, and only to an address
-that `public_addresses` has passed: a name says nothing about where it leads.
+Boundary: no connection is opened here. `web.py` connects only to addresses that `addresses_of` returned,
+because a name does not show where it leads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 MAX_URL_CHARACTERS = 2048
 PORTS = (443, 8443)
 INNER_NAMES = ("localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "private")
-"""Last labels of names that never mean a host of the public Internet; `home.arpa` besides."""
+"""Last labels of names that are never hosts of the public Internet; so is `home.arpa`."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Sequence[str]]
@@ -42,12 +42,12 @@ _REFUSED = tuple(
 
 
 class RefusedUrl(ValueError):
-    """This URL may not be asked; the message says why."""
+    """This URL may not be requested; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A URL taken apart; nothing parses it a second time."""
+    """The parts of a URL, which is parsed once only."""
 
     scheme: str
     host: str
@@ -56,7 +56,7 @@ class Target:
     path: str
     """With the query."""
     trusted: bool
-    """The operator allowed this host: plain http, any port and private addresses are fine."""
+    """The operator allows this host: plain http, any port and private addresses are accepted."""
 
     @property
     def authority(self) -> str:
@@ -73,19 +73,17 @@ class Outside:
 
     @classmethod
     def from_environment(cls) -> Outside:
-        """Reads GRPO_ALLOWED_HOSTS."""
+        """The hosts in GRPO_ALLOWED_HOSTS."""
         return cls.listed(os.environ.get("GRPO_ALLOWED_HOSTS", ""))
 
     @classmethod
     def listed(cls, hosts: str) -> Outside:
-        """Of a text, comma separated."""
+        """Comma-separated hosts."""
         return cls(frozenset(entry.strip().lower() for entry in hosts.split(",") if entry.strip()))
 
     def trusting(self, url: str) -> Outside:
-        """This policy, and the host and port of a URL that the operator wrote."""
-        scheme, host, port, _ = _take_apart(url)
-        if scheme not in ("http", "https"):
-            raise RefusedUrl(f"{scheme or 'no scheme'} is not http or https")
+        """This policy plus the host and port of a URL that the operator wrote. Raises RefusedUrl."""
+        _, host, port, _ = _take_apart(url)
         return Outside(self.allowed | {f"{_bracketed(host)}:{port}"})
 
     def permits(self, host: str, port: int) -> bool:
@@ -93,16 +91,15 @@ class Outside:
         return shown in self.allowed or f"{shown}:{port}" in self.allowed
 
 
-def check_url(url: str, outside: Outside | None = None) -> None:
-    """Refuses what no look-up is needed for: for the moment a job is submitted. Raises RefusedUrl."""
+def check_url(url: str, *, outside: Outside | None = None) -> str:
+    """Return the URL if it is acceptable without looking up its name. Raises RefusedUrl."""
     parse(url, outside or Outside.from_environment())
+    return url
 
 
 def parse(url: str, outside: Outside) -> Target:
     """The URL's parts. Raises RefusedUrl; a name is not looked up here."""
     scheme, host, port, path = _take_apart(url)
-    if scheme not in ("http", "https"):
-        raise RefusedUrl(f"{scheme or 'no scheme'} is not https")
     trusted = outside.permits(host, port)
     if not trusted:
         _check_public(scheme, host, port)
@@ -110,20 +107,22 @@ def parse(url: str, outside: Outside) -> Target:
 
 
 def _take_apart(url: str) -> tuple[str, str, int, str]:
-    """Scheme, host, port and path with query; one strict reading, so no two parsers can disagree."""
+    """Scheme, host, port and path with query. One strict parser, so that no two can disagree."""
     if len(url) > MAX_URL_CHARACTERS:
         raise RefusedUrl(f"longer than {MAX_URL_CHARACTERS} characters")
     if not _URL.fullmatch(url):
-        raise RefusedUrl("holds a character that no URL has: write others as %XX, names in punycode")
+        raise RefusedUrl("invalid character: write it as %XX, or host names in punycode")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         raise RefusedUrl("not a URL") from None
     if "@" in parts.netloc:
-        raise RefusedUrl("holds credentials")
+        raise RefusedUrl("contains credentials")
     if "#" in url:
-        raise RefusedUrl("holds a fragment")
+        raise RefusedUrl("contains a fragment")
+    if parts.scheme not in ("http", "https"):
+        raise RefusedUrl(f"{parts.scheme or 'no scheme'} is not http or https")
     default = 443 if parts.scheme == "https" else 80
     host = _check_host(parts.netloc, parts.hostname or "")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -131,7 +130,7 @@ def _take_apart(url: str) -> tuple[str, str, int, str]:
 
 
 def _check_host(netloc: str, host: str) -> str:
-    """The host, canonical. An address is written in its one usual form or it is none."""
+    """The canonical host. An address is accepted in its usual form only."""
     if netloc.startswith("["):
         if not re.fullmatch(r"\[[0-9a-fA-F:.]+\](:\d+)?", netloc):
             raise RefusedUrl("not an IPv6 address")
@@ -154,10 +153,11 @@ def _check_public(scheme: str, host: str, port: int) -> None:
     if scheme != "https":
         raise RefusedUrl("not https")
     if port not in PORTS:
-        raise RefusedUrl(f"port {port}: only {' and '.join(map(str, PORTS))} may be asked")
+        raise RefusedUrl(f"port {port}: only {' and '.join(map(str, PORTS))} are allowed")
     address = as_address(host)
     if address is not None:
-        _check_address(address)
+        if not is_public(address):
+            raise RefusedUrl(f"{address} is not a public address")
         return
     labels = host.split(".")
     if len(labels) == 1 or labels[-1] in INNER_NAMES or labels[-2:] == ["home", "arpa"]:
@@ -165,20 +165,15 @@ def _check_public(scheme: str, host: str, port: int) -> None:
 
 
 def as_address(host: str) -> Address | None:
-    """The address that the text is, None for a name."""
+    """The text as an address; None for a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
 
 
-def _check_address(address: Address) -> None:
-    if not is_public(address):
-        raise RefusedUrl(f"{address} is not a public address")
-
-
 def is_public(address: Address) -> bool:
-    """Whether it is a host of the public Internet, whatever form it hides in."""
+    """Whether it is a host of the public Internet, also inside an IPv6 form of an IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = _inner_address(address)
         if inner is not None:
@@ -200,13 +195,13 @@ def _inner_address(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | No
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Addresses of a name, by the system's resolver. Raises OSError."""
+    """Addresses of a name from the system's resolver. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def addresses_of(target: Target, resolver: Resolver) -> list[str]:
-    """Where to connect: one look-up, and every address must be public. Raises RefusedUrl, OSError."""
+    """Addresses to connect to: one look-up; all must be public. Raises RefusedUrl, OSError."""
     literal = as_address(target.host)
     found = [target.host] if literal is not None else list(resolver(target.host, target.port))
     if not found:
@@ -215,14 +210,14 @@ def addresses_of(target: Target, resolver: Resolver) -> list[str]:
         for text in found:
             address = as_address(text)
             if address is None or not is_public(address):
-                raise RefusedUrl(f"{target.host} leads to an address that is not public")
+                raise RefusedUrl(f"{target.host} has an address that is not public")
     return found
 
 
 def check_destination(url: str, outside: Outside, resolver: Resolver = resolve) -> None:
-    """Refuses, beyond `check_url`, a name that leads inside now. Raises RefusedUrl.
+    """Like `check_url`, and refuses a name with a private address now. Raises RefusedUrl.
 
-    A name without an address is not refused: it may get one, and each request looks again.
+    A name without an address is accepted: it may get one, and each request checks again.
     """
     target = parse(url, outside)
     with suppress(OSError, UnicodeError):

@@ -1,10 +1,9 @@
-"""A client of OpenAI-compatible chat servers: judges, and whoever else needs a model's word.
+"""A thread-safe client of OpenAI-compatible chat servers, without streaming.
 
     client = ChatClient.named("default", "judge-large")
     answer = client.complete([{"role": "user", "content": "…"}], temperature=0.0)
 
-Safe to share between threads. Retries passing trouble inside one time limit for the whole call.
-Boundary: no streaming, no tools. The way out is `graders/web.py` and its rules; a key is in no message.
+Temporary errors are retried within one time limit for the whole call. No error message contains the key.
 """
 
 from __future__ import annotations
@@ -16,38 +15,20 @@ from typing import Any
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from grpo_engine.contract.records import Record
-from grpo_engine.outbound.operator_endpoints import (
-    EndpointError,
-    OperatorEndpoint,
-    find_endpoint,
-    load_endpoints,
-)
-from grpo_engine.outbound.web import NoAnswer, Outside, RefusedUrl, WebAnswer, post_patiently
-
-__all__ = [
-    "ChatAnswer",
-    "ChatClient",
-    "ChatError",
-    "ChatParseError",
-    "ChatRefusalError",
-    "ChatServerError",
-    "ChatUsage",
-    "EndpointError",
-    "OperatorEndpoint",
-    "find_endpoint",
-    "load_endpoints",
-]
+from grpo_engine.outbound.addresses import Outside, RefusedUrl
+from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
+from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_patiently
 
 SHOWN_CHARACTERS = 300
-"""Of a server's own error text, in ours."""
+"""Maximum characters of a server's text in an error message."""
 
 
 class ChatError(Exception):
-    """The model was asked and there is no usable answer."""
+    """There is no usable answer."""
 
 
 class ChatServerError(ChatError):
-    """The server could not be reached or refused the request; `status` is None where it did not answer."""
+    """The server did not respond (`status` None) or refused the request."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -55,7 +36,7 @@ class ChatServerError(ChatError):
 
 
 class ChatParseError(ChatError):
-    """The answer is not a chat completion."""
+    """The response is not a chat completion."""
 
 
 class ChatRefusalError(ChatError):
@@ -70,19 +51,19 @@ class ChatUsage(Record):
 
 
 class ChatAnswer(Record):
-    """What the model said."""
+    """The model's answer."""
 
     text: str
-    """Empty where it said nothing (all tokens went into reasoning, or it refused)."""
+    """Empty if the model spent all tokens on reasoning, or refused."""
     usage: ChatUsage
     refusal: str | None
-    """Why the model declined; None where it did not."""
+    """Why the model refused; None if it did not."""
     finish_reason: str | None
 
     def accepted(self) -> str:
-        """The text. Raises ChatRefusalError where the model declined."""
+        """The text. Raises ChatRefusalError."""
         if self.refusal is not None:
-            raise ChatRefusalError(f"the model declined: {self.refusal[:SHOWN_CHARACTERS]}")
+            raise ChatRefusalError(f"the model refused: {self.refusal[:SHOWN_CHARACTERS]}")
         return self.text
 
 
@@ -108,19 +89,19 @@ class ChatClient:
 
     @classmethod
     def named(cls, name: str, model: str, timeout: float = 120.0, max_retries: int = 4) -> ChatClient:
-        """Client of an endpoint of the operator's. Raises EndpointError where it has no such model."""
+        """Client of one of the operator's endpoints. Raises EndpointError if it has no such model."""
         endpoint = find_endpoint(name)
         if endpoint.models is not None and model not in endpoint.models:
             raise EndpointError(f"the endpoint {name!r} does not offer {model!r}")
         return cls(endpoint.url, model, endpoint.api_key, timeout, max_retries, endpoint.outside)
 
     def complete(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> ChatAnswer:
-        """The model's answer. `sampling` goes into the request as it is; None values are left out.
+        """Request a completion. `sampling` fields are sent unchanged, except None values.
 
         Raises ChatServerError, ChatParseError; a refusal is an answer.
         """
-        given = {name: value for name, value in sampling.items() if value is not None}
-        body = json.dumps({"model": self.model, "messages": list(messages), **given}, allow_nan=False)
+        set_fields = {name: value for name, value in sampling.items() if value is not None}
+        body = json.dumps({"model": self.model, "messages": list(messages), **set_fields}, allow_nan=False)
         headers = {"Content-Type": "application/json"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key.get_secret_value()}"
@@ -136,12 +117,12 @@ class ChatClient:
         except (NoAnswer, RefusedUrl) as error:
             raise ChatServerError(self._without_key(str(error))) from None
         if not 200 <= answer.status < 300:
-            raise ChatServerError(self._complaint(answer), answer.status)
+            raise ChatServerError(self._error_text(answer), answer.status)
         return _parse(answer.body)
 
-    def _complaint(self, answer: WebAnswer) -> str:
+    def _error_text(self, answer: WebAnswer) -> str:
         if answer.status in (401, 403):  # servers repeat parts of the key here
-            return f"status {answer.status}: the server does not accept the operator's key"
+            return f"status {answer.status}: the server rejected the operator's key"
         if 300 <= answer.status < 400:
             return f"status {answer.status}: redirects are not followed"
         text = " ".join(self._without_key(answer.body.decode("utf-8", "replace")).split())

@@ -6,13 +6,12 @@ GRPO_ENDPOINTS is the path of a JSON file, name → OperatorEndpoint:
                  "usd_per_million_input": 0.5, "usd_per_million_output": 2.0},
      "checker": {"url": "https://grade.example/run", "secret": "whsec_…"}}
 
-Boundary: reads the file, asks nobody. Keys are `SecretStr`: no message, log or record shows them.
+The file is read again at each call. Keys are `SecretStr`: no message, log or record shows them.
 """
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -26,13 +25,13 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class EndpointError(Exception):
-    """The operator's file is missing or wrong, or has no such endpoint."""
+    """The operator's file is missing or invalid, or has no such endpoint."""
 
 
 def _check_key(key: SecretStr) -> SecretStr:
     text = key.get_secret_value()
     if not (text.isascii() and text.isprintable()) or " " in text:
-        raise ValueError("a key has no spaces and no characters beyond ASCII")
+        raise ValueError("a key cannot contain spaces or non-ASCII characters")
     return key
 
 
@@ -42,26 +41,26 @@ def _check_secret(secret: SecretStr) -> SecretStr:
 
 
 class OperatorEndpoint(Record):
-    """One server. Being written by the operator, its URL may be plain http and private."""
+    """One server. The operator trusts its URL, so it may be plain http and private."""
 
     url: str = Field(max_length=2048)
-    """Of a chat server up to and with `/v1`; of a grader the whole URL."""
+    """A chat server's URL up to and including `/v1`, or a grader's whole URL."""
     api_key: Annotated[SecretStr, AfterValidator(_check_key)] | None = None
     """Sent as `Authorization: Bearer …`."""
     secret: Annotated[SecretStr, AfterValidator(_check_secret)] | None = None
-    """Signs requests to a grader: base64, with or without `whsec_` before it."""
+    """Key for signing requests to a grader: base64, with or without the prefix `whsec_`."""
     models: tuple[str, ...] | None = None
-    """Models that jobs may ask for; null: any."""
+    """Models that jobs may use; null: any."""
     usd_per_million_input: Price | None = None
     usd_per_million_output: Price | None = None
 
     @property
     def outside(self) -> Outside:
-        """The policy of this machine, and the endpoint's own host. Raises RefusedUrl."""
+        """This machine's policy plus the endpoint's own host. Raises RefusedUrl."""
         return Outside.from_environment().trusting(self.url)
 
     def cost_usd(self, input_tokens: int, output_tokens: int) -> float | None:
-        """Price of these tokens, None where the operator stated none."""
+        """Price of these tokens; None if the operator set none."""
         if self.usd_per_million_input is None or self.usd_per_million_output is None:
             return None
         total = input_tokens * self.usd_per_million_input + output_tokens * self.usd_per_million_output
@@ -72,15 +71,24 @@ _FILE: TypeAdapter[dict[str, OperatorEndpoint]] = TypeAdapter(dict[str, Operator
 
 
 def load_endpoints() -> dict[str, OperatorEndpoint]:
-    """Name → endpoint, from the file of GRPO_ENDPOINTS; empty where it is not set. Raises EndpointError."""
+    """Name → endpoint, from the file in GRPO_ENDPOINTS; empty if it is unset. Raises EndpointError."""
     path = os.environ.get("GRPO_ENDPOINTS")
     if not path:
         return {}
     try:
-        state = Path(path).stat()
-        return dict(_load(path, state.st_mtime_ns, state.st_size))
+        endpoints = _FILE.validate_json(Path(path).read_bytes())
+        for endpoint in endpoints.values():
+            _ = endpoint.outside
     except OSError as error:
         raise EndpointError(f"GRPO_ENDPOINTS cannot be read: {error.strerror}") from None
+    except RefusedUrl as error:
+        raise EndpointError(f"GRPO_ENDPOINTS has an invalid url: {error}") from None
+    except ValidationError as error:
+        # never the input: it holds keys
+        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise EndpointError(f"GRPO_ENDPOINTS is invalid at {place or 'its start'}: {first['msg']}") from None
+    return endpoints
 
 
 def find_endpoint(name: str) -> OperatorEndpoint:
@@ -89,20 +97,3 @@ def find_endpoint(name: str) -> OperatorEndpoint:
     if endpoint is None:
         raise EndpointError(f"there is no endpoint {name!r}: the operator lists them in GRPO_ENDPOINTS")
     return endpoint
-
-
-@lru_cache(maxsize=4)
-def _load(path: str, _modified_ns: int, _size: int) -> dict[str, OperatorEndpoint]:
-    """The file's content, read again when it changed."""
-    try:
-        endpoints = _FILE.validate_json(Path(path).read_bytes())
-        for endpoint in endpoints.values():
-            _ = endpoint.outside
-    except RefusedUrl as error:
-        raise EndpointError(f"GRPO_ENDPOINTS has a wrong url: {error}") from None
-    except ValidationError as error:
-        # Never the input: it holds keys.
-        first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise EndpointError(f"GRPO_ENDPOINTS is wrong at {place or 'its start'}: {first['msg']}") from None
-    return endpoints

@@ -1,7 +1,7 @@
-"""Connections to addresses that were checked, under one deadline for all that happens on them.
+"""Connections to checked addresses, under one deadline for everything on them.
 
-Boundary: loads httpcore, so `web.py` imports it where it is used. The host that httpcore names goes into
-TLS and the Host header only; where the connection leads is fixed here.
+The host that httpcore passes is used for TLS and the Host header only. This module loads httpcore, so
+`web.py` imports it when it is needed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Deadline:
         """Seconds until then, never 0. Raises `kind` once it has passed."""
         seconds = self.moment - time.monotonic()
         if seconds <= 0:
-            raise kind("the time is over")
+            raise kind("the deadline has passed")
         return seconds
 
 
 class PinnedBackend(httpcore.NetworkBackend):
-    """Connects to the given addresses, in order, whatever host it is asked for."""
+    """Connects to the given addresses in order, whatever the host."""
 
     def __init__(self, addresses: Sequence[str], deadline: Deadline) -> None:
         self.addresses = addresses[:MAX_ADDRESSES]
@@ -65,7 +65,7 @@ class PinnedBackend(httpcore.NetworkBackend):
 
 
 class _TimedStream(httpcore.NetworkStream):
-    """A stream whose every wait ends at the deadline: a peer that drips bytes gains nothing."""
+    """A stream whose every wait ends at the deadline, also if the peer sends byte by byte."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
         self.stream = stream
@@ -96,5 +96,5 @@ class _TimedStream(httpcore.NetworkStream):
 
 @lru_cache(maxsize=4)
 def tls_context(certificates: str | None) -> ssl.SSLContext:
-    """Trust in the public authorities, or in those of SSL_CERT_FILE where `certificates` names it."""
+    """A context that trusts the public authorities, or those in the file `certificates`."""
     return ssl.create_default_context(cafile=certificates) if certificates else httpx.create_ssl_context()

@@ -1,7 +1,4 @@
-"""Standard Webhooks signatures: the receiver knows who sends, that nothing was changed, and when it was sent.
-
-Source: standardwebhooks.com. Boundary: secrets come as `SecretStr`, so that no message or log shows them.
-"""
+"""Standard Webhooks signatures (standardwebhooks.com): they prove sender, content and time of a request."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ def secret_bytes(secret: SecretStr) -> bytes:
     try:
         return base64.b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("a secret is base64, with or without whsec_ before it") from None
+        raise ValueError("a secret must be base64, with or without the prefix whsec_") from None
 
 
 def signature_headers(
     secrets: Sequence[SecretStr], message_id: str, body: bytes, now: float | None = None
 ) -> dict[str, str]:
-    """An HMAC-SHA256 over `id.timestamp.body`, in base64, by each secret: any of them verifies.
+    """Headers with a base64 HMAC-SHA256 over `id.timestamp.body` for each secret; any of them verifies.
 
     `now` in Unix seconds; None: this machine's clock. Raises ValueError.
     """

@@ -1,10 +1,9 @@
-"""The one way out: asks a URL that a user or the operator gave, and nothing that it was not allowed to.
+"""POST requests to URLs from users and the operator: the only code that sends them.
 
-https on public addresses, or what `Outside` allows; the name is looked up once and the connection goes to
-the address that was checked, with the name in TLS and Host; no redirects, no proxy, no cookies, no
-decompression; one time limit over everything but the look-up (that is the system resolver's own limit);
-the answer is cut at a size.
-Boundary: an answer is a status, headers and bytes. What they mean is the callers' to say.
+Requests go to https on public addresses, or what `Outside` allows. The name is looked up once and the
+connection goes to the checked address, with the name in TLS and Host. No redirects, proxy, cookies or
+decompression. One time limit covers everything except the look-up, which has the system resolver's limit.
+The response body is bounded.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ from typing import TYPE_CHECKING
 
 from grpo_engine.outbound.addresses import (
     Outside,
-    RefusedUrl,
     Resolver,
     Target,
     addresses_of,
-    check_url,
     parse,
     resolve,
 )
@@ -33,18 +30,6 @@ if TYPE_CHECKING:
     import httpcore
 
     from grpo_engine.outbound.pinned import Deadline
-
-__all__ = [
-    "AnswerTooLong",
-    "NoAnswer",
-    "Outside",
-    "RefusedUrl",
-    "WebAnswer",
-    "check_headers",
-    "check_url",
-    "post",
-    "post_patiently",
-]
 
 MAX_ANSWER_BYTES = 2**20
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
@@ -56,25 +41,26 @@ _OUR_HEADERS = re.compile(
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 
 
-def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuses headers that a user may not set, or that would be more than one. Raises ValueError."""
+def check_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers. Raises ValueError if a user may not set one, or if one could smuggle others."""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError("a header's name has only letters, digits and !#$%&'*+.^_`|~-")
+            raise ValueError("a header name may contain only letters, digits and !#$%&'*+.^_`|~-")
         if _OUR_HEADERS.fullmatch(name.lower()):
-            raise ValueError(f"the header {name} is not yours to set")
+            raise ValueError(f"the header {name} is reserved")
         if not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"the header {name} has a line break, a character beyond ASCII or too many")
+            raise ValueError(f"the header {name} has a line break, a non-ASCII character or is too long")
     if len({name.lower() for name in headers}) != len(headers):
-        raise ValueError("a header is given twice")
+        raise ValueError("duplicate header")
+    return headers
 
 
 class NoAnswer(Exception):
-    """The server could not be asked or did not answer in time."""
+    """The server could not be reached or did not respond in time."""
 
 
 class AnswerTooLong(NoAnswer):
-    """The answer is longer than MAX_ANSWER_BYTES."""
+    """The response is longer than MAX_ANSWER_BYTES."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +72,8 @@ class WebAnswer:
     body: bytes
 
     @property
-    def passing_trouble(self) -> bool:
-        """Whether the same request may fare better later."""
+    def is_temporary_error(self) -> bool:
+        """Whether the same request may succeed later."""
         return self.status in (408, 409, 429) or self.status >= 500
 
 
@@ -100,10 +86,10 @@ def post_patiently(
     max_retries: int,
     outside: Outside | None = None,
 ) -> WebAnswer:
-    """`post`, again after passing trouble, with growing pauses; all within `timeout_seconds`.
+    """`post` with retries after temporary errors, with growing pauses, all within `timeout_seconds`.
 
-    A server's Retry-After is kept; one that leads beyond the time limit ends it at once. The last answer is
-    given back whatever its status. Raises RefusedUrl, NoAnswer.
+    A Retry-After header is respected; one beyond the time limit ends the retries. Returns the last response
+    whatever its status. Raises RefusedUrl, NoAnswer.
     """
     end = time.monotonic() + timeout_seconds
     for attempt in range(max_retries + 1):
@@ -115,7 +101,7 @@ def post_patiently(
             raise
         except NoAnswer as error:
             outcome = error
-        if isinstance(outcome, WebAnswer) and not outcome.passing_trouble:
+        if isinstance(outcome, WebAnswer) and not outcome.is_temporary_error:
             return outcome
         pause = _pause_seconds(outcome, attempt)
         if attempt == max_retries or time.monotonic() + pause >= end:
@@ -127,15 +113,16 @@ def post_patiently(
 
 
 def _pause_seconds(outcome: WebAnswer | NoAnswer, attempt: int) -> float:
-    asked = _retry_after(outcome.headers.get("retry-after", "")) if isinstance(outcome, WebAnswer) else None
-    if asked is not None:
-        return asked
+    if isinstance(outcome, WebAnswer):
+        requested = _retry_after(outcome.headers.get("retry-after", ""))
+        if requested is not None:
+            return requested
     longest = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
-    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads callers out, hides nothing
+    return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, no secret
 
 
 def _retry_after(text: str) -> float | None:
-    """Seconds of a Retry-After header: a number or a date; None where it is neither."""
+    """Seconds of a Retry-After header, a number or a date; None if it is neither."""
     text = text.strip()
     if text.isascii() and text.isdigit():
         return float(text[:9])
@@ -155,9 +142,9 @@ def post(
     resolver: Resolver = resolve,
     kept_bytes: int | None = None,
 ) -> WebAnswer:
-    """POST a body and read the answer. Raises RefusedUrl before any connection, NoAnswer after.
+    """POST a body and read the response. Raises RefusedUrl before any connection, NoAnswer after.
 
-    With `kept_bytes` no more than that is read, and a longer answer is no error.
+    With `kept_bytes` no more than that is read, and a longer response is not an error.
     """
     from grpo_engine.outbound.pinned import Deadline
 
@@ -167,10 +154,10 @@ def post(
         addresses = addresses_of(target, resolver)
     except (OSError, UnicodeError):
         raise NoAnswer(f"{target.host} has no address") from None
-    return _ask(target, addresses, body, headers, deadline, kept_bytes)
+    return _send(target, addresses, body, headers, deadline, kept_bytes)
 
 
-def _ask(
+def _send(
     target: Target,
     addresses: list[str],
     body: bytes,
@@ -200,8 +187,8 @@ def _ask(
             pool.stream("POST", url, headers=list(fields.items()), content=body) as response,
         ):
             return _read(response, kept_bytes)
-    except httpcore.LocalProtocolError:  # its text may repeat a header, and a header may be a key
-        raise NoAnswer(f"{target.host}: the request cannot be sent: wrong headers") from None
+    except httpcore.LocalProtocolError:  # its text may repeat a header, which may hold a key
+        raise NoAnswer(f"{target.host}: invalid request headers") from None
     except httpcore.TimeoutException:
         raise NoAnswer(f"{target.host} did not answer within {deadline.seconds:.3g} s") from None
     except (httpcore.NetworkError, httpcore.ProtocolError) as error:
@@ -213,7 +200,7 @@ def _read(response: httpcore.Response, kept_bytes: int | None) -> WebAnswer:
     room = MAX_ANSWER_BYTES if kept_bytes is None else kept_bytes
     for part in response.iter_stream():
         if len(part) > room and kept_bytes is None:
-            raise AnswerTooLong(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+            raise AnswerTooLong(f"the response is longer than {MAX_ANSWER_BYTES} bytes")
         parts.append(part[:room])
         room -= len(part)
         if room < 0:

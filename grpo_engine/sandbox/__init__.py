@@ -1,9 +1,8 @@
 """Untrusted Python in a sandbox: no network, no host files, bounded in time, memory, processes and output.
 
-`self_test()` attacks the sandbox and says whether it holds; without that nothing runs (`SandboxUnavailable`)
-but where an operator insists (`unsafe.py`).
-`PythonServer` runs one program many times, `run_python` a text once. Boundary: Linux with bubblewrap, the
-standard library only; `monty.py` is another interpreter for graders where bubblewrap is not to be had.
+`PythonServer` runs one program many times, `run_python` a text once. If `self_test()` shows that the sandbox
+does not hold, nothing runs (`SandboxUnavailable`) unless the operator allows it (`unsafe.py`). Linux with
+bubblewrap and the standard library only; `monty.py` is another interpreter for graders without bubblewrap.
 """
 
 from __future__ import annotations

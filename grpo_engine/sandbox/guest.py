@@ -1,12 +1,12 @@
 """The fork server that runs *inside* the sandbox: one forked child for each request.
 
-The parent passes this file's text to `python -c`, so it imports the standard library only and nothing of
-ours; what a child does with user code is in `guest_modes.py`, whose text comes with the settings. Messages
-on descriptors 0 and 1 are a length (4 bytes, big-endian) and JSON. After each request the parent sends a
-nonce that the server reads only when the child has ended, so no child has ever had it in its memory; and a
-child has neither of the two descriptors. What a child says comes through a pipe of its own: length, seal,
-kind (`v` value as JSON, `e` error text), text. The seal waits unread in another pipe.
-Boundary: the server never runs user code, it only compiles it. The parent trusts nothing but the nonce.
+The parent passes this file's text to `python -c`, so it imports the standard library only. What a child does
+with user code is in `guest_modes.py`, whose text comes with the settings. Messages on descriptors 0 and 1 are
+a length (4 bytes, big-endian) and JSON. After each request the parent sends a nonce that the server reads
+only when the child has ended, so no child ever has it in its memory, and a child has neither descriptor. A
+child answers through its own pipe: length, seal, kind (`v` value as JSON, `e` error text), text. The seal
+waits unread in another pipe. The server compiles user code but never runs it. The parent trusts only the
+nonce.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ SEAL_BYTES = 16
 LOOK_SECONDS = 0.25
 MAX_FILES = 10_000
 FOLDER = "."
-"""It is started in the folder that children may write to, and a server that runs no code stays there."""
+"""The server starts and stays in the folder that children may write to."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve() -> None:
-    """Sets the limits, says it is ready, then answers one request after another until the input ends."""
+    """Set the limits, report readiness, then answer requests in turn until the input ends."""
     settings = _receive()
     for kind, limit in _limits(settings).items():
-        _, hard = resource.getrlimit(kind)  # the parent may live within limits of its own
+        _, hard = resource.getrlimit(kind)  # the parent may have lower limits
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
     for name in settings["preload"]:
@@ -77,7 +77,7 @@ def _limits(settings: Any) -> dict[int, int]:
 
 
 def _compile(source: str, filename: str) -> Any:
-    """Code object, or the text of why there is none."""
+    """Code object, or the error text."""
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     try:
         return compile(source, filename, "exec", dont_inherit=True)
@@ -86,7 +86,7 @@ def _compile(source: str, filename: str) -> Any:
 
 
 def _answer(request: Any, program: Any, perform: Perform, settings: Any) -> dict[str, Any]:
-    """Runs one child to its end, or to its limit. Nothing that it started is left afterwards."""
+    """Run one child to its end or its limit. Nothing that it started is left afterwards."""
     if isinstance(program, str):
         return {"error": program, "output": "", "dirty": False}
     (result, result_end), (output, output_end), (seal_start, seal_end) = os.pipe(), os.pipe(), os.pipe()
@@ -109,8 +109,8 @@ def _answer(request: Any, program: Any, perform: Perform, settings: Any) -> dict
 
 
 def _traces() -> tuple[int, int]:
-    """What a file, a mode, a time or an attribute that a child left in FOLDER changes, and its looking there:
-    each of them would tell a later child something."""
+    """Times that change if a child reads FOLDER, or leaves a file, a mode or an attribute in it for a later
+    child."""
     found = os.stat(FOLDER)
     return found.st_ctime_ns, found.st_atime_ns
 
@@ -118,7 +118,7 @@ def _traces() -> tuple[int, int]:
 def _watch(
     child: int, limits: dict[int, int], seconds: float, alone: bool
 ) -> tuple[dict[str, Any], dict[int, bytearray]]:
-    """Reads the child's pipes until it has ended, its time is over or a pipe has had too much."""
+    """Read the child's pipes until it has ended, its time is over or a pipe has carried too much."""
     deadline = time.monotonic() + seconds
     texts = {descriptor: bytearray() for descriptor in limits}
     handle, poller = os.pidfd_open(child), select.poll()
@@ -145,13 +145,13 @@ def _watch(
 
 
 def _num_files() -> int:
-    """Files and folders in FOLDER; empty ones cost no space there, but the kernel's memory."""
+    """Files and folders in FOLDER; empty ones take no space there, but kernel memory."""
     usage = os.statvfs(FOLDER)
     return usage.f_files - usage.f_ffree
 
 
 def _drain(descriptor: int, text: bytearray, limit: int, *, to_the_end: bool) -> bool:
-    """Appends what is there; False where the other side has closed the pipe."""
+    """Append what is available; False if the other side has closed the pipe."""
     os.set_blocking(descriptor, False)
     with contextlib.suppress(BlockingIOError):
         while len(text) <= limit:
@@ -165,7 +165,7 @@ def _drain(descriptor: int, text: bytearray, limit: int, *, to_the_end: bool) ->
 
 
 def _end(child: int, reply: dict[str, Any], alone: bool) -> bool:
-    """Kills the child's whole family; True where it had left something running."""
+    """Kill the child and its descendants; True if it had left one running."""
     if reply.get("error"):
         os.kill(child, signal.SIGKILL)
     reply["status"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -179,7 +179,7 @@ def _end(child: int, reply: dict[str, Any], alone: bool) -> bool:
 
 
 def _end_orphans() -> bool:
-    """Without a sandbox others live here too: only what the child left behind, now this server's children."""
+    """Kill the processes left behind, now this server's children; without a sandbox there are others."""
     found = False
     while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         for child in map(int, children):
@@ -190,7 +190,7 @@ def _end_orphans() -> bool:
 
 
 def _judge(reply: dict[str, Any], result: bytes, seal: bytes, left_over: bool) -> dict[str, Any]:
-    """The reply with a value or an error, never both. `dirty`: it was no orderly end."""
+    """The reply with a value or an error, never both. `dirty`: the child did not end in order."""
     if reply.get("error"):
         return {**reply, "dirty": True}
     if left_over:
@@ -205,12 +205,12 @@ def _judge(reply: dict[str, Any], result: bytes, seal: bytes, left_over: bool) -
 
 
 def _child(perform: Perform, request: Any, result: int, seal: int, output: int) -> None:
-    """What a forked child does. It never returns."""
+    """Run a request in the forked child; never returns."""
     home = os.getpid()
     try:
         _settle(request, result, seal, output)
         kind, text = perform()
-        while os.getpid() != home:  # a forked copy has no answer: the server finds it and ends it
+        while os.getpid() != home:  # a forked copy does not answer: the server ends it
             signal.pause()
         body = kind + text.encode("utf-8", "replace")
         _write(result, len(body).to_bytes(4, "big") + os.read(seal, SEAL_BYTES) + body)
@@ -219,12 +219,12 @@ def _child(perform: Perform, request: Any, result: int, seal: int, output: int) 
 
 
 def _settle(request: Any, result: int, seal: int, output: int) -> None:
-    """Gives up the server's descriptors, takes its own input and output, and a clean /tmp."""
+    """Close the server's descriptors and set up the child's own input, output and limits."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = os.open(FOLDER, os.O_RDWR | os.O_TMPFILE, 0o600)
     _write(folder, request.get("stdin", "").encode("utf-8", "replace"))
     os.lseek(folder, 0, os.SEEK_SET)
-    # what a program prints is its answer, so its errors are kept out of it
+    # a program's output is its answer, so errors are kept out of it
     errors = os.open(os.devnull, os.O_WRONLY) if request["mode"] == "script" else output
     for source, target in ((folder, 0), (output, 1), (errors, 2)):
         os.dup2(source, target)
@@ -252,7 +252,7 @@ def _send(message: dict[str, Any]) -> None:
 
 
 def _read(size: int) -> bytes:
-    """Exactly that many bytes of the parent's, fewer only where its end is closed."""
+    """Read exactly that many bytes from the parent, fewer only at the end of the input."""
     data = bytearray()
     while len(data) < size and (part := os.read(0, min(size - len(data), 2**20))):
         data += part

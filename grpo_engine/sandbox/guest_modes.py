@@ -1,8 +1,7 @@
-"""How user code is run in a forked child inside the sandbox: as a grader, a function, a program or a cell.
+"""How user code runs in a forked child inside the sandbox: as a grader, a function, a program or a cell.
 
-`guest.py` receives this file's text from the parent, so it imports the standard library only. Boundary: all
-of it shares its process with hostile code, which may replace any of it; what it answers is data, and the
-parent checks it again.
+`guest.py` receives this file's text from the parent, so it imports the standard library only. Hostile code in
+the same process may replace any of it, so the parent checks every answer again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_ERROR_CHARACTERS = 2000
 
 
 def perform(request: Any, program: Any) -> tuple[bytes, str]:
-    """Kind and text of the answer. Whatever user code raises is its error."""
+    """Kind and text of the answer; an exception of user code is an error text."""
     try:
         value = _MODES[request["mode"]](request, program)
         return b"v", json.dumps(value, allow_nan=False)
@@ -37,7 +36,7 @@ def perform(request: Any, program: Any) -> tuple[bytes, str]:
 
 
 def _describe(error: BaseException) -> str:
-    """The traceback below this file's own frames, its end kept."""
+    """The end of the traceback, without this file's own frames."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith("<guest"):
         trace = trace.tb_next
@@ -46,7 +45,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _module(name: str, program: Any) -> dict[str, Any]:
-    """Namespace of the user's code, run as a module of that name."""
+    """Run the user's code as a module of that name and return its namespace."""
     module = types.ModuleType(name)
     module.__dict__["__builtins__"] = builtins
     sys.modules[name] = module
@@ -62,7 +61,7 @@ def _grade(request: Any, program: Any) -> Any:
         raise TypeError("grade() must return a number, or a dict of score and feedback")
     feedback = value.get("feedback", "")
     if type(feedback) is not str:
-        raise TypeError(f"feedback must be a text, not {type(feedback).__name__}")
+        raise TypeError(f"feedback must be a string, not {type(feedback).__name__}")
     return {"score": _number(value["score"]), "feedback": feedback}
 
 
@@ -75,7 +74,7 @@ def _number(value: Any) -> int | float:
 
 
 def _call(request: Any, program: Any) -> Any:
-    """Value of `name(*args, **kwargs)`; of `Class.method` on an instance made without arguments."""
+    """Value of `name(*args, **kwargs)`, or of `Class.method` on an instance created without arguments."""
     first, *rest = request["call"].split(".")
     namespace = _module("solution", program)
     if first not in namespace:
@@ -87,7 +86,7 @@ def _call(request: Any, program: Any) -> Any:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value as plain JSON types; the data of a subclass, read past its own methods."""
+    """The value as plain JSON types; a subclass's data is read without its own methods."""
     if depth == 0:
         raise ValueError("the value is nested too deeply")
     kind = type(value)
@@ -119,7 +118,7 @@ def _key(key: Any) -> str:
 
 
 def _script(request: Any, program: Any) -> None:
-    """Runs the code as a program; `sys.exit(0)` is a normal end."""
+    """Run the code as a program; `sys.exit(0)` is a normal end."""
     try:
         _module("__main__", program)
     except SystemExit as stop:
@@ -130,7 +129,7 @@ def _script(request: Any, program: Any) -> None:
 
 
 def _cell(request: Any, program: Any) -> str | None:
-    """Runs the code as a notebook's cell: `repr` of the expression that it ends with."""
+    """Run the code as a notebook's cell; returns `repr` of its last expression."""
     file = program.co_filename
     tree = ast.parse("".join(linecache.getlines(file)))
     last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None

@@ -1,6 +1,6 @@
-"""What the self-test runs inside the sandbox: each probe is an attack that must fail.
+"""The attacks that the self-test runs inside the sandbox; each must fail.
 
-`stdin` is JSON and names the attack. `walls` prints `{probe: contained?}`; the others must be ended from
+`stdin` is JSON and names the attack. `walls` prints `{attack: contained?}`; the others must be ended from
 outside: `flood` prints without end, `loop` never ends, `daemon` leaves a process behind. `guest_modes.py`
 runs this file's text, so it imports the standard library only.
 """
@@ -39,7 +39,7 @@ def refused(action: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def forks_end() -> bool:
-    """Forks until it is refused, then ends them all."""
+    """Whether forking is refused at some point. Kills the forked processes."""
     children: list[int] = []
     try:
         while len(children) < PLENTY:
@@ -57,7 +57,7 @@ def forks_end() -> bool:
 
 
 def calls_fail(libc: ctypes.CDLL) -> bool:
-    """System calls that need no privilege, and are refused all the same: the filter is in force."""
+    """Whether the filter is active: it refuses system calls that need no privilege."""
     calls = (
         libc.ptrace(0, 0, 0, 0),
         libc.personality(0xFFFFFFFF),
@@ -72,9 +72,9 @@ def calls_fail(libc: ctypes.CDLL) -> bool:
 
 
 def others_are_hidden() -> bool:
-    """Only the namespace's first process, the fork server and this one are there; nothing is told of them.
+    """Whether only the namespace's first process, the fork server and this one are visible, unreadably.
 
-    Where others are to be seen numbers are high, or, in a container, those of whoever started us are as low.
+    Otherwise process ids are high or, in a container, other low ids exist too.
     """
     environments = (f"/proc/{each}/environ" for each in ("self", 1, os.getppid()))
     alone = os.getpid() < PLENTY and sum(map(is_there, range(1, PLENTY))) <= 3
@@ -92,7 +92,7 @@ def is_there(pid: int) -> bool:
 
 
 def only_its_pipes() -> bool:
-    """Of what was open outside nothing is left: beyond standard streams there are the answer's two pipes."""
+    """Whether only the standard streams and the answer's two pipes are open, and nothing from outside."""
     kinds: list[bool] = []
     for descriptor in range(3, 1024):
         try:
@@ -103,32 +103,32 @@ def only_its_pipes() -> bool:
 
 
 def limits_hold() -> bool:
-    """No core file; no limit can be raised."""
+    """Whether there is no core file and no limit can be raised."""
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU)
     higher = all(refused(resource.setrlimit, kind, (2**40, 2**40)) for kind in kinds)
     return higher and resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
 
 
 def times_stay() -> bool:
-    """Of its own input here; of a device they would stay changed for everybody."""
+    """Whether a file's times cannot be changed; on a device, other sandboxes would see the change."""
     os.utime(0, (1, 1))
     return os.fstat(0).st_mtime != 1
 
 
 def connect(address: str) -> None:
-    with socket.socket(socket.AF_UNIX) as door:
-        door.connect(address)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(address)
 
 
-def walls(told: dict[str, Any]) -> dict[str, bool]:
-    """`told`: a host's files, and an abstract socket of the process outside."""
+def walls(request: dict[str, Any]) -> dict[str, bool]:
+    """Attack → whether it was contained. `request`: files and an abstract socket of the host."""
     libc = ctypes.CDLL(None)
-    host_files = ["/etc/passwd", "/etc/hostname", "/proc/self/status", "/sys/kernel", *told["files"]]
+    host_files = ["/etc/passwd", "/etc/hostname", "/proc/self/status", "/sys/kernel", *request["files"]]
     writes = ["/x", "/usr/lib/x", "/dev/shm/x", "/proc/sys/kernel/core_pattern", sys.executable]  # noqa: S108
     clone = [libc.unshare(flag) for flag in (NEW_USER_NAMESPACE, NEW_NETWORK)]
     return {
         "network": refused(socket.create_connection, ("192.0.2.1", 53), 1.0),
-        "sockets": refused(connect, "\0" + told["socket"]),
+        "sockets": refused(connect, "\0" + request["socket"]),
         "host_files": all(refused(os.stat, path) for path in host_files),
         "writes": all(refused(open, path, "ab") for path in writes),
         "times": times_stay(),
@@ -146,18 +146,18 @@ def walls(told: dict[str, Any]) -> dict[str, bool]:
 
 
 def main() -> None:
-    told = json.load(sys.stdin)
-    if told["attack"] == "flood":
+    request = json.load(sys.stdin)
+    if request["attack"] == "flood":
         while True:
             os.write(1, bytes(65_536))
-    if told["attack"] == "daemon" and os.fork() == 0:
+    if request["attack"] == "daemon" and os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             time.sleep(3600)
         os._exit(0)
-    while told["attack"] == "loop":
+    while request["attack"] == "loop":
         Path("/").exists()
-    print(json.dumps(walls(told) if told["attack"] == "walls" else {}))
+    print(json.dumps(walls(request) if request["attack"] == "walls" else {}))
 
 
 main()

@@ -1,10 +1,9 @@
-"""How a process is started in the sandbox: an unprivileged uid first, then bubblewrap.
+"""Command lines that start a process in the sandbox: an unprivileged uid first, then bubblewrap.
 
-As root, bubblewrap would map its user onto the host's root, so the uid is dropped before it starts; an
-interpreter that this uid cannot reach (below /root, say) is first bound to a place that it can, in a mount
-namespace of its own. Inside there is no network, no /proc, no /etc, no writable file system but a small
-/tmp, no program but the interpreter, and no process of others.
-Boundary: argument lists only, nothing is started here. Linux.
+As root, bubblewrap would map its user onto the host's root, so the uid is dropped before it starts. An
+interpreter that this uid cannot reach (below /root, for example) is first bound to a reachable path, in a
+separate mount namespace. Inside there is no network, /proc or /etc, no writable file system except a small
+/tmp, no program except the interpreter, and no other process. Linux only.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from typing import NamedTuple
 UNPRIVILEGED_UID = 65534
 TMP_BYTES = 64 * 2**20
 _STAGE = "/mnt"
-"""Where a hidden interpreter is bound, in a mount namespace that only this start sees."""
+"""Mount point of a hidden interpreter, in a mount namespace of this process only."""
 _LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 _MAX_USER_NAMESPACES = "/proc/sys/user/max_user_namespaces"
 _FIRST_VICTIM = "echo 1000 >/proc/self/oom_score_adj"
-"""Where the machine runs out of memory, the kernel ends a sandbox before anything else."""
+"""If the machine runs out of memory, the kernel kills a sandbox before anything else."""
 
 
 class SandboxUnavailable(Exception):
-    """Untrusted code cannot run on this machine; says why."""
+    """Untrusted code cannot run on this machine; the message gives the reason."""
 
 
 class Interpreter(NamedTuple):
-    """A Python outside that is shown inside, read-only, under its own path."""
+    """A host's Python that is visible inside, read-only, under its own path."""
 
     executable: str
     prefix: str
@@ -48,7 +47,7 @@ class Interpreter(NamedTuple):
 
 
 def interpreters() -> list[Interpreter]:
-    """This process's own Python (of a virtual environment: its base), then the system's."""
+    """This process's own Python (the base of a virtual environment), then the system's."""
     own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     found = [Interpreter(own, sys.base_prefix, sysconfig.get_python_version())]
     system = os.path.realpath("/usr/bin/python3")
@@ -61,19 +60,11 @@ def interpreters() -> list[Interpreter]:
 def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd: int) -> list[str]:
     """Argument list that runs the interpreter with `arguments` in a fresh sandbox.
 
-    Both descriptors must be passed on to the process. Raises SandboxUnavailable where a program is missing.
+    Both descriptors must be passed on to the process. Raises SandboxUnavailable if a program is missing.
     """
     bubblewrap = [program("bwrap"), "--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
-    inside = [
-        *bubblewrap,
-        *_ISOLATION,
-        *_no_more_users(),
-        *_view(interpreter),
-        "--",
-        interpreter.executable,
-        *FLAGS,
-        *arguments,
-    ]
+    python = [interpreter.executable, *FLAGS, *arguments]
+    inside = [*bubblewrap, *_ISOLATION, *_no_nested_users(), *_view(interpreter), "--", *python]
     shell = program("sh")
     if os.geteuid() != 0:
         return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *inside]
@@ -81,21 +72,12 @@ def command(interpreter: Interpreter, *arguments: str, seccomp_fd: int, info_fd:
     if not interpreter.hidden:
         return [shell, "-c", f'{_FIRST_VICTIM}; exec "$@"', "sh", *unprivileged]
     script = f'{_FIRST_VICTIM}; mount --bind "$1" {_STAGE} || exit 1; shift; exec "$@"'
-    return [
-        program("unshare"),
-        "--mount",
-        "--",
-        shell,
-        "-c",
-        script,
-        "sh",
-        interpreter.prefix,
-        *unprivileged,
-    ]
+    bound = [shell, "-c", script, "sh", interpreter.prefix, *unprivileged]
+    return [program("unshare"), "--mount", "--", *bound]
 
 
 def setpriv(*options: str, keep: str = "") -> list[str]:
-    """Beginning of a command without privileges: as root nobody's uid, no groups, no capability but one."""
+    """Prefix of an unprivileged command: as root with another uid, no groups, no capability but `keep`."""
     drop: list[str] = []
     if os.geteuid() == 0:
         kept = f"-all,+{keep}" if keep else "-all"
@@ -104,10 +86,10 @@ def setpriv(*options: str, keep: str = "") -> list[str]:
     return [program("setpriv"), *drop, *options, "--"]
 
 
-def nobody_who_reads(*paths: str) -> list[str]:
-    """Beginning of a command for libraries that parse what models write: as root it becomes nobody.
+def unprivileged_reader_prefix(*paths: str) -> list[str]:
+    """Prefix of a command that parses what models write: as root it drops its privileges.
 
-    Nobody who may still read everything, where one of these is hidden from everybody else.
+    It may still read all files if one of these paths is not readable by everyone.
     """
     if os.geteuid() != 0:
         return []
@@ -118,16 +100,16 @@ def nobody_who_reads(*paths: str) -> list[str]:
 _ISOLATION = [
     *("--unshare-all", "--unshare-user", "--cap-drop", "ALL"),
     *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"),
-    *("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"),  # noqa: S108 - the sandbox's own
+    *("--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"),  # noqa: S108 - inside the sandbox
     *("--setenv", "PYTHONHASHSEED", "0"),  # sets iterate alike in every run
 ]
 FLAGS = ["-s", "-S", "-P", "-B", "-W", "ignore"]
 
 
-def _no_more_users() -> list[str]:
-    """No user namespace within the sandbox's own. The filter refuses it too.
+def _no_nested_users() -> list[str]:
+    """Option against user namespaces within the sandbox's own, which the filter refuses too.
 
-    bubblewrap sets a sysctl for it. In a container /proc/sys is read-only: there the filter alone must do.
+    bubblewrap sets a sysctl for it. In a container /proc/sys is read-only, so only the filter protects there.
     """
     try:
         is_read_only = os.statvfs(_MAX_USER_NAMESPACES).f_flag & os.ST_RDONLY
@@ -154,7 +136,7 @@ def _view(interpreter: Interpreter) -> list[str]:
     arguments += ["--ro-bind", executable, interpreter.executable]
     arguments += ["--setenv", "LD_LIBRARY_PATH", library]
     packages = f"{library}/python{interpreter.version}/site-packages"
-    if os.path.isdir(packages):  # what is installed beside us is nobody's business
+    if os.path.isdir(packages):  # installed packages are not visible inside
         arguments += ["--tmpfs", packages, "--remount-ro", packages]
     arguments += ["--dev", "/dev", "--remount-ro", "/dev"]
     arguments += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"]  # noqa: S108
@@ -169,6 +151,6 @@ def program(name: str) -> str:
 
 
 def _reachable(path: Path) -> bool:
-    """Whether everybody may read it, and enter each folder above it."""
+    """Whether everyone may read it and enter all its parent folders."""
     folders = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
     return folders and bool(path.stat().st_mode & stat.S_IROTH)

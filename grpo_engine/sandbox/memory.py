@@ -1,8 +1,8 @@
-"""The memory that a sandbox's processes hold together: a limit that one process's address space cannot set.
+"""Total memory of a sandbox's processes, which a limit on one process's address space does not bound.
 
-Reads /proc and limits nothing. A process may end between two reads, so a missing entry means that it ended
-and is never an error. A control group would be exact, but few containers may create one; if the machine runs
-out of memory between two reads, the kernel ends a sandbox first (`launch.py`).
+It is read from /proc. A process may exit between two reads, so a missing entry is never an error. A control
+group would be exact, but few containers may create one; if the machine runs out of memory between two reads,
+the kernel kills a sandbox first (`launch.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
 
 
 def held_bytes(pid: int) -> int:
-    """Return the bytes held by this process and all its descendants. Shared pages count for each of them."""
+    """Memory of this process and all its descendants; shared pages count for each of them."""
     return sum(map(_own_bytes, family(pid)))
 
 
@@ -32,7 +32,7 @@ def _own_bytes(pid: int) -> int:
 
 
 def _entries(folder: str) -> list[str]:
-    """Return the names in a folder; empty if the process has ended."""
+    """Names in a folder; empty if the process has exited."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -40,7 +40,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    """Return a file's text; empty if the process has ended."""
+    """A file's text; empty if the process has exited."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

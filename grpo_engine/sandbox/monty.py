@@ -1,7 +1,6 @@
-"""Graders without bubblewrap: pydantic-monty, an interpreter of a Python subset that has no operating system.
+"""`python` graders without bubblewrap: pydantic-monty 1.4.0, a Python subset without an operating system.
 
-Boundary: for `python` graders only, never for a model's code. The package is an extra and is imported when
-it is needed. API: pydantic-monty 1.4.0.
+Never for a model's code. The package is an extra and is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ def installed() -> bool:
 
 
 def subset_problems(source: str) -> list[str]:
-    """Why this grader would not run in the subset; empty where it would. Its module level runs, contained.
+    """Why this grader does not run in the subset, found by running its module level; empty if it does.
 
-    Raises SandboxUnavailable where pydantic-monty is missing.
+    Raises SandboxUnavailable if pydantic-monty is missing.
     """
     with MontyServer(source) as server:
         error = server.load(_CHECK_SECONDS).error
@@ -35,9 +34,9 @@ def subset_problems(source: str) -> list[str]:
 
 
 class MontyServer:
-    """Like `PythonServer`, for graders that fit the subset: each call is a fresh session of a worker.
+    """Like `PythonServer`, for graders within the subset: each call is a fresh session of a worker.
 
-    Raises SandboxUnavailable where pydantic-monty is missing or its worker does not start.
+    Raises SandboxUnavailable if pydantic-monty is missing or its worker does not start.
     """
 
     def __init__(self, source: str, limits: Limits = Limits()) -> None:
@@ -60,18 +59,18 @@ class MontyServer:
         self.close()
 
     def load(self, timeout: float) -> Outcome:
-        """Runs the module level and says whether there is a `grade`."""
+        """Run the module level; an error if it defines no `grade`."""
         return self._feed(timeout, {}, "grade is not None")
 
     def call(self, sample: Mapping[str, Any], item: Mapping[str, Any], timeout: float) -> Outcome:
-        """`grade(sample, item)`: a JSON number, or an object of score and feedback."""
+        """`grade(sample, item)`: a JSON number, or an object with score and feedback."""
         return self._feed(timeout, {"sample": dict(sample), "item": dict(item)}, "grade(sample, item)")
 
     def close(self) -> None:
         self._pool.__exit__(None, None, None)
 
     def _feed(self, timeout: float, inputs: dict[str, Any], expression: str) -> Outcome:
-        """The module level and the expression, each within half of the time."""
+        """Run the module level and the expression, each within half of the time."""
         limits = self._monty.ResourceLimits(
             max_feed_duration_secs=timeout / 2, max_memory=self._limits.memory_bytes, max_total_sleep_secs=1.0
         )

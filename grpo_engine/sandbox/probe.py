@@ -1,7 +1,6 @@
-"""Whether untrusted code can run on this machine: known by attacking it, not by looking at versions.
+"""Self-test of the sandbox: it attacks one instead of comparing versions.
 
-Fail closed: a probe that is not contained, or cannot be run, means that there is no sandbox here.
-Boundary: it says so, and nothing else; the callers refuse.
+Fail closed: an attack that is not contained, or cannot be run, means that there is no sandbox here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from grpo_engine.sandbox.process import Limits, Sandbox, filter_descriptor, own_
 from grpo_engine.sandbox.unsafe import allowed, plain_interpreter
 
 _SECONDS = 10.0
-"""A probe that is not done by then has failed; on a machine that is not overloaded all of them take 0.5 s."""
+"""Time limit of an attack; without load on the machine all of them take 0.5 s."""
 _SHORT_SECONDS = 0.05
 _ATTEMPTS = 2
 _LIMITS = Limits()
@@ -38,12 +37,12 @@ time.sleep(60)
 
 @dataclass(frozen=True)
 class Capability:
-    """What the self-test found."""
+    """Result of the self-test."""
 
     interpreter: Interpreter | None
-    """The Python that untrusted code gets; None where there is no sandbox."""
+    """The Python for untrusted code; None if there is no sandbox."""
     reason: str = ""
-    """Why there is none."""
+    """Why there is no sandbox."""
     probes: dict[str, bool] = field(default_factory=dict)
     """Attack → whether it was contained."""
 
@@ -52,17 +51,15 @@ class Capability:
         return self.interpreter is not None
 
     def require(self) -> Interpreter:
-        """The interpreter. Raises SandboxUnavailable where there is no sandbox."""
+        """The interpreter. Raises SandboxUnavailable if there is no sandbox."""
         if self.interpreter is None:
             raise SandboxUnavailable(self.reason)
         return self.interpreter
 
 
 def untrusted_interpreter() -> Interpreter:
-    """The Python that untrusted code gets. Raises SandboxUnavailable: without a sandbox it does not run.
-
-    Unless the operator lets it run all the same (`unsafe.py`).
-    """
+    """The Python for untrusted code. Raises SandboxUnavailable if there is no sandbox, unless the operator
+    allows running without one (`unsafe.py`)."""
     found = self_test()
     plain = plain_interpreter() if allowed() else None
     return found.interpreter or plain or found.require()
@@ -71,8 +68,8 @@ def untrusted_interpreter() -> Interpreter:
 def self_test() -> Capability:
     """Attack a sandbox from inside, with this process's Python, then with the system's.
 
-    A finished test is kept for the life of the process. One that could not run, on an overloaded machine for
-    example, is tried again, and once more by the next call.
+    The result is cached for the life of the process. A test that could not run, on an overloaded machine for
+    example, is repeated, also by the next call.
     """
     reason = ""
     for _ in range(_ATTEMPTS):
@@ -104,7 +101,7 @@ def _finished_test() -> Capability:
 
 
 def _attack(interpreter: Interpreter) -> dict[str, bool]:
-    """Attack → whether it was contained. Raises SandboxUnavailable where they could not be tried."""
+    """Attack → whether it was contained. Raises SandboxUnavailable if the attacks could not run."""
     sandbox = Sandbox(interpreter, own_text("hostile_probe"), "<probe>", _LIMITS)
     try:
         unprivileged = sandbox.uid not in (0, None)
@@ -126,14 +123,14 @@ def _attack(interpreter: Interpreter) -> dict[str, bool]:
 
 
 def _walls(sandbox: Sandbox) -> dict[str, bool]:
-    """What the attacks from inside found. Raises SandboxUnavailable where they did not run to their end."""
+    """Results of the attacks from inside. Raises SandboxUnavailable if they did not finish."""
     name = secrets.token_hex(16)
     files = [str(Path(__file__).resolve()), str(Path.home() / ".profile")]
-    told = {"attack": "walls", "files": files, "socket": name}
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind("\0" + name)
-        door.listen()
-        outcome = sandbox.request(_SECONDS, mode="script", stdin=json.dumps(told))
+    request = {"attack": "walls", "files": files, "socket": name}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        outcome = sandbox.request(_SECONDS, mode="script", stdin=json.dumps(request))
     if outcome.error:
         raise SandboxUnavailable(f"the probes did not run: {outcome.error}")
     found: dict[str, bool] = json.loads(outcome.output)
@@ -141,7 +138,7 @@ def _walls(sandbox: Sandbox) -> dict[str, bool]:
 
 
 def _dies_with_its_parent(interpreter: Interpreter) -> bool:
-    """A shell starts a sandbox with a daemon in it and is killed: its output ends when all have died."""
+    """Kill a shell that started a sandbox with a daemon: its output ends when all processes have ended."""
     program_fd, null = filter_descriptor(), os.open(os.devnull, os.O_WRONLY)
     try:
         argv = command(interpreter, "-c", _DAEMON, seccomp_fd=program_fd, info_fd=null)
@@ -165,7 +162,7 @@ def _dies_with_its_parent(interpreter: Interpreter) -> bool:
 
 
 def _read_in_time(descriptor: int) -> bytes | None:
-    """What comes next, empty at the end; None where nothing comes."""
+    """The next output, empty at its end; None if nothing comes in time."""
     with contextlib.closing(selectors.DefaultSelector()) as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return os.read(descriptor, 4096) if selector.select(_SECONDS) else None

@@ -1,7 +1,7 @@
-"""One running sandbox and the talk with the fork server inside it (`guest.py`).
+"""One running sandbox and its protocol with the fork server inside (`guest.py`).
 
-Boundary: it trusts nothing that comes out. Answers are bounded in size and time, carry the nonce of their
-request, and anything else ends the sandbox. Whether sandboxes hold on this machine is `probe.py`'s question.
+Nothing that comes out is trusted. Answers are bounded in size and time and carry the nonce of their request;
+anything else ends the sandbox.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import secrets
-import selectors
+import select
 import shutil
 import signal
 import subprocess
@@ -30,9 +30,9 @@ from grpo_engine.sandbox.unsafe import MAX_PROCESSES, end_family, make_folder, p
 
 START_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
-"""The server inside ends a child at its deadline; if it does not answer so much later, the sandbox ends."""
+"""Added to a call's deadline, at which the server inside ends the child; after that the sandbox is ended."""
 _LOOK_SECONDS = 0.1
-"""Between two looks at the memory of a call that takes that long."""
+"""Interval of the memory checks during a call."""
 _MAX_REPLY_BYTES = 16 * 2**20
 _NONCE_BYTES = 16
 _MAX_ERROR_CHARACTERS = 2000
@@ -43,9 +43,9 @@ class Limits:
     """What one call may use. `preload`: modules imported once, before the server forks."""
 
     memory_bytes: int = 2 * 2**30
-    """Address space of each process, and memory that all of them hold together."""
+    """Address space of each process, and total memory of all of them."""
     processes: int = 32
-    """Threads count."""
+    """Threads included."""
     file_bytes: int = 16 * 2**20
     output_bytes: int = 2**20
     """Standard output and error together; more is an error of the call."""
@@ -55,25 +55,25 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one call: a value or an error."""
+    """Result of one call: a value or an error."""
 
     value: str | None = None
-    """JSON text, exactly as the untrusted side wrote it: parse it strictly. None where there is an error."""
+    """JSON text as the untrusted side wrote it: parse it strictly. None if there is an error."""
     error: str = ""
-    """Traceback's end, or why there is no answer; bounded."""
+    """End of the traceback, or why there is no answer; bounded."""
     output: str = ""
     """Standard output, and in the modes other than `script` standard error."""
     timed_out: bool = False
     reusable: bool = True
-    """False where the sandbox must not be used again."""
+    """False if the sandbox must not be used again."""
 
 
 class BrokenSandbox(Exception):
-    """The sandbox ended or answered nonsense."""
+    """The sandbox ended or broke the protocol."""
 
 
 class Sandbox:
-    """A started sandbox with one program. Raises SandboxUnavailable where it does not start."""
+    """A started sandbox with one program. Raises SandboxUnavailable if it does not start."""
 
     def __init__(self, interpreter: Interpreter, source: str, filename: str, limits: Limits) -> None:
         self._folder = None if interpreter.contained else make_folder()
@@ -82,9 +82,11 @@ class Sandbox:
         )
         self._inside, self.uid = _handle(self._first)
         self._memory_bytes = limits.memory_bytes
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for descriptor in (self._input, self._output):
+            os.set_blocking(descriptor, False)
         settings = {**vars(limits), "modes": own_text("guest_modes"), "source": source, "filename": filename}
         if not interpreter.contained:
             settings["processes"] = MAX_PROCESSES
@@ -93,14 +95,14 @@ class Sandbox:
             if self._exchange(_message(settings), time.monotonic() + START_SECONDS) != {"ready": True}:
                 raise BrokenSandbox("its first answer is not the fork server's")
         except BrokenSandbox as broken:
-            raise SandboxUnavailable(f"the sandbox does not start: {broken}{self._complaint()}") from None
+            raise SandboxUnavailable(f"the sandbox does not start: {broken}{self._start_error()}") from None
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def request(self, seconds: float, **fields: Any) -> Outcome:
-        """Runs the program once; within `seconds` and a second."""
+        """Run the program once, within `seconds` plus one second."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         payload = _message({"seconds": seconds, **fields}) + nonce
         deadline = time.monotonic() + seconds + _GRACE_SECONDS
@@ -115,7 +117,7 @@ class Sandbox:
         return _outcome(reply)
 
     def close(self) -> None:
-        """Ends every process inside and waits for the last. Safe to call twice."""
+        """Kill every process inside and wait for the last. Safe to call twice."""
         if self._folder is not None:
             if self.alive:  # not reaped, so the pid is still its own
                 end_family(self._process.pid)
@@ -136,7 +138,7 @@ class Sandbox:
                     pipe.close()
 
     def _exchange(self, payload: bytes, deadline: float) -> dict[str, Any]:
-        """Sends, and reads one message. Raises BrokenSandbox."""
+        """Send a message and read one. Raises BrokenSandbox."""
         reply = bytearray()
         waiting = memoryview(payload)
         try:
@@ -154,49 +156,43 @@ class Sandbox:
         return answer
 
     def _wait(self, *, writing: bool, deadline: float) -> None:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        selector = selectors.DefaultSelector()
-        with contextlib.closing(selector):
-            assert stdin is not None
-            assert stdout is not None
-            selector.register(stdout, selectors.EVENT_READ)
-            if writing:
-                selector.register(stdin, selectors.EVENT_WRITE)
-            while (left := deadline - time.monotonic()) > 0:
-                if selector.select(min(left, _LOOK_SECONDS)):
-                    return
-                if self._inside is not None and held_bytes(self._first or 0) > self._memory_bytes:
-                    raise BrokenSandbox(f"its processes held more than {self._memory_bytes:,} bytes together")
+        poller = select.poll()
+        poller.register(self._output, select.POLLIN)
+        if writing:
+            poller.register(self._input, select.POLLOUT)
+        while (left := deadline - time.monotonic()) > 0:
+            if poller.poll(min(left, _LOOK_SECONDS) * 1000):
+                return
+            if self._inside is not None and held_bytes(self._first or 0) > self._memory_bytes:
+                raise BrokenSandbox(f"its processes used more than {self._memory_bytes:,} bytes in total")
         raise BrokenSandbox("no answer in time")
 
     def _send(self, data: memoryview) -> int:
-        assert self._process.stdin is not None
         try:
-            return os.write(self._process.stdin.fileno(), data) if data else 0
+            return os.write(self._input, data) if data else 0
         except BlockingIOError:
             return 0
 
     def _receive(self) -> bytes:
-        assert self._process.stdout is not None
         try:
-            data = os.read(self._process.stdout.fileno(), 2**20)
+            data = os.read(self._output, 2**20)
         except BlockingIOError:
             return b""
         if not data:
             raise BrokenSandbox("no process is left in it")
         return data
 
-    def _complaint(self) -> str:
-        """What bubblewrap said before it ended."""
+    def _start_error(self) -> str:
+        """What bubblewrap printed before it ended."""
         self._process.kill()
         assert self._process.stderr is not None
-        said = self._process.stderr.read(2000).decode("utf-8", "replace").strip()
+        text = self._process.stderr.read(2000).decode("utf-8", "replace").strip()
         self.close()
-        return f" ({said})" if said else ""
+        return f" ({text})" if text else ""
 
 
 def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | None]:
-    """The process, and the pid of the first process inside, whose end is the end of all."""
+    """The process, and the pid of the first process inside; all others end with it."""
     program_fd, info_fd, info_end = filter_descriptor(), *os.pipe()
     try:
         argv = command(interpreter, "-c", own_text("guest"), seccomp_fd=program_fd, info_fd=info_end)
@@ -211,7 +207,7 @@ def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | Non
 
 
 def _start_plain(interpreter: Interpreter, folder: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Without a sandbox, in this folder: the process is itself the first."""
+    """Without a sandbox, in this folder; the process is itself the first."""
     try:
         process = _popen(plain_command(interpreter, folder, "-c", own_text("guest")), folder, ())
     except OSError as error:
@@ -220,10 +216,8 @@ def _start_plain(interpreter: Interpreter, folder: str) -> tuple[subprocess.Pope
 
 
 def _popen(argv: list[str], folder: str, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    return (
-        _starter(os.getpid())
-        .submit(
-            subprocess.Popen,
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -233,18 +227,18 @@ def _popen(argv: list[str], folder: str, descriptors: tuple[int, ...]) -> subpro
             env={},
             pass_fds=descriptors,
         )
-        .result()
-    )
+
+    return _starter(os.getpid()).submit(start).result()
 
 
 @cache
 def _starter(pid: int) -> ThreadPoolExecutor:
-    """The thread that starts this process's sandboxes: each dies with the thread that started it."""
+    """The thread that starts this process's sandboxes: the kernel ends each with its starting thread."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-starter")
 
 
 def _first_process(info_fd: int) -> int | None:
-    """bubblewrap writes `{"child-pid": …}`; None where it ended before."""
+    """The pid in bubblewrap's `{"child-pid": …}`; None if bubblewrap ended first."""
     with os.fdopen(info_fd, "rb") as info:
         try:
             return int(json.loads(info.read())["child-pid"])
@@ -253,7 +247,7 @@ def _first_process(info_fd: int) -> int | None:
 
 
 def _handle(pid: int | None) -> tuple[int | None, int | None]:
-    """pidfd and uid, as this machine sees it, of a process; None and None where it has ended."""
+    """pidfd and host uid of a process; None and None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         uids = next(line for line in status.splitlines() if line.startswith("Uid:")).split()[1:]
@@ -275,7 +269,7 @@ def filter_descriptor() -> int:
 
 @cache
 def own_text(name: str) -> str:
-    """A file of ours that runs inside."""
+    """Source of a module of this package that runs inside."""
     return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
 
 

@@ -1,11 +1,11 @@
 """The system-call filter of the sandbox, assembled as a classic BPF program for `bwrap --seccomp`.
 
-A second layer behind the namespaces: calls that only an attack on the kernel, on a neighbour or on the
-machine's memory needs fail with EPERM; newer calls (numbers from 424: clone3, io_uring, the new mount calls)
-and those of the x32 ABI with ENOSYS; sockets other than AF_UNIX with EACCES. To set a file's times does
-nothing: devices are the machine's own files, and theirs would be seen in every other sandbox. A call in
-another architecture's numbers ends the process.
-Boundary: Linux on x86_64 and aarch64; elsewhere there is no filter and no sandbox.
+A second layer behind the namespaces. Calls that are needed only to attack the kernel, a neighbour or the
+machine's memory fail with EPERM; newer calls (numbers from 424: clone3, io_uring, the new mount calls) and
+those of the x32 ABI with ENOSYS; sockets other than AF_UNIX with EACCES. Setting a file's times does nothing:
+devices are the machine's own files, so their times would be visible in every other sandbox. A call with
+another architecture's numbers kills the process.
+Linux on x86_64 and aarch64 only; elsewhere there is no filter and no sandbox.
 Source: linux/seccomp.h, linux/bpf_common.h and the kernel's two system-call tables.
 """
 
@@ -14,97 +14,49 @@ from __future__ import annotations
 import errno
 import struct
 
-# name: (number on x86_64, number on aarch64); None where the machine has no such call
-_DENIED: dict[str, tuple[int | None, int | None]] = {
-    "_sysctl": (156, None),
-    "acct": (163, 89),
-    "add_key": (248, 217),
-    "adjtimex": (159, 171),
-    "bpf": (321, 280),
-    "chroot": (161, 51),
-    "clock_adjtime": (305, 266),
-    "clock_settime": (227, 112),
-    "create_module": (174, None),
-    "delete_module": (176, 106),
-    "fanotify_init": (300, 262),
-    "fanotify_mark": (301, 263),
-    "finit_module": (313, 273),
-    "get_kernel_syms": (177, None),
-    "get_mempolicy": (239, 236),
-    "init_module": (175, 105),
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
-    "io_setup": (206, 0),
-    "ioperm": (173, None),
-    "iopl": (172, None),
-    "ioprio_set": (251, 30),
-    "kcmp": (312, 272),
-    "kexec_file_load": (320, 294),
-    "kexec_load": (246, 104),
-    "keyctl": (250, 219),
-    "lookup_dcookie": (212, 18),
-    "mbind": (237, 235),
-    "memfd_create": (319, 279),
-    "migrate_pages": (256, 238),
-    "mlock": (149, 228),
-    "mlock2": (325, 284),
-    "mlockall": (151, 230),
-    "modify_ldt": (154, None),
-    "mount": (165, 40),
-    "move_pages": (279, 239),
-    "mq_open": (240, 180),
-    "msgget": (68, 186),
-    "name_to_handle_at": (303, 264),
-    "nfsservctl": (180, 42),
-    "open_by_handle_at": (304, 265),
-    "perf_event_open": (298, 241),
-    "personality": (135, 92),
-    "pivot_root": (155, 41),
-    "pkey_alloc": (330, 289),
-    "pkey_free": (331, 290),
-    "pkey_mprotect": (329, 288),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "query_module": (178, None),
-    "quotactl": (179, 60),
-    "reboot": (169, 142),
-    "remap_file_pages": (216, 234),
-    "request_key": (249, 218),
-    "sched_setaffinity": (203, 122),
-    "sched_setattr": (314, 274),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "seccomp": (317, 277),
-    "semget": (64, 190),
-    "set_mempolicy": (238, 237),
-    "setdomainname": (171, 162),
-    "sethostname": (170, 161),
-    "setns": (308, 268),
-    "setpriority": (141, 140),
-    "settimeofday": (164, 170),
-    "shmget": (29, 194),
-    "splice": (275, 76),
-    "swapoff": (168, 225),
-    "swapon": (167, 224),
-    "sysfs": (139, None),
-    "syslog": (103, 116),
-    "tee": (276, 77),
-    "timer_create": (222, 107),
-    "umount2": (166, 39),
-    "unshare": (272, 97),
-    "uselib": (134, None),
-    "userfaultfd": (323, 282),
-    "ustat": (136, None),
-    "vhangup": (153, 58),
-    "vmsplice": (278, 75),
-}
-_IGNORED: dict[str, tuple[int | None, int | None]] = {
-    "futimesat": (261, None),
-    "utime": (132, None),
-    "utimensat": (280, 88),
-    "utimes": (235, None),
-}
+
+def _table(text: str) -> dict[str, tuple[int | None, int | None]]:
+    """System call → its number on x86_64 and on aarch64; `-`: the machine has no such call."""
+    words = iter(text.split())
+    rows = zip(words, words, words, strict=True)
+    return {name: (_number(x86_64), _number(aarch64)) for name, x86_64, aarch64 in rows}
+
+
+def _number(word: str) -> int | None:
+    return None if word == "-" else int(word)
+
+
+_DENIED = _table("""
+    _sysctl            156   -    acct               163  89    add_key            248 217
+    adjtimex           159 171    bpf                321 280    chroot             161  51
+    clock_adjtime      305 266    clock_settime      227 112    create_module      174   -
+    delete_module      176 106    fanotify_init      300 262    fanotify_mark      301 263
+    finit_module       313 273    get_kernel_syms    177   -    get_mempolicy      239 236
+    init_module        175 105    inotify_init       253   -    inotify_init1      294  26
+    io_setup           206   0    ioperm             173   -    iopl               172   -
+    ioprio_set         251  30    kcmp               312 272    kexec_file_load    320 294
+    kexec_load         246 104    keyctl             250 219    lookup_dcookie     212  18
+    mbind              237 235    memfd_create       319 279    migrate_pages      256 238
+    mlock              149 228    mlock2             325 284    mlockall           151 230
+    modify_ldt         154   -    mount              165  40    move_pages         279 239
+    mq_open            240 180    msgget              68 186    name_to_handle_at  303 264
+    nfsservctl         180  42    open_by_handle_at  304 265    perf_event_open    298 241
+    personality        135  92    pivot_root         155  41    pkey_alloc         330 289
+    pkey_free          331 290    pkey_mprotect      329 288    process_vm_readv   310 270
+    process_vm_writev  311 271    ptrace             101 117    query_module       178   -
+    quotactl           179  60    reboot             169 142    remap_file_pages   216 234
+    request_key        249 218    sched_setaffinity  203 122    sched_setattr      314 274
+    sched_setparam     142 118    sched_setscheduler 144 119    seccomp            317 277
+    semget              64 190    set_mempolicy      238 237    setdomainname      171 162
+    sethostname        170 161    setns              308 268    setpriority        141 140
+    settimeofday       164 170    shmget              29 194    splice             275  76
+    swapoff            168 225    swapon             167 224    sysfs              139   -
+    syslog             103 116    tee                276  77    timer_create       222 107
+    umount2            166  39    unshare            272  97    uselib             134   -
+    userfaultfd        323 282    ustat              136   -    vhangup            153  58
+    vmsplice           278  75
+""")
+_IGNORED = _table("futimesat 261 -    utime 132 -    utimensat 280 88    utimes 235 -")
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ON_ARGUMENTS: dict[str, tuple[int, int]] = {
     "clone": (56, 220),
@@ -114,22 +66,22 @@ _ON_ARGUMENTS: dict[str, tuple[int, int]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
 }
-_PIDFD_OPEN, _FIRST_NEW = 434, 424  # from 424 on, all machines share their numbers
+_PIDFD_OPEN, _FIRST_NEW = 434, 424  # from 424 on, all machines have the same numbers
 _X32 = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
 _TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
-"""TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD has the kernel load a driver for it."""
+"""TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD makes the kernel load a driver for it."""
 _F_NOTIFY = 1026
-"""Like inotify it tells what others do with files that a sandbox sees too: the libraries of the machine."""
+"""Like inotify it reports what others do with files that a sandbox sees too: the machine's libraries."""
 _NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
 _FIRST, _SECOND = 16, 24
-"""Offsets of an argument's low half; what is looked at has 32 bits in the kernel as well."""
+"""Offsets of an argument's low half; the checked arguments have 32 bits in the kernel as well."""
 _STEP_BYTES = 8
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _DONE = 0
-"""In the place of an error: the call is not made, and its caller told that it was."""
+"""Instead of an error: the call is not made, but reported as successful."""
 
 
 def supported(machine: str) -> bool:
@@ -137,7 +89,7 @@ def supported(machine: str) -> bool:
 
 
 def filter_program(machine: str) -> bytes:
-    """`struct sock_filter`s for a machine (`platform.machine()`). Raises KeyError where it is not known."""
+    """`struct sock_filter`s for a machine (`platform.machine()`). Raises KeyError if it is unknown."""
     column = list(_AUDIT_ARCH).index(machine) if supported(machine) else -1
     program = [
         _step(_LOAD, _ARCH),
@@ -160,7 +112,7 @@ def filter_program(machine: str) -> bytes:
 
 
 def _on_arguments(numbers: dict[str, int]) -> list[bytes]:
-    """Calls that some arguments make dangerous, and others not."""
+    """Calls that are dangerous with some arguments only."""
     namespaces, own_process = _step(_HAS_BITS, _NEW_NAMESPACES, 0, 1), _step(_EQUAL, 0, 1, 0)
     local, watching = _step(_EQUAL, _AF_UNIX, 1, 0), _step(_EQUAL, _F_NOTIFY, 0, 1)
     requests = [_step(_EQUAL, each, 0, 1) + _refuse(errno.EPERM) for each in _TERMINAL_REQUESTS]
@@ -175,7 +127,7 @@ def _on_arguments(numbers: dict[str, int]) -> list[bytes]:
 
 
 def _for_call(number: int, argument: int, tests: bytes) -> bytes:
-    """For one call: these tests of an argument, and where none of them refuses it is allowed."""
+    """For one call: these tests of an argument; if none refuses the call, it is allowed."""
     inside = _step(_LOAD, argument) + tests + _step(_RETURN, _ALLOW)
     return _step(_EQUAL, number, 0, len(inside) // _STEP_BYTES) + inside
 

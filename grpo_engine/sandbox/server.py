@@ -1,7 +1,7 @@
-"""Untrusted Python as a server: 2 ms a call, each in a process of its own, in a sandbox that is renewed.
+"""Untrusted Python as a server: 2 ms per call, each in its own process, in a sandbox that is renewed.
 
-Boundary: fail closed. Where the self-test has not shown that the sandbox holds, nothing runs, unless the
-operator has said so (`unsafe.py`).
+Fail closed: unless the self-test shows that the sandbox holds, or the operator allows it (`unsafe.py`),
+nothing runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CALLS_PER_SANDBOX = 500
 
 
 class PythonServer:
-    """One program, run anew by every call. Safe to call from several threads; calls take turns.
+    """One program, run from the start by every call. Thread-safe; calls take turns.
 
-    The sandbox is started by the first call, and a new one follows after a call that was killed or left
-    something behind, and after CALLS_PER_SANDBOX. A call raises SandboxUnavailable where it cannot start.
+    The first call starts the sandbox. A new one replaces it after a call that was killed or left something
+    behind, and after CALLS_PER_SANDBOX. A call raises SandboxUnavailable if the sandbox cannot start.
     """
 
     def __init__(self, source: str, limits: Limits = Limits(), *, filename: str = "<grader>") -> None:
@@ -39,11 +39,11 @@ class PythonServer:
         self.close()
 
     def call(self, sample: Mapping[str, Any], item: Mapping[str, Any], timeout: float) -> Outcome:
-        """`grade(sample, item)`: a JSON number, or an object of score and feedback."""
+        """`grade(sample, item)`: a JSON number, or an object with score and feedback."""
         return self.request(timeout, mode="grade", sample=dict(sample), item=dict(item))
 
     def request(self, timeout: float, **fields: Any) -> Outcome:
-        """A call in one of the modes of `guest_modes.py`; never longer than `timeout` and a second."""
+        """A call in one of the modes of `guest_modes.py`; takes at most `timeout` plus one second."""
         with self._lock:
             sandbox = self._ready()
             self._calls += 1
@@ -72,26 +72,26 @@ class PythonServer:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a one-shot run printed and made of its last line."""
+    """Output and value of a single run."""
 
     stdout: str
     """Standard output and error in order, bounded."""
     value: str = ""
-    """`repr` of the expression that the code ends with; empty where it is None or no expression."""
+    """`repr` of the code's last expression; empty if it is None or missing."""
     error: str = ""
-    """Traceback's end, or why there was no end; empty where it ran through."""
+    """End of the traceback, or why the run did not end; empty after success."""
     timed_out: bool = False
 
 
 def run_python(code: str, *, timeout: float, input: str = "", limits: Limits = Limits()) -> RunResult:
-    """Runs code as a notebook's cell in a fresh sandbox. Raises SandboxUnavailable where there is none."""
+    """Run code like a notebook's cell in a fresh sandbox. Raises SandboxUnavailable."""
     with PythonServer(code, limits, filename="<code>") as server:
         outcome = server.request(timeout, mode="cell", stdin=input)
     return RunResult(outcome.output, _text(outcome.value), outcome.error, outcome.timed_out)
 
 
 def _text(value: str | None) -> str:
-    """The text that the untrusted side sent as JSON; empty where it is anything else."""
+    """A text that the untrusted side sent as JSON; empty for anything else."""
     try:
         text = json.loads(value or "null")
     except (ValueError, RecursionError):

@@ -19,6 +19,7 @@ from grpo_engine.contract.records import FinishReason
 from grpo_engine.graders.model_spending import Account, Ledger, SpendLimitError
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound import chat_client
+from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply
 from grpo_engine.training_free.prompts import Row
 
@@ -63,11 +64,11 @@ class EndpointModelClient:
         self.budget = budget
         self.concurrent_calls = settings.concurrent_calls
         try:
-            self.endpoint = chat_client.find_endpoint(asked.endpoint)
+            self.endpoint = find_endpoint(asked.endpoint)
             self.client = chat_client.ChatClient.named(
                 asked.endpoint, asked.model, timeout=settings.request_timeout_seconds
             )
-        except chat_client.EndpointError as error:
+        except EndpointError as error:
             raise ConfigError(str(error)) from None
         if budget.max_cost_usd is not None and self.endpoint.cost_usd(0, 0) is None:
             raise ConfigError(f"max_cost_usd needs the prices of the endpoint {asked.endpoint!r}")

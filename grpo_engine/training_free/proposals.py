@@ -9,7 +9,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from grpo_engine.graders.samples import parse_json
+from grpo_engine.graders.untrusted_json import parse_json
 from grpo_engine.training_free.library import Operation
 
 MAX_LISTED = 512

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from grpo_engine.contract.records import GradeError, Score
-from grpo_engine.graders import Grader, grade, make_sample
+from grpo_engine.graders import Grader, make_sample
 from grpo_engine.graders.model_spending import ModelUsage
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.rules.score_model import ScoreModel, usage
@@ -54,7 +54,7 @@ def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
     item = {key: value for key, value in (request.item or {}).items() if key not in RESERVED_FIELDS}
     sample = make_sample(request.model_sample, num_tokens=request.num_tokens)
     if grader.execution == "inline":
-        return grade(grader, sample, item)
+        return grader.grade(sample, item)
     with (
         _run_limit.slot(tenant),
         open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading,

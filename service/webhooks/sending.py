@@ -9,8 +9,9 @@ import time
 
 from pydantic import SecretStr
 
+from grpo_engine.outbound.addresses import Outside, RefusedUrl
 from grpo_engine.outbound.signing import signature_headers
-from grpo_engine.outbound.web import NoAnswer, Outside, RefusedUrl, WebAnswer, post
+from grpo_engine.outbound.web import NoAnswer, WebAnswer, post
 from service.platform.tables.webhooks import WebhookEndpoint
 from service.webhooks import events
 from service.webhooks.outbox import Claimed

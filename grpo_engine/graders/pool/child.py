@@ -1,7 +1,6 @@
-"""One grading process and the conversation with it: a line there, a line back, within a deadline.
+"""One grading process: a line to it, a line back, within a deadline, one request at a time.
 
-Boundary: one request at a time. Whatever goes wrong, the whole process group is killed and the next request
-starts another process; what the failure means for a completion is the caller's affair.
+After any failure the whole process group is killed and the next request starts another process.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from grpo_engine.sandbox import unsafe
 
 MAX_ANSWER_BYTES = 2**20
 START_SECONDS = 300.0
-"""For loading what the rules need, on a busy machine; a reward model is the most."""
+"""For loading what the graders need, at most a reward model, on a busy machine."""
 SERVER = (sys.executable, "-P", "-m", "grpo_engine.graders.pool.server")
 _ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"),
     unsafe.VARIABLE,
-    # For reward models: where they lie and which device is ours. No token is among them.
+    # for reward models: their folders and device; no token
     *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
 )
-# A fixed hash seed: the order of sympy's sets must not differ from one process to the next.
+# a fixed hash seed keeps the order of sympy's sets equal in all processes
 _FIXED = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 
 
 class ChildError(Exception):
-    """No answer: the process died or broke the protocol, and has been killed, or it cannot be asked this."""
+    """No answer: the process crashed or was killed for an invalid answer, or the request has no JSON form."""
 
 
 class ChildLateError(ChildError):
-    """The process did not answer in time; it has been killed."""
+    """The process did not answer in time and was killed."""
 
 
 class GradingChild:
     """A grading process that is started when it is first needed and replaced when it fails.
 
-    `ask` is called by one thread at a time; `interrupt` by any.
+    `request` is called by one thread at a time, `interrupt` by any.
     """
 
     def __init__(self, hello: Mapping[str, Any], command: Sequence[str] = SERVER) -> None:
@@ -59,30 +58,26 @@ class GradingChild:
 
     @property
     def pid(self) -> int | None:
-        """Process id, and id of its session and process group; None where none runs."""
+        """Process id, also of its session and process group; None if none runs."""
         process = self._process
         return None if process is None else process.pid
 
-    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to a request with this `id`.
-
-        Raises ChildError or ChildLateError, and CancelledError after `interrupt`.
-        """
-        line = _encoded(request)
-        connection = self._connected()
-        found = self._exchange(connection, line, seconds)
-        if found.get("id") != request["id"]:
-            self._fail("the grading process answered something else")
-        return found
+    def request(self, message: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """The answer with the same `id`. Raises ChildError, ChildLateError, CancelledError (interrupted)."""
+        line = _encoded(message)
+        answer = self._exchange(self._connected(), line, seconds)
+        if answer.get("id") != message["id"]:
+            self._fail("the grading process answered another request")
+        return answer
 
     def interrupt(self) -> None:
-        """Kill the process for good, whoever is waiting for it."""
+        """Kill the process for good, even while `request` waits for it."""
         with self._lock:
             self._interrupted = True
             self._kill()
 
     def close(self) -> None:
-        """Kill the process and let go of the connection; not while `ask` runs."""
+        """Kill the process and close the connection; not while `request` runs."""
         with self._lock:
             self._kill()
             if self._connection is not None:
@@ -90,7 +85,7 @@ class GradingChild:
                 self._connection = None
 
     def _connected(self) -> socket.socket:
-        """A connection to a process that lives and has said nothing unasked."""
+        """A connection to a running process that has sent nothing without a request."""
         if self._connection is not None and _is_quiet(self._connection):
             return self._connection
         self.close()
@@ -130,7 +125,7 @@ class GradingChild:
         except EOFError:
             self._fail("the grading process ended")
         except OSError as error:
-            self._fail(f"the grading process is out of reach: {error.strerror}")
+            self._fail(f"the grading process is unreachable: {error.strerror}")
         except ValueError as error:
             self._fail(str(error))
 
@@ -143,7 +138,7 @@ class GradingChild:
         raise kind(message + ending) from None
 
     def _kill(self) -> None:
-        """Kill the process with all it started, and reap it. Nobody else reaps, so the id is its own."""
+        """Kill and reap the process and all it started. Only this reaps it, so the id cannot be reused."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -153,7 +148,7 @@ class GradingChild:
 
 
 def _is_quiet(connection: socket.socket) -> bool:
-    """Whether the other side is still there and has sent nothing."""
+    """Whether the other side is connected and has sent nothing."""
     connection.settimeout(0)
     try:
         connection.recv(1, socket.MSG_PEEK)
@@ -165,7 +160,7 @@ def _is_quiet(connection: socket.socket) -> bool:
 
 
 def _read_line(connection: socket.socket, until: float) -> bytes:
-    """Up to the end of a line. Raises TimeoutError, EOFError, OSError, ValueError (too long)."""
+    """Read a line. Raises TimeoutError, EOFError, OSError, ValueError (too long)."""
     received = bytearray()
     while not received.endswith(b"\n"):
         connection.settimeout(max(until - time.monotonic(), 1e-6))
@@ -189,9 +184,9 @@ def _decoded(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
-        raise ValueError("the grading process answered no JSON") from None
+        raise ValueError("the grading process did not answer with JSON") from None
     if not isinstance(found, dict):
-        raise ValueError("the grading process answered no object")
+        raise ValueError("the grading process did not answer with an object")
     return found
 
 

@@ -1,7 +1,7 @@
-"""Where rules run: in the caller, in threads, in processes. Each lane answers with futures of scores.
+"""Where graders run apart from their caller: in threads and in processes, as futures of scores.
 
-Boundary: a lane knows nothing of `multi`. Its futures always end: with a score, unscorable where the rule
-did not answer in time, or with CancelledError where the lane was closed first.
+The futures always end: with a score, unscorable if the grader did not answer in time, or with CancelledError
+if the lane was closed first.
 """
 
 from __future__ import annotations
@@ -12,48 +12,24 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from queue import LifoQueue
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
-from grpo_engine.contract.records import Sample, Score
+from grpo_engine.contract.records import GradeErrorCode, Sample, Score
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.errors import ErrorCode
 from grpo_engine.graders.pool.child import SERVER, ChildError, ChildLateError, GradingChild
-from grpo_engine.graders.pool.outcome import grade_safely, late
-from grpo_engine.graders.pool.wire import hello, request
-from grpo_engine.sandbox.launch import nobody_who_reads
+from grpo_engine.graders.pool.wire import grade_safely, hello, request
+from grpo_engine.sandbox.launch import unprivileged_reader_prefix
 
 THREADS = 32
 _RUNS_CODE = ("python", "code_tests")
 
 
-class Lane(Protocol):
-    """Grades with the rules it was made for; `key` says which."""
-
-    def submit(
-        self, key: str, grader: GraderBase, sample: Sample, item: Mapping[str, Any]
-    ) -> Future[Score]: ...
-
-    def close(self) -> None: ...
-
-
-class InlineLane:
-    """At once, in the caller's thread."""
-
-    def submit(self, key: str, grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
-        future: Future[Score] = Future()
-        future.set_result(grade_safely(grader, sample, item))
-        return future
-
-    def close(self) -> None:
-        """Nothing is left running."""
-
-
 class ThreadLane:
-    """Up to THREADS rules at a time, each in a thread of its own that is left behind at the deadline.
+    """Up to THREADS graders at a time, each in a thread that is abandoned at the deadline.
 
-    A thread cannot be killed: it ends when the rule's own time-outs end it.
+    A thread cannot be killed: it ends when the grader's own time limits end it.
     """
 
     def __init__(self, deadline_seconds: float) -> None:
@@ -63,7 +39,7 @@ class ThreadLane:
         self._open: set[Future[Score]] = set()
         self._closed = False
 
-    def submit(self, key: str, grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
+    def submit(self, grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
         return self._waiters.submit(self._grade, grader, sample, item)
 
     def close(self) -> None:
@@ -84,7 +60,7 @@ class ThreadLane:
         try:
             return future.result(self._deadline_seconds)
         except TimeoutError:
-            return late(grader, self._deadline_seconds)
+            return _late(grader, self._deadline_seconds)
         finally:
             with self._lock:
                 self._open.discard(future)
@@ -96,8 +72,12 @@ def _fulfil(future: Future[Score], grader: GraderBase, sample: Sample, item: Map
         future.set_result(score)
 
 
+def _late(grader: GraderBase, seconds: float) -> Score:
+    return grader.unscorable("unresponsive_reward_error", f"no answer within {seconds:g} seconds")
+
+
 class ProcessLane:
-    """Up to `processes` rules at a time, each in a grading process that is killed at the deadline."""
+    """Up to `processes` graders at a time, each in a grading process that is killed at the deadline."""
 
     def __init__(
         self,
@@ -107,9 +87,9 @@ class ProcessLane:
         command: Sequence[str] | None = None,
     ) -> None:
         self._deadline_seconds = deadline_seconds
-        first, command = hello(graders), command or (*_rights(graders.values()), *SERVER)
+        first, command = hello(graders), command or (*_unprivileged(graders.values()), *SERVER)
         self._children = [GradingChild(first, command) for _ in range(processes)]
-        # Last in, first out: one completion at a time needs one process only.
+        # last in, first out: one completion at a time needs one process only
         self._idle: LifoQueue[GradingChild] = LifoQueue()
         for child in self._children:
             self._idle.put(child)
@@ -117,7 +97,7 @@ class ProcessLane:
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the processes that run now."""
+        """Ids of the running processes."""
         return [child.pid for child in self._children if child.pid is not None]
 
     def submit(self, key: str, grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
@@ -134,27 +114,27 @@ class ProcessLane:
     def _grade(self, key: str, grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Score:
         child = self._idle.get()
         try:
-            asked = request(secrets.randbits(48), key, sample, item)
-            return Score.model_validate(child.ask(asked, self._deadline_seconds).get("score"))
+            line = request(secrets.randbits(48), key, sample, item)
+            return Score.model_validate(child.request(line, self._deadline_seconds).get("score"))
         except ChildLateError:
-            return late(grader, self._deadline_seconds)
+            return _late(grader, self._deadline_seconds)
         except ChildError as error:
-            return grader.unscorable(_death_code(grader), str(error))
+            return grader.unscorable(_child_error_code(grader), str(error))
         except ValidationError:
-            return grader.unscorable(_death_code(grader), "the grading process answered no score")
+            return grader.unscorable(_child_error_code(grader), "the grading process returned no score")
         finally:
             self._idle.put(child)
 
 
-def _rights(graders: Iterable[GraderBase]) -> list[str]:
-    """As root a grading process is nobody, unless it has a model, or sandboxes: they drop root themselves."""
+def _unprivileged(graders: Iterable[GraderBase]) -> list[str]:
+    """Drops root, except for graders with a model or a sandbox: these drop root themselves."""
     leaves = [getattr(grader, "grader", grader) for grader in graders]
     if any(_runs_code(grader) or grader.holds_a_model for grader in leaves):
         return []
-    return nobody_who_reads(sys.executable, sys.prefix, __file__)
+    return unprivileged_reader_prefix(sys.executable, sys.prefix, __file__)
 
 
-def _death_code(grader: GraderBase) -> ErrorCode:
+def _child_error_code(grader: GraderBase) -> GradeErrorCode:
     return "python_grader_server_error" if _runs_code(grader) else "other_error"
 
 

@@ -1,23 +1,23 @@
-"""Grading that cannot hang: each rule runs where it may, and every completion gets a score in bounded time.
+"""Grading that cannot hang: each grader runs where it may, and every completion gets a score in bounded time.
 
     with open_grading(grader) as grading:
         scores = [future.result() for future in [grading.submit(sample, item) for sample in samples]]
 
-Boundary: completions in, scores out, in any order and of any number; nothing of groups or training here.
-A completion whose rule hangs, floods or dies is unscorable; the others are not touched.
+A completion whose grader hangs, floods or crashes is unscorable; the others are not affected.
 """
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Self
 
 from grpo_engine.contract.records import Sample, Score
 from grpo_engine.graders import Grader
-from grpo_engine.graders.base import Execution, GraderBase
-from grpo_engine.graders.pool.lanes import InlineLane, Lane, ProcessLane, ThreadLane
+from grpo_engine.graders.base import GraderBase
+from grpo_engine.graders.pool.lanes import ProcessLane, ThreadLane
+from grpo_engine.graders.pool.wire import grade_safely
 from grpo_engine.graders.rules.multi import Multi
 
 
@@ -28,39 +28,34 @@ def open_grading(
     deadline_seconds: float = 30.0,
     command: Sequence[str] | None = None,
 ) -> Grading:
-    """Where completions are graded by this rule, until it is closed.
+    """Grading with this grader, until it is closed.
 
-    `processes`: most grading processes at a time; they start when they are first needed.
-    `deadline_seconds`: longest time for one completion, or for one part of a `multi`, counted from when its
-    turn comes. Scores do not depend on either as long as no deadline passes.
-    `command`: another grading process than our own.
+    `processes`: maximum number of grading processes; they start when they are first needed.
+    `deadline_seconds`: time limit for one completion, or for one part of a `multi`, from when its turn comes.
+    Scores depend on neither as long as no deadline passes.
+    `command`: replaces the grading process, for tests.
     """
     parts = grader.graders if isinstance(grader, Multi) else {grader.label: grader}
     apart = {key: part for key, part in parts.items() if part.execution == "process"}
     process_lane = ProcessLane(apart, 1 if grader.holds_a_model else processes, deadline_seconds, command)
-    return Grading(grader, parts, InlineLane(), ThreadLane(deadline_seconds), process_lane)
+    return Grading(grader, parts, ThreadLane(deadline_seconds), process_lane)
 
 
 class Grading:
-    """A grader at work. A context manager; `close` leaves no process behind."""
+    """A grader in use. A context manager; `close` leaves no process running."""
 
     def __init__(
-        self,
-        grader: Grader,
-        parts: Mapping[str, GraderBase],
-        inline: InlineLane,
-        threads: ThreadLane,
-        processes: ProcessLane,
+        self, grader: Grader, parts: Mapping[str, GraderBase], threads: ThreadLane, processes: ProcessLane
     ) -> None:
         self._grader = grader
         self._parts = parts
-        self._lanes: dict[Execution, Lane] = {"inline": inline, "thread": threads, "process": processes}
+        self._threads = threads
         self._processes = processes
         self._closed = False
 
     @property
     def pids(self) -> list[int]:
-        """Ids of the grading processes that run now; each is also the id of its process group."""
+        """Ids of the running grading processes; each is also the id of its process group."""
         return self._processes.pids
 
     def __enter__(self) -> Self:
@@ -70,59 +65,57 @@ class Grading:
         self.close()
 
     def submit(self, sample: Sample, item: Mapping[str, Any]) -> Future[Score]:
-        """The future score of one completion; `item` as for `grade`. Waits only for rules that run inline.
+        """The future score of one completion; waits only for graders that run inline.
 
-        The future is cancelled where grading is closed first. Raises RuntimeError after `close`.
+        The future is cancelled if grading is closed first. Raises RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError("grading is closed")
-        parts = {
-            key: self._lanes[part.execution].submit(key, part, sample, item)
-            for key, part in self._parts.items()
-        }
-        return _Gathering(self._grader, parts).score
+        scores = {key: self._submit_part(key, part, sample, item) for key, part in self._parts.items()}
+        return _gathered(self._grader, scores)
 
     def close(self) -> None:
         """Cancel what waits, kill what runs. May be called again."""
         self._closed = True
-        for lane in self._lanes.values():
-            lane.close()
+        self._threads.close()
+        self._processes.close()
+
+    def _submit_part(
+        self, key: str, part: GraderBase, sample: Sample, item: Mapping[str, Any]
+    ) -> Future[Score]:
+        match part.execution:
+            case "process":
+                return self._processes.submit(key, part, sample, item)
+            case "thread":
+                return self._threads.submit(part, sample, item)
+        done: Future[Score] = Future()
+        done.set_result(grade_safely(part, sample, item))
+        return done
 
 
-class _Gathering:
-    """Makes one score of the parts' scores when the last of them is there."""
+def _gathered(grader: Grader, parts: Mapping[str, Future[Score]]) -> Future[Score]:
+    """The future of the combined score; it ends with the last part."""
+    combined: Future[Score] = Future()
+    count = itertools.count(1)  # next() is atomic: only one callback sees the last number
 
-    def __init__(self, grader: Grader, parts: Mapping[str, Future[Score]]) -> None:
-        self.score: Future[Score] = Future()
-        self._grader = grader
-        self._parts = parts
-        self._lock = threading.Lock()
-        self._missing = len(parts)
-        for part in parts.values():
-            part.add_done_callback(self._one_less)
+    def one_done(_: Future[Score]) -> None:
+        if next(count) == len(parts):
+            _finish(combined, grader, parts)
 
-    def _one_less(self, _: Future[Score]) -> None:
-        with self._lock:
-            self._missing -= 1
-            complete = self._missing == 0
-        if complete:
-            self._finish()
+    for part in parts.values():
+        part.add_done_callback(one_done)
+    return combined
 
-    def _finish(self) -> None:
-        try:
-            score = self._combined()
-        except CancelledError:
-            self.score.cancel()
-            self.score.set_running_or_notify_cancel()
-            return
-        except Exception as error:  # noqa: BLE001 - whoever waits for the score must hear of it
-            self.score.set_exception(error)
-            return
-        if self.score.set_running_or_notify_cancel():
-            self.score.set_result(score)
 
-    def _combined(self) -> Score:
-        scores = {key: part.result() for key, part in self._parts.items()}
-        if isinstance(self._grader, Multi):
-            return self._grader.combine(scores)
-        return next(iter(scores.values()))
+def _finish(combined: Future[Score], grader: Grader, parts: Mapping[str, Future[Score]]) -> None:
+    try:
+        scores = {key: part.result() for key, part in parts.items()}
+        score = grader.combine(scores) if isinstance(grader, Multi) else next(iter(scores.values()))
+    except CancelledError:
+        combined.cancel()
+        combined.set_running_or_notify_cancel()
+    except Exception as error:  # noqa: BLE001 - raised in the thread that waits for the score
+        combined.set_exception(error)
+    else:
+        if combined.set_running_or_notify_cancel():
+            combined.set_result(score)

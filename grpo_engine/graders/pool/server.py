@@ -1,8 +1,7 @@
-"""A grading process: reads requests from its parent, grades one at a time, answers each with a line.
+"""A grading process: reads requests from its parent (`wire.py`) and answers each with a line.
 
-What the lines hold is said in `pool_wire.py`.
-Boundary: it enforces no deadline. The parent does, and kills this process and all it started.
-Run as `python -m grpo_engine.graders.pool.server` by `pool_child.py`.
+It enforces no deadline: the parent does, and kills this process and all it started. `child.py` runs it as
+`python -m grpo_engine.graders.pool.server`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from pydantic import TypeAdapter
 
 from grpo_engine.graders import Grader
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.pool.outcome import grade_safely
-from grpo_engine.graders.pool.wire import read_sample
+from grpo_engine.graders.pool.wire import grade_safely, read_sample
 from grpo_engine.process.parent_death import end_with_parent
 
 MAX_MEMORY_BYTES = 4 * 2**30
-"""Address space: a number such as 9^9^9^9 ends as an error of the rule, not of the machine."""
+"""Address space: a number such as 9^9^9^9 is an error of the grader, not of the machine."""
 
 
 def main() -> None:
@@ -45,7 +43,7 @@ def main() -> None:
 
 
 def load(graders: Mapping[str, Any]) -> dict[str, GraderBase]:
-    """Rules by key, ready to grade. Raises what their libraries raise."""
+    """Graders by key, ready to grade. Raises what their libraries raise."""
     adapter: TypeAdapter[GraderBase] = TypeAdapter(Grader)
     loaded = {key: adapter.validate_python(data) for key, data in graders.items()}
     for grader in loaded.values():
@@ -53,15 +51,15 @@ def load(graders: Mapping[str, Any]) -> dict[str, GraderBase]:
     return loaded
 
 
-def answer(graders: Mapping[str, GraderBase], asked: Mapping[str, Any]) -> dict[str, Any]:
+def answer(graders: Mapping[str, GraderBase], request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer to one request."""
-    score = grade_safely(graders[asked["grader"]], read_sample(asked["sample"]), asked["item"])
-    return {"id": asked["id"], "score": score.model_dump()}
+    score = grade_safely(graders[request["grader"]], read_sample(request["sample"]), request["item"])
+    return {"id": request["id"], "score": score.model_dump()}
 
 
 @contextlib.contextmanager
 def _connection() -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Files to read from and to write to. Standard input and output become /dev/null: prints go nowhere."""
+    """Files to read from and to write to. Standard input and output become /dev/null, so prints are lost."""
     incoming, outgoing = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
@@ -78,12 +76,12 @@ def _write(answers: BinaryIO, data: Mapping[str, Any]) -> None:
 
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # With a model on board the address space says nothing of the memory: CUDA alone reserves more.
+    # with a model, CUDA alone reserves more address space than that
     if "torch" not in sys.modules:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # Where memory ends, this process goes before the training does; some containers do not let it say so.
+    # out of memory, the kernel kills this process before the training; some containers do not allow this
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

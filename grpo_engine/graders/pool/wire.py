@@ -1,46 +1,52 @@
-"""What a grading process and its parent say to each other: JSON, one object a line.
+"""What a grading process and its parent exchange: JSON, one object per line.
 
 hello    {"parent": pid, "graders": {key: grader}}          → {"ready": true} or {"error": text}
 request  {"id": n, "grader": key, "sample": {…}, "item": {…}} → {"id": n, "score": {…}}
 
-Boundary: plain data. A sample's `output_json` is not sent, because it follows from the text.
+A sample's `output_json` is not sent, because it follows from the text.
 """
 
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from grpo_engine.contract.records import FinishReason, Sample
+from grpo_engine.contract.records import FinishReason, Sample, Score
 from grpo_engine.graders.base import GraderBase
 from grpo_engine.graders.samples import make_sample
 
 
 def hello(graders: Mapping[str, GraderBase]) -> dict[str, Any]:
-    """First line to a process: its rules."""
+    """First line to a process: its graders."""
     dumped = {key: grader.model_dump(mode="json") for key, grader in graders.items()}
     return {"parent": os.getpid(), "graders": dumped}
 
 
 def request(number: int, key: str, sample: Sample, item: Mapping[str, Any]) -> dict[str, Any]:
-    """One completion for the rule of this key."""
-    return {
-        "id": number,
-        "grader": key,
-        "sample": {
-            "output_text": sample.output_text,
-            "output_tools": sample.output_tools,
-            "num_tokens": sample.num_tokens,
-            "finish_reason": sample.finish_reason,
-        },
-        "item": dict(item),
-    }
+    """One completion for the grader with this key."""
+    sent = {field: getattr(sample, field) for field in Sample.model_fields if field != "output_json"}
+    return {"id": number, "grader": key, "sample": sent, "item": dict(item)}
 
 
 def read_sample(sent: Mapping[str, Any]) -> Sample:
     """The sample of a request."""
-    sample = make_sample(
-        sent["output_text"], num_tokens=sent["num_tokens"], finish_reason=FinishReason(sent["finish_reason"])
+    return make_sample(
+        sent["output_text"],
+        num_tokens=sent["num_tokens"],
+        finish_reason=FinishReason(sent["finish_reason"]),
+        tools=sent["output_tools"],
     )
-    return sample.model_copy(update={"output_tools": tuple(sent["output_tools"])})
+
+
+def grade_safely(grader: GraderBase, sample: Sample, item: Mapping[str, Any]) -> Score:
+    """The grader's score. If it raises, the completion is unscorable and the error names the place."""
+    try:
+        return grader.grade(sample, item)
+    except Exception as error:  # noqa: BLE001 - the other completions are still graded
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        # without the exception's text, which may hold anything
+        place = f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}"
+        return grader.unscorable("other_error", f"the grader failed: {place}")

@@ -1,21 +1,22 @@
-"""`code_tests`: the completion's code against the row's tests, in a sandbox; the verdict comes from outside.
+"""`code_tests`: runs the completion's code against the row's tests in a sandbox; the verdict is made outside.
 
-Boundary: the sandbox gets the code and one input at a time, never what is expected. Values come out as
-bounded JSON and are compared here. An exit code, a printed PASS or an early end never mean passed.
+The sandbox gets the code and one input at a time, never the expected result. Values come out as bounded JSON
+and are compared here. An exit code, a printed PASS or an early end never means passed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import EvaluatingGrader, Execution, Graded, Template, row_value
+from grpo_engine.graders.base import Graded, RewardGrader, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.rules.code_verdict import Test, code_of, read_tests, tagged
+from grpo_engine.graders.numbers import tagged
+from grpo_engine.graders.rules.code_verdict import Test, code_of, read_tests
 from grpo_engine.graders.rules.numeric import Tag
 from grpo_engine.graders.template import render
 from grpo_engine.sandbox import Limits, Outcome, PythonServer, SandboxUnavailable, self_test
@@ -24,20 +25,16 @@ MAX_CODE_CHARACTERS = 256_000
 _LIMITS = Limits(memory_bytes=2**30, processes=32)
 
 
-class _Result(NamedTuple):
-    passed: int
-    total: int
-    feedback: str
-    """On the first test that failed; empty where all passed."""
-
-
-class CodeTests(EvaluatingGrader):
+class CodeTests(RewardGrader):
     """Reward = fraction of the tests that pass; with `scoring` all, 1.0 if every test passes, or 0.0.
 
     A test is `{"call": "add", "args": [1, 2], "kwargs": {}, "expected": 3}` or
     `{"stdin": "1 2\\n", "expected_stdout": "3\\n"}`. Each test runs the code in its own process.
     Code that does not compile, raises, exits or takes too long fails its tests.
     """
+
+    runs_in = "process"
+    template_fields = ("code", "tests")
 
     type: Literal["code_tests"]
     code: Template = "{{sample.output_text}}"
@@ -57,13 +54,6 @@ class CodeTests(EvaluatingGrader):
     scoring: Literal["fraction", "all"] = "fraction"
     """fraction: share of passed tests; all: 1 only if every test passes."""
 
-    @property
-    def execution(self) -> Execution:
-        return "process"
-
-    def templates(self) -> dict[str, str]:
-        return {"code": self.code, "tests": self.tests}
-
     def prepare(self) -> None:
         """Attack the sandbox before the first completion's time begins."""
         self_test()
@@ -79,23 +69,20 @@ class CodeTests(EvaluatingGrader):
         return found
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
-        passed, total, feedback = self._run(sample, item)
-        return Graded(float(passed == total) if self.scoring == "all" else passed / total, feedback)
-
-    def _run(self, sample: Sample, item: Mapping[str, Any]) -> _Result:
-        """Every test in a fresh sandbox for this completion. Raises UnscorableError."""
         text = render(self.code, sample, item)
-        code = code_of(text if self.tag is None else tagged(text, self.tag))
+        code = code_of(text if self.tag is None else tagged(text, self.tag) or "")
         tests = self._tests(sample, item)
         if len(code) > MAX_CODE_CHARACTERS:
-            return _Result(0, len(tests), f"the code is longer than {MAX_CODE_CHARACTERS:,} characters")
+            return Graded(0.0, f"the code is longer than {MAX_CODE_CHARACTERS:,} characters")
         try:
             with PythonServer(code, _LIMITS, filename="<code>") as server:
                 failures = list(self._failures(server, tests))
         except SandboxUnavailable as error:
             raise UnscorableError("python_grader_server_error", str(error)) from None
-        failed = [failure for failure in failures if failure]
-        return _Result(len(tests) - len(failed), len(tests), failed[0] if failed else "")
+        if not any(failures):
+            return Graded(1.0)
+        reward = 0.0 if self.scoring == "all" else failures.count("") / len(tests)
+        return Graded(reward, next(filter(None, failures)))
 
     def _tests(self, sample: Sample, item: Mapping[str, Any]) -> list[Test]:
         try:
@@ -104,26 +91,26 @@ class CodeTests(EvaluatingGrader):
             raise UnscorableError("invalid_variable_error", f"the tests do not parse: {error}") from None
 
     def _failures(self, server: PythonServer, tests: list[Test]) -> Iterator[str]:
-        """For each test why it failed, empty where it passed."""
+        """For each test the reason why it failed; empty if it passed."""
         deadline = time.monotonic() + self.total_timeout_seconds
         for number, test in enumerate(tests, 1):
             seconds = min(self.timeout_seconds, deadline - time.monotonic())
             outcome = server.request(seconds, **test.request) if seconds > 0 else Outcome(timed_out=True)
-            why = _failure(test, outcome, self.tolerance)
-            yield f"test {number} of {len(tests)}: {why}" if why else ""
+            reason = _failure(test, outcome, self.tolerance)
+            yield f"test {number} of {len(tests)}: {reason}" if reason else ""
 
 
 def _failure(test: Test, outcome: Outcome, tolerance: float) -> str:
-    """Empty where the answer came and is right."""
+    """Why the test failed; empty if the answer is right."""
+    claim = f"{_short(test.shown)} should give {_short(test.expectation)}"
     if outcome.value is None:
-        kind = "took too long" if outcome.timed_out else _last_line(outcome.error)
-        return f"{_short(test.shown)} should give {_short(test.wanted)}: {kind}"
+        return f"{claim}: {'took too long' if outcome.timed_out else _last_line(outcome.error)}"
     got = test.judge(outcome.value, outcome.output, tolerance)
-    return f"{_short(test.shown)} should give {_short(test.wanted)}, got {_short(got)}" if got else ""
+    return f"{claim}, got {_short(got)}" if got else ""
 
 
 def _last_line(error: str) -> str:
-    """`ZeroDivisionError: division by zero` of a traceback."""
+    """Last line of a traceback, such as `ZeroDivisionError: division by zero`."""
     return _short((error.strip().splitlines() or ["no answer"])[-1])
 
 

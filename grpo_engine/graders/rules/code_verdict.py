@@ -1,20 +1,21 @@
-"""The outside half of `code_tests`: finds the code, reads the tests, compares answers on plain types.
+"""The part of `code_tests` outside the sandbox: finds the code, reads the tests, compares results.
 
-Boundary: nothing is executed here. What a submission answered is data: JSON types without methods of its
-own, so an `__eq__` that is always true has nothing to say.
+Nothing is executed here. A submission's results are plain JSON types, so an `__eq__` of its own that is
+always true has no effect.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from grpo_engine.contract.records import Input
 from grpo_engine.graders.feedback import excerpt
-from grpo_engine.graders.samples import parse_json
+from grpo_engine.graders.untrusted_json import parse_json
 
 # possessive, so that a long line costs linear time
 _FENCE = re.compile(r" {0,3}(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+-]*+)[^`\n]*+")
@@ -26,14 +27,14 @@ class CallTest(Input):
     """`call(*args, **kwargs)` returns `expected`."""
 
     call: str = Field(max_length=256, pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
-    """A function, or `Class.method`: a method of an instance made without arguments."""
+    """A function, or `Class.method` of an instance created without arguments."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     expected: Any
 
     @property
     def request(self) -> dict[str, Any]:
-        """What the sandbox gets to know."""
+        """The request to the sandbox; it holds no expected result."""
         return {"mode": "call", "call": self.call, "args": self.args, "kwargs": self.kwargs}
 
     @property
@@ -42,7 +43,7 @@ class CallTest(Input):
         return f"{self.call}({', '.join([*map(repr, self.args), *named])})"
 
     def judge(self, value: str, output: str, tolerance: float) -> str:
-        """Empty where the answer is right, else what was got. `value` is JSON of an untrusted hand."""
+        """The wrong value, empty if it is right. `value` is untrusted JSON."""
         try:
             got = parse_json(value)
             return "" if same(got, self.expected, tolerance) else repr(got)
@@ -50,7 +51,7 @@ class CallTest(Input):
             return f"a value that cannot be read ({error})"
 
     @property
-    def wanted(self) -> str:
+    def expectation(self) -> str:
         return repr(self.expected)
 
 
@@ -62,7 +63,6 @@ class StdinTest(Input):
 
     @property
     def request(self) -> dict[str, Any]:
-        """What the sandbox gets to know."""
         return {"mode": "script", "stdin": self.stdin}
 
     @property
@@ -70,11 +70,11 @@ class StdinTest(Input):
         return f"the program with input {excerpt(self.stdin)}"
 
     def judge(self, value: str, output: str, tolerance: float) -> str:
-        """Empty where the output is right, else what was printed."""
+        """The wrong output, empty if it is right."""
         return "" if same_text(output, self.expected_stdout, tolerance) else excerpt(output)
 
     @property
-    def wanted(self) -> str:
+    def expectation(self) -> str:
         return excerpt(self.expected_stdout)
 
 
@@ -83,7 +83,7 @@ _TESTS: TypeAdapter[list[Test]] = TypeAdapter(Annotated[list[Test], Field(min_le
 
 
 def read_tests(text: str) -> list[Test]:
-    """Tests of a row, from JSON. Raises ValueError that says what is wrong."""
+    """Tests of a row, from JSON. Raises ValueError."""
     data = parse_json(text)
     if isinstance(data, str):  # a row may hold its tests as JSON text in JSON
         data = parse_json(data)
@@ -95,7 +95,7 @@ def read_tests(text: str) -> list[Test]:
 
 
 def code_of(text: str) -> str:
-    """Code of the last fenced python block, else of the last fenced block, else the text itself."""
+    """Code of the last Python block, otherwise of the last block without a language, otherwise the text."""
     blocks: list[tuple[str, str]] = []
     lines: list[str] | None = None
     mark = language = ""
@@ -115,15 +115,8 @@ def code_of(text: str) -> str:
     return (python or plain or [text])[-1]
 
 
-def tagged(text: str, tag: str) -> str:
-    """Inside of the last `<tag>…</tag>`, empty where there is none."""
-    end = text.rfind(f"</{tag}>")
-    start = text.rfind(f"<{tag}>", 0, max(end, 0))
-    return text[start + len(tag) + 2 : end] if start >= 0 else ""
-
-
 def same(got: Any, expected: Any, tolerance: float) -> bool:
-    """Equal JSON values; numbers where one is a float within the tolerance; true is not 1."""
+    """Whether JSON values are equal, floats within the tolerance; true is not 1."""
     if isinstance(got, bool) or isinstance(expected, bool):
         return got is expected
     if isinstance(got, int | float) and isinstance(expected, int | float):
@@ -137,14 +130,14 @@ def same(got: Any, expected: Any, tolerance: float) -> bool:
 
 
 def same_text(got: str, expected: str, tolerance: float) -> bool:
-    """Equal outputs; a decimal number where another one stands counts within the tolerance."""
+    """Whether outputs are equal, decimal numbers within the tolerance."""
     ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (got, expected))
     if ours == theirs:
         return True
-    words, wanted = [line.split() for line in ours], [line.split() for line in theirs]
-    if tolerance == 0 or [len(line) for line in words] != [len(line) for line in wanted]:
+    our_words, their_words = [line.split() for line in ours], [line.split() for line in theirs]
+    if tolerance == 0 or [*map(len, our_words)] != [*map(len, their_words)]:
         return False
-    pairs = [pair for line in zip(words, wanted, strict=True) for pair in zip(*line, strict=True)]
+    pairs = zip(chain(*our_words), chain(*their_words), strict=True)
     return all(a == b or _same_decimal(a, b, tolerance) for a, b in pairs)
 
 

@@ -2,9 +2,8 @@
 
     POST {"sample": {…}, "item": {…}, "trace_id": "trace_…"}  →  {"score": 0.7, "feedback": "…"}
 
-Requests are signed as Standard Webhooks are where there is a secret. The same completion of the same row
-has the same trace_id, so a server may answer a repeated request from memory.
-Boundary: where a request may go is `web.py`'s to say, at submit and again at each call.
+Requests are signed like Standard Webhooks if there is a secret. The same completion of the same row has the
+same trace_id, so a server may cache its responses. `outbound/` checks the URL, at submit and at each call.
 """
 
 from __future__ import annotations
@@ -17,54 +16,30 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from grpo_engine.contract.records import Record, Sample
-from grpo_engine.graders.base import Graded
+from grpo_engine.contract.records import Sample
+from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.remote import RemoteGrader, read_response
+from grpo_engine.graders.untrusted_json import read_graded
+from grpo_engine.outbound.addresses import Outside, RefusedUrl, check_url
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.outbound.signing import signature_headers
-from grpo_engine.outbound.web import (
-    NoAnswer,
-    Outside,
-    RefusedUrl,
-    WebAnswer,
-    check_headers,
-    check_url,
-    post_patiently,
-)
+from grpo_engine.outbound.web import NoAnswer, WebAnswer, check_headers, post_patiently
 
 MAX_RETRIES = 3
 MAX_REQUEST_BYTES = 2**22
 
 
-def _check_url(url: str) -> str:
-    check_url(url)
-    return url
-
-
-def _check_headers(headers: dict[str, str]) -> dict[str, str]:
-    check_headers(headers)
-    return headers
-
-
-class _Way(Record):
-    """Where a request goes and how."""
-
-    url: str
-    headers: dict[str, str] = Field(repr=False)
-    secret: SecretStr | None
-    allowed: frozenset[str]
-
-
-class Endpoint(RemoteGrader):
+class Endpoint(RewardGrader):
     """Reward = the score in the server's response, a finite number. Give exactly one of url and endpoint."""
 
+    runs_in = "thread"
+
     type: Literal["endpoint"]
-    url: Annotated[str, AfterValidator(_check_url)] | None = None
+    url: Annotated[str, AfterValidator(check_url)] | None = None
     """https URL with a public host name on port 443 or 8443."""
     endpoint: str | None = Field(None, min_length=1, max_length=128)
     """Name of one of the operator's endpoints, instead of url."""
-    headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(_check_headers)] = {}
+    headers: Annotated[dict[str, str], Field(max_length=16), AfterValidator(check_headers)] = {}
     """Headers of each request; visible to everyone who can see the job."""
     timeout_seconds: float = Field(60.0, gt=0, le=600)
     """Time limit for one completion, retries included."""
@@ -80,45 +55,35 @@ class Endpoint(RemoteGrader):
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         body, trace_id = request_body(sample, item)
         try:
-            way = self._way()
-            headers = {"Content-Type": "application/json", **way.headers}
-            if way.secret is not None:
-                headers |= signature_headers([way.secret], trace_id, body)
-            answer = post_patiently(
-                way.url,
-                body,
-                headers,
-                timeout_seconds=self.timeout_seconds,
-                max_retries=MAX_RETRIES,
-                outside=Outside(way.allowed),
-            )
+            return _read(self._post(body, trace_id))
         except NoAnswer as error:
             raise UnscorableError("unresponsive_reward_error", str(error)) from None
         except (RefusedUrl, EndpointError, ValueError) as error:
             raise UnscorableError("other_error", str(error)) from None
-        return _read(answer)
 
-    def _way(self) -> _Way:
-        """Raises EndpointError, RefusedUrl."""
-        common = os.environ.get("GRPO_ENDPOINT_SECRET")
-        secret = SecretStr(common) if common else None
-        if self.url is not None:
-            allowed = Outside.from_environment().allowed
-            return _Way(url=self.url, headers=dict(self.headers), secret=secret, allowed=allowed)
-        endpoint = find_endpoint(self.endpoint or "")
-        headers = dict(self.headers)
-        if endpoint.api_key is not None:
-            headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
-        return _Way(
-            url=endpoint.url,
-            headers=headers,
-            secret=endpoint.secret or secret,
-            allowed=endpoint.outside.allowed,
+    def _post(self, body: bytes, trace_id: str) -> WebAnswer:
+        url, outside = self.url or "", Outside.from_environment()
+        headers = {"Content-Type": "application/json", **self.headers}
+        secret = SecretStr(os.environ.get("GRPO_ENDPOINT_SECRET", ""))
+        if self.endpoint is not None:
+            operated = find_endpoint(self.endpoint)
+            url, outside, secret = operated.url, operated.outside, operated.secret or secret
+            if operated.api_key is not None:
+                headers["Authorization"] = f"Bearer {operated.api_key.get_secret_value()}"
+        if secret:
+            headers |= signature_headers([secret], trace_id, body)
+        return post_patiently(
+            url,
+            body,
+            headers,
+            timeout_seconds=self.timeout_seconds,
+            max_retries=MAX_RETRIES,
+            outside=outside,
         )
 
 
 def request_body(sample: Sample, item: Mapping[str, Any]) -> tuple[bytes, str]:
-    """The request and its trace_id, which follows from sample and item alone. Raises UnscorableError."""
+    """The request and its trace_id, a function of sample and item. Raises UnscorableError."""
     data = {"sample": sample.model_dump(mode="json"), "item": dict(item)}
     try:
         canonical = json.dumps(data, sort_keys=True, allow_nan=False)
@@ -132,11 +97,9 @@ def request_body(sample: Sample, item: Mapping[str, Any]) -> tuple[bytes, str]:
 
 
 def _read(answer: WebAnswer) -> Graded:
+    """Raises UnscorableError, ValueError."""
     if 300 <= answer.status < 400:
         raise UnscorableError("other_error", f"status {answer.status}: redirects are not followed")
     if not 200 <= answer.status < 300:
         raise UnscorableError("unresponsive_reward_error", f"status {answer.status}")
-    try:
-        return read_response(answer.body)
-    except ValueError as error:
-        raise UnscorableError("other_error", str(error)) from None
+    return read_graded(answer.body)

@@ -1,4 +1,4 @@
-"""`format`: the completion has the asked-for shape: tags in order, a pattern, or a JSON schema."""
+"""`format`: the completion has the required shape: tags in order, a pattern, or a JSON schema."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from grpo_engine.contract.records import Listed, Sample
 from grpo_engine.graders import pattern as patterns
-from grpo_engine.graders.base import RewardGrader, Template
+from grpo_engine.graders.base import Graded, RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.samples import parse_json
 from grpo_engine.graders.template import render
+from grpo_engine.graders.untrusted_json import parse_json
 
 TagName = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
 
@@ -23,7 +23,7 @@ def _check_pattern(pattern: str) -> str:
 
 
 def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    # Here, as below: jsonschema is a tenth of the time that every engine's and worker's start takes.
+    # imported late, as below: jsonschema would be a tenth of the start time of every engine and worker
     from grpo_engine.graders.rules.json_schema import check_schema
 
     return check_schema(schema)
@@ -31,6 +31,8 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 class Format(RewardGrader):
     """1.0 if the input has the format, otherwise 0.0. Give exactly one of tags, pattern and json_schema."""
+
+    template_fields = ("input",)
 
     type: Literal["format"]
     input: Template = "{{sample.output_text}}"
@@ -61,38 +63,37 @@ class Format(RewardGrader):
             raise ValueError("tags must differ from each other")
         return self
 
-    def templates(self) -> dict[str, str]:
-        return {"input": self.input}
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
+        return Graded(float(self._fits(render(self.input, sample, item))))
 
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
-        text = render(self.input, sample, item)
+    def _fits(self, text: str) -> bool:
         if self.tags is not None:
-            return float(has_tags(text, self.tags, strict=self.strict))
+            return has_tags(text, self.tags, strict=self.strict)
         if len(text) > patterns.MAX_TEXT_CHARACTERS:
             raise UnscorableError(
                 "other_error", f"longer than {patterns.MAX_TEXT_CHARACTERS} characters: not checked"
             )
         if self.pattern is not None:
-            return float(patterns.matches(self.pattern, text, full=self.match == "full"))
+            return patterns.matches(self.pattern, text, full=self.match == "full")
         return self._conforms(text)
 
-    def _conforms(self, text: str) -> float:
+    def _conforms(self, text: str) -> bool:
         try:
             instance = parse_json(text)
         except ValueError:
-            return 0.0
+            return False
         from grpo_engine.graders.rules.json_schema import TooMuchWorkError, conforms
 
         try:
-            return float(conforms(instance, self.json_schema or {}))
+            return conforms(instance, self.json_schema or {})
         except TooMuchWorkError as error:
             raise UnscorableError("other_error", f"json_schema: {error}") from None
 
 
 def has_tags(text: str, tags: tuple[str, ...], *, strict: bool) -> bool:
-    """Whether each `<tag>…</tag>` is there exactly once, in this order and not inside one another.
+    """Whether each `<tag>…</tag>` occurs exactly once, in this order and without nesting.
 
-    `strict`: and nothing but white space outside of them.
+    `strict`: and only white space is outside of them.
     """
     position = 0
     outside: list[str] = []

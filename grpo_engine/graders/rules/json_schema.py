@@ -1,7 +1,7 @@
 """JSON Schema (draft 2020-12) with a bound on work, for schemas from users and instances from models.
 
-Boundary: references stay inside the schema; keywords whose cost cannot be bounded are refused when the
-schema is written; `pattern` runs in RE2; `format` is an annotation, as the standard has it.
+References stay inside the schema; keywords of unbounded cost are refused when the schema is checked;
+`pattern` runs in RE2; `format` is an annotation, as in the standard.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from grpo_engine.graders.pattern import compiled, matches
 
 MAX_SCHEMA_CHARACTERS = 32_768
 MAX_WORK = 20_000
-"""Keyword evaluations; what one of them looks through counts more, about a second for all of it."""
+"""Keyword evaluations, with a surcharge for large values; about a second in total."""
 CHARACTERS_OF_ONE, ENTRIES_OF_ONE, PAIRS_OF_ONE, STEPS_OF_ONE = 64, 16, 300, 100_000
-"""How much counts as an evaluation: of a text; of subschemas or names; of a list's length times its text's;
-of a pattern's instructions times the characters that it runs over."""
+"""What costs as much as one evaluation: characters of a text; subschemas or names; a list's length times its
+text's; a pattern's instructions times the characters it is applied to."""
 _KNOWN_DRAFTS = ("2020-12", "2019-09", "draft-07")
 _REFUSED = (
     "patternProperties",
@@ -46,7 +46,7 @@ class TooMuchWorkError(Exception):
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema itself. Raises ValueError where it is wrong or not supported."""
+    """The schema. Raises ValueError if it is invalid or not supported."""
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
         text.encode("utf-8")
@@ -77,7 +77,7 @@ def conforms(instance: Any, schema: dict[str, Any]) -> bool:
 @lru_cache(maxsize=64)
 def _validator(text: str) -> Draft202012Validator:
     schema = json.loads(text)
-    # A `$schema` would make jsonschema fall back to its own, unbounded class.
+    # with `$schema`, jsonschema would use its own, unbounded class
     return _Bounded({key: value for key, value in schema.items() if key not in ("$schema", "$id")})
 
 
@@ -99,8 +99,8 @@ def _bounded(name: str, keyword: Callable[..., Any]) -> Callable[..., Iterator[V
 
 
 def _looked_through(name: str, value: Any) -> int:
-    """What a keyword costs beyond the evaluations of the subschemas in it."""
-    if name in ("enum", "const"):  # every value in it is compared, to its depths
+    """Cost of a keyword beyond the evaluations of its subschemas."""
+    if name in ("enum", "const"):  # each value is compared completely
         return len(str(value)) // CHARACTERS_OF_ONE
     return len(value) // ENTRIES_OF_ONE if isinstance(value, list | dict) else 0
 
@@ -135,11 +135,11 @@ _Bounded = extend(
 def _check_draft(schema: dict[str, Any]) -> None:
     draft = schema.get("$schema")
     if draft is not None and not any(known in draft for known in _KNOWN_DRAFTS):
-        raise ValueError(f"schema.$schema: write {', '.join(_KNOWN_DRAFTS)}, or leave it out")
+        raise ValueError(f"schema.$schema: use {', '.join(_KNOWN_DRAFTS)}, or leave it out")
 
 
 def _subschemas(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every subschema that is an object, with its place."""
+    """Every subschema that is an object, with its path."""
     waiting: list[tuple[str, Any]] = [("schema", root)]
     while waiting:
         place, schema = waiting.pop()

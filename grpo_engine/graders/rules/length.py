@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import RewardGrader
+from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.errors import UnscorableError
 
 
@@ -50,15 +50,15 @@ class Length(RewardGrader):
         """Longest length without a penalty."""
         return self.target if self.target is not None else self.maximum - (self.buffer or 0)
 
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         length = self._length(sample)
         if length <= self.free_length:
-            return 0.0
-        return max(-1.0, (self.free_length - length) / (self.maximum - self.free_length))
+            return Graded(0.0)
+        return Graded(max(-1.0, (self.free_length - length) / (self.maximum - self.free_length)))
 
     def _length(self, sample: Sample) -> int:
         if self.unit == "characters":
             return len(sample.output_text)
         if sample.num_tokens == 0 and sample.output_text:
-            raise UnscorableError("other_error", "the number of tokens is not known here")
+            raise UnscorableError("other_error", "the number of tokens is unknown here")
         return sample.num_tokens

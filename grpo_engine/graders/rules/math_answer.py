@@ -1,8 +1,8 @@
 """`math`: symbolic equality of two answers, judged by math-verify.
 
-Boundary: no rule of our own. Text is parsed by math-verify's grammars only, never by `sympify` or `eval`.
-It may take for ever, so the kind runs in a grading process. There math-verify's own time-outs hold, 5 seconds
-for each text and each comparison; outside of a main thread, where they fail, they are off.
+Text is parsed by math-verify's grammars only, never by `sympify` or `eval`. It may never end, so the grader
+runs in a grading process. There math-verify's own time limits apply, 5 seconds for each text and each
+comparison; outside a main thread, where they do not work, they are off.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import Execution, RewardGrader, Template, row_value
+from grpo_engine.graders.base import Graded, RewardGrader, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.feedback import excerpt
 from grpo_engine.graders.template import render
 
 MAX_INPUT_CHARACTERS = 4096
-"""Only the end of a longer input is read: answers stand there, and parsing costs more than linear time."""
+"""Only the end of a longer input is read: the answer is there, and parsing takes more than linear time."""
 MAX_REFERENCE_CHARACTERS = 4096
 _SECONDS = 5
-"""math-verify's own choice, for parsing a text and for comparing two answers."""
+"""math-verify's default for parsing a text and for comparing two answers."""
 
 
 class MathAnswer(RewardGrader):
@@ -35,38 +35,30 @@ class MathAnswer(RewardGrader):
     that cannot be parsed makes the row unscorable.
     """
 
+    runs_in = "process"
+    template_fields = ("input", "reference")
+
     type: Literal["math"]
     input: Template = "{{sample.output_text}}"
     """Template of the text to grade; by default the completion. Only its last 4,096 characters count."""
     reference: Template
     """Template of the right answer, in LaTeX or plain text."""
 
-    @property
-    def execution(self) -> Execution:
-        return "process"
-
-    def templates(self) -> dict[str, str]:
-        return {"input": self.input, "reference": self.reference}
-
     def prepare(self) -> None:
         """Load math-verify and sympy and build their parsers."""
         equal("$1$", "$1$")
 
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         reference = render(self.reference, sample, item)
         if problem := _problem(reference):
             raise UnscorableError("invalid_variable_error", problem)
-        verdict = equal(reference, render(self.input, sample, item)[-MAX_INPUT_CHARACTERS:])
-        if verdict is None:
+        is_equal = equal(reference, render(self.input, sample, item)[-MAX_INPUT_CHARACTERS:])
+        if is_equal is None:
             message = f"math-verify finds no answer in the reference {excerpt(reference)}"
             raise UnscorableError("invalid_variable_error", message)
-        return float(verdict)
-
-    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
-        if reward == 1.0:
-            return ""
-        reference = excerpt(render(self.reference, sample, item))
-        return f"the answer is not equal to the expected {reference}"
+        if is_equal:
+            return Graded(1.0)
+        return Graded(0.0, f"the answer is not equal to the expected {excerpt(reference)}")
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         found = super().problems(item)
@@ -77,10 +69,10 @@ class MathAnswer(RewardGrader):
 
 
 def equal(reference: str, answer: str) -> bool | None:
-    """Whether math-verify finds them equal; None where it finds nothing in the reference. May never end."""
+    """Whether math-verify finds them equal; None if it finds nothing in the reference. May never end."""
     import math_verify  # here: sympy takes half a second, and only grading processes need it
 
-    # by alarm signals, which only a main thread gets, and which do not interrupt long multiplications
+    # the limits use alarm signals: main thread only, and long multiplications are not interrupted
     seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
 
     def parsed(text: str) -> list[Any]:
@@ -93,7 +85,7 @@ def equal(reference: str, answer: str) -> bool | None:
 
 
 def _problem(reference: str) -> str:
-    """What is wrong with it, as far as can be said without math-verify; empty where nothing is."""
+    """What is wrong with it, checked without math-verify; empty if nothing is."""
     if not reference.strip():
         return "reference is empty"
     if len(reference) > MAX_REFERENCE_CHARACTERS:

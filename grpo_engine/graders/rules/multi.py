@@ -17,11 +17,11 @@ from grpo_engine.graders.rules.process import Process
 SingleGrader = LeafGrader | Process
 """Rules that can be a part of `multi`."""
 FORMULA = "calculate_output"
-"""Name under which an error of the formula itself is reported."""
+"""Name under which an error of the formula is reported."""
 
 
 def _as_dict(value: Any) -> Any:
-    """Dict, list (by name) or single grader → dict: OpenAI's documents and clients disagree on the shape."""
+    """Dict, list (by name) or single grader → dict: OpenAI's documents and clients differ."""
     if isinstance(value, Mapping) and isinstance(value.get("type"), str):
         return {value.get("name") or value["type"]: value}
     if not isinstance(value, list | tuple):
@@ -76,7 +76,7 @@ class Multi(GraderBase):
                 raise ValueError("weights need aggregation gdpo")
             return None
         if (graders := info.data.get("graders")) is None:
-            return weights  # what is wrong there has been said
+            return weights  # that error is already reported
         given = weights or {}
         _refuse_unknown(given.keys(), graders)
         return {key: given.get(key, 1.0) for key in graders}
@@ -85,7 +85,7 @@ class Multi(GraderBase):
     @classmethod
     def _parses(cls, text: str, info: ValidationInfo) -> str:
         if "graders" not in info.data or "weights" not in info.data:
-            return text  # what is wrong there has been said
+            return text  # that error is already reported
         text = text or _weighted_sum(info.data["weights"])
         _refuse_unknown(formulas.parse(text).variables, info.data["graders"])
         return text
@@ -104,9 +104,9 @@ class Multi(GraderBase):
         for part in self.graders.values():
             part.prepare()
 
-    def unresolved(self, item: Mapping[str, Any]) -> list[str]:
-        found = [path for part in self.graders.values() for path in part.unresolved(item)]
-        return list(dict.fromkeys(found))
+    def templates(self) -> dict[str, str]:
+        parts = self.graders.items()
+        return {f"{key}.{field}": text for key, part in parts for field, text in part.templates().items()}
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         return [f"{key}: {text}" for key, part in self.graders.items() for text in part.problems(item)]
@@ -116,10 +116,10 @@ class Multi(GraderBase):
         return self.combine({key: part.grade(sample, item) for key, part in self.graders.items()})
 
     def combine(self, scores: Mapping[str, Score]) -> Score:
-        """Score of the whole from a score of each part, by key.
+        """Combine the parts' scores, by key.
 
         Parts are in the graders' order, each with its own error; an error of the formula is under FORMULA.
-        Feedback is that of the parts, each with its key in front.
+        Each part's feedback is prefixed with its key.
         """
         parts = {key: scores[key].reward for key in self.graders}
         errors = {
@@ -134,7 +134,7 @@ class Multi(GraderBase):
         return Score(reward=reward, parts=parts, errors=errors, feedback=feedback)
 
     def _total(self, parts: Mapping[str, float | None]) -> float | GradeError | None:
-        """The formula's value; None where a part that it needs is unscorable."""
+        """The formula's value; None if a part that it needs is unscorable."""
         formula = formulas.parse(self.calculate_output)
         scored = {key: reward for key, reward in parts.items() if reward is not None}
         if not formula.variables <= scored.keys():

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import RewardGrader, Template, row_value
+from grpo_engine.graders.base import Graded, RewardGrader, Template, row_value
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.numbers import Number, agree, last_number
+from grpo_engine.graders.numbers import agree, last_number
 from grpo_engine.graders.template import render
 
 
@@ -34,6 +33,8 @@ class Numeric(RewardGrader):
     number makes the row unscorable.
     """
 
+    template_fields = ("input", "reference")
+
     type: Literal["numeric"]
     input: Template = "{{sample.output_text}}"
     """Template of the text to grade; by default the completion. Its last number counts."""
@@ -46,27 +47,17 @@ class Numeric(RewardGrader):
     relative_tolerance: float = Field(0.0, ge=0, le=1)
     """Accepted difference as a share of the reference, 0 to 1; the larger tolerance counts."""
 
-    def templates(self) -> dict[str, str]:
-        return {"input": self.input, "reference": self.reference}
-
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
-        reference = _reference(render(self.reference, sample, item))
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
+        reference = last_number(render(self.reference, sample, item))
         if reference is None:
             raise UnscorableError("invalid_variable_error", "reference has no number")
         number = last_number(render(self.input, sample, item), tag=self.tag)
-        if number is None:
-            return 0.0
         absolute, relative = _exact(self.absolute_tolerance), _exact(self.relative_tolerance)
-        return float(agree(number, reference, absolute=absolute, relative=relative))
-
-    def feedback(self, sample: Sample, item: Mapping[str, Any], reward: float) -> str:
-        reference = _reference(render(self.reference, sample, item))
-        if reward == 1.0 or reference is None:
-            return ""
-        number = last_number(render(self.input, sample, item), tag=self.tag)
-        found = f"found {_shown(number)}" if number is not None else "found no number"
+        if number is not None and agree(number, reference, absolute=absolute, relative=relative):
+            return Graded(1.0)
+        found = f"found {number}" if number is not None else "found no number"
         where = f" in <{self.tag}>" if self.tag is not None else ""
-        return f"expected {_shown(reference)}, {found}{where}"
+        return Graded(0.0, f"expected {reference}, {found}{where}")
 
     def problems(self, item: Mapping[str, Any]) -> list[str]:
         found = super().problems(item)
@@ -76,22 +67,6 @@ class Numeric(RewardGrader):
         return found
 
 
-def _reference(text: str) -> Number | None:
-    """All completions of a prompt share their reference; long ones are not worth keeping."""
-    return _short_reference(text) if len(text) <= 256 else last_number(text)
-
-
-@lru_cache(maxsize=1024)
-def _short_reference(text: str) -> Number | None:
-    return last_number(text)
-
-
-@lru_cache(maxsize=64)
 def _exact(tolerance: float) -> Fraction:
-    """The decimal that was written: 0.1 is one tenth, not the nearest binary number."""
+    """The decimal as written: 0.1 is one tenth, not the nearest binary number."""
     return Fraction(repr(tolerance))
-
-
-def _shown(number: Number) -> str:
-    """`7`, `5/2`, `50%`."""
-    return f"{number.value}{'%' if number.percent else ''}"

@@ -1,7 +1,4 @@
-"""`process`: a reward for every reasoning step of a completion, for process supervision.
-
-Boundary: one rule sees the steps one by one; how step rewards become advantages is not its affair.
-"""
+"""`process`: a reward for every reasoning step of a completion, for process supervision."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Process(GraderBase):
 
     @property
     def execution(self) -> Execution:
-        """Where its inner rule runs; one that is quick may take minutes for a thousand steps."""
+        """Where the inner grader runs; a quick one may take minutes for a thousand steps."""
         return "process" if self.grader.execution == "inline" else self.grader.execution
 
     def prepare(self) -> None:
@@ -62,7 +59,6 @@ class Process(GraderBase):
         return self.grader.problems(item)
 
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Score:
-        """Score with `steps`; see the class."""
         try:
             steps = split(sample.output_text, self.splitter, self.max_steps)
         except ValueError as error:
@@ -90,13 +86,12 @@ class Process(GraderBase):
 
 
 def _sample_of(step: Step, whole: Sample) -> Sample:
-    """The step as a completion; its number of tokens is not known."""
-    sample = make_sample(step.text, finish_reason=whole.finish_reason)
-    return sample.model_copy(update={"output_tools": whole.output_tools})
+    """The step as a completion; its number of tokens is unknown."""
+    return make_sample(step.text, finish_reason=whole.finish_reason, tools=whole.output_tools)
 
 
 def _feedback(steps: Sequence[Step], scores: Sequence[Score], rewards: Sequence[float]) -> str:
-    """Names the first step with the lowest reward."""
+    """Feedback on the first step with the lowest reward."""
     lowest = min(range(len(rewards)), key=rewards.__getitem__)
     if rewards[lowest] >= 1.0:
         return ""

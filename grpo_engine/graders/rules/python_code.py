@@ -1,8 +1,8 @@
 """`python`: the user's own `grade(sample, item)`, run in a sandbox.
 
-Boundary: the source is parsed here and never executed in this process. Where bubblewrap holds on this
-machine it runs there, else in pydantic-monty where that is installed, else not at all, unless the operator
-insists (`sandbox/unsafe.py`).
+The source is parsed here but never executed in this process. It runs in bubblewrap if that holds on this
+machine, otherwise in pydantic-monty if that is installed, otherwise only if the operator allows it
+(`sandbox/unsafe.py`).
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import EvaluatingGrader, Execution, Graded
+from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.errors import UnscorableError
-from grpo_engine.graders.samples import parse_json
-from grpo_engine.sandbox import Outcome, PythonServer, SandboxUnavailable, self_test
+from grpo_engine.graders.untrusted_json import read_graded
+from grpo_engine.sandbox import PythonServer, SandboxUnavailable, self_test
 from grpo_engine.sandbox.monty import MontyServer, installed, subset_problems
 from grpo_engine.sandbox.unsafe import allowed
 
 MAX_SOURCE_BYTES = 256_000
 _F_STRING = re.compile(r"\b(f|fr|rf)[\"']", re.IGNORECASE)
 _MAX_F_STRING_WORK = 10**9
-"""Fields times characters: before Python 3.12 an f-string takes that long to parse; so much is 0.4 s."""
+"""Bound on fields × characters, the parsing time of f-strings before Python 3.12: this many take 0.4 s."""
 CALL_SECONDS = 120.0
-"""OpenAI's limit for a call; the grading pool's deadline is usually shorter."""
+"""OpenAI's limit for one call; the grading pool's deadline is usually shorter."""
 
 
 def _defines_grade(source: str) -> str:
-    """The source. Raises ValueError that names the line where it is no Python or has no `grade`."""
+    """The source. Raises ValueError with the line if it is not Python or defines no suitable `grade`."""
     if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         raise ValueError(f"longer than {MAX_SOURCE_BYTES:,} bytes")
     if _F_STRING.search(source) and source.count("{") * len(source) > _MAX_F_STRING_WORK:
@@ -67,23 +67,21 @@ def _takes_two(function: ast.FunctionDef) -> None:
         raise ValueError(f"line {function.lineno}: grade must take two arguments, sample and item")
 
 
-class PythonGrader(EvaluatingGrader):
+class PythonGrader(RewardGrader):
     """Reward = what `grade(sample, item)` returns: a number, or `{"score": number, "feedback": text}`.
 
     `sample` has output_text, output_json, output_tools, choices[0].message, finish_reason and num_tokens;
     `item` is the dataset row. Standard library only, no network, 2 GB, 2 minutes. Every call runs the source
-    in its own process. An exception, or a result that is no finite number, is an error and not 0.
+    in its own process. An exception, or a result that is not a finite number, is an error and not 0.
     """
+
+    runs_in = "process"
 
     type: Literal["python"]
     source: Annotated[str, AfterValidator(_defines_grade)]
     """Python source that defines `grade(sample, item)`; standard library only, no network."""
     image_tag: str | None = None
     """OpenAI's container image: accepted and without effect."""
-
-    @property
-    def execution(self) -> Execution:
-        return "process"
 
     def prepare(self) -> None:
         """Attack the sandbox before the first completion's time begins."""
@@ -98,7 +96,10 @@ class PythonGrader(EvaluatingGrader):
             raise UnscorableError("invalid_variable_error", f"the row has no JSON form: {error}") from None
         if outcome.value is None:
             raise UnscorableError("python_grader_runtime_error", outcome.error)
-        return _read(outcome.value)
+        try:
+            return read_graded(outcome.value)
+        except ValueError as error:
+            raise UnscorableError("python_grader_runtime_error", str(error)) from None
 
 
 def as_openai(sample: Sample) -> dict[str, Any]:
@@ -109,20 +110,15 @@ def as_openai(sample: Sample) -> dict[str, Any]:
     return {**sample.model_dump(mode="json"), "choices": [{"message": message}]}
 
 
-class _Server(Protocol):
-    def call(self, sample: Mapping[str, Any], item: Mapping[str, Any], timeout: float) -> Outcome: ...
-
-    def close(self) -> None: ...
-
-
+_Server = PythonServer | MontyServer
 _MAX_SERVERS = 8
 _servers: OrderedDict[tuple[int, str], _Server] = OrderedDict()
-"""By process and source, the least recently used first: a forked process must not use its parent's."""
+"""By process id and source, least recently used first. A forked process must not use its parent's."""
 _lock = threading.Lock()
 
 
 def _server(source: str) -> _Server:
-    """One server for each source in this process; all die with it. Raises SandboxUnavailable."""
+    """The server for a source in this process; it ends with the process. Raises SandboxUnavailable."""
     key = os.getpid(), source
     with _lock:
         if key not in _servers:
@@ -141,20 +137,7 @@ def _close_servers() -> None:
 
 
 def _new_server(source: str) -> _Server:
-    """Without a sandbox the subset is the safer place, and where it does not do the operator may insist."""
+    """Without a sandbox Monty's subset is safer; a source beyond it runs only if the operator allows it."""
     if self_test().available or not installed():
         return PythonServer(source)
     return PythonServer(source) if allowed() and subset_problems(source) else MontyServer(source)
-
-
-def _read(text: str) -> Graded:
-    """Reward and feedback of an answer, which is JSON of an untrusted hand."""
-    try:
-        value = parse_json(text)
-        score = value["score"] if isinstance(value, dict) else value
-        if isinstance(score, bool) or not isinstance(score, int | float):
-            raise TypeError(f"grade() must return a number, not {type(score).__name__}")
-        feedback = value.get("feedback", "") if isinstance(value, dict) else ""
-        return Graded(float(score), feedback if isinstance(feedback, str) else "")
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise UnscorableError("python_grader_runtime_error", str(error)) from None

@@ -1,7 +1,7 @@
 """`reward_model`: a Hugging Face sequence-classification model with one label scores the completion.
 
-Boundary: plain data. The model runs in a grading process, through `grpo_engine.models.reward_models`, which
-is looked up by name when it is needed: this module must not load torch.
+The model runs in a grading process, through `grpo_engine.models.reward_models`. That module is imported by
+name when it is needed, because this one must not load torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from grpo_engine.contract.records import Sample
-from grpo_engine.graders.base import Execution, RewardGrader, Template
+from grpo_engine.graders.base import Graded, RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.template import render
 
@@ -26,6 +26,9 @@ class RewardModel(RewardGrader):
     otherwise the two texts as a pair, or the completion alone. A text longer than the model's context is
     unscorable, never cut. The tokenizer reads control tokens that a completion spells out as such.
     """
+
+    runs_in = "process"
+    template_fields = ("input", "prompt")
 
     type: Literal["reward_model"]
     model: str = Field(min_length=1, max_length=256)
@@ -44,21 +47,14 @@ class RewardModel(RewardGrader):
     """Maximum tokens of prompt and completion; null: what the model supports."""
 
     @property
-    def execution(self) -> Execution:
-        return "process"
-
-    @property
     def holds_a_model(self) -> bool:
         return True
 
-    def templates(self) -> dict[str, str]:
-        return {"input": self.input} | ({} if self.prompt is None else {"prompt": self.prompt})
-
     def prepare(self) -> None:
-        """Load torch and the model. Raises ValueError where it is no reward model."""
+        """Load torch and the model. Raises ValueError if it is not a reward model."""
         _models().load(self._source(), self.revision)
 
-    def reward(self, sample: Sample, item: Mapping[str, Any]) -> float:
+    def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         completion = render(self.input, sample, item)
         prompt = None if self.prompt is None else render(self.prompt, sample, item)
         models = _models()
@@ -70,11 +66,11 @@ class RewardModel(RewardGrader):
             raise UnscorableError("truncated_observation_error", str(error)) from None
         except models.RewardModelError as error:
             raise UnscorableError("other_error", str(error)) from None
-        return logit if self.normalize == "none" else sigmoid(logit)
+        return Graded(logit if self.normalize == "none" else sigmoid(logit))
 
     def _source(self) -> str:
         if self.path is None:
-            raise UnscorableError("other_error", f"nobody said where the reward model {self.model!r} lies")
+            raise UnscorableError("other_error", f"the reward model {self.model!r} has no path")
         return self.path
 
 

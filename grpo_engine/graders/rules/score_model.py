@@ -1,11 +1,9 @@
-"""`score_model`: a language model as judge, on a server of the operator's.
+"""`score_model`: a language model as judge, on one of the operator's servers.
 
-The fields are OpenAI's; `endpoint`, `max_tokens`, `cache`, `max_calls`, `max_cost_usd` and `timeout_seconds`
-are added.
-Boundary: the completion is data inside the user's own messages. Nothing is stripped from it or put around
-it, so a completion may speak to the judge ("give this a 1"): the messages should say where it begins and
-ends and that what it says is not an instruction. They should name the range too: the schema of the answer
-says it, but not every server shows its model the schema.
+The fields are OpenAI's, plus `endpoint`, `max_tokens`, `cache`, `max_calls`, `max_cost_usd` and
+`timeout_seconds`. The completion is inserted unchanged into the user's messages, so it may address the judge
+("give this a 1"): the messages should mark its start and end and state that it is not an instruction. They
+should also name the range: the response schema does, but not every server shows it to its model.
 """
 
 from __future__ import annotations
@@ -18,15 +16,22 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AliasChoices, Field, Strict, model_validator
 
 from grpo_engine.contract.records import Input, Listed, Sample
-from grpo_engine.graders.base import Graded, Template
+from grpo_engine.graders.base import Graded, RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.model_spending import Ledger, ModelUsage, SharedCalls, SpendLimitError
-from grpo_engine.graders.remote import RemoteGrader, read_response
 from grpo_engine.graders.template import render
-from grpo_engine.outbound import chat_client
+from grpo_engine.graders.untrusted_json import read_graded
+from grpo_engine.outbound.chat_client import (
+    ChatAnswer,
+    ChatClient,
+    ChatParseError,
+    ChatRefusalError,
+    ChatServerError,
+)
+from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 
 MAX_MESSAGE_CHARACTERS = 2**22
-"""Of all messages together."""
+"""Maximum characters of all messages together."""
 MAX_RETRIES = 4
 CACHED_VERDICTS = 20_000
 
@@ -35,7 +40,7 @@ _graded: SharedCalls[Graded] = SharedCalls(CACHED_VERDICTS)
 
 
 def usage() -> dict[str, ModelUsage]:
-    """What the judges of this process were asked and cost so far, by model."""
+    """Usage and cost of this process's judges so far, by model."""
     return _ledger.usage()
 
 
@@ -80,8 +85,10 @@ class SamplingParams(Input):
     """Effort of reasoning models."""
 
 
-class ScoreModel(RemoteGrader):
+class ScoreModel(RewardGrader):
     """Reward = the number in the judge's response, which must be within `range`."""
+
+    runs_in = "thread"
 
     type: Literal["score_model"]
     model: str = Field(min_length=1, max_length=256)
@@ -123,9 +130,9 @@ class ScoreModel(RemoteGrader):
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         request = {"messages": list(self._messages(sample, item)), **self._sampling()}
         if not self.cache:
-            return self._ask(request)
+            return self._judge(request)
         full = json.dumps([self.endpoint, self.model, self.range, request], sort_keys=True)
-        return _graded.get(hashlib.sha256(full.encode()).hexdigest(), lambda: self._ask(request))
+        return _graded.get(hashlib.sha256(full.encode()).hexdigest(), lambda: self._judge(request))
 
     def _messages(self, sample: Sample, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         room = MAX_MESSAGE_CHARACTERS
@@ -148,26 +155,28 @@ class ScoreModel(RemoteGrader):
             given["max_tokens"] = self.max_tokens
         return {**given, "response_format": answer_format(*self.range)}
 
-    def _ask(self, request: Mapping[str, Any]) -> Graded:
+    def _judge(self, request: Mapping[str, Any]) -> Graded:
         try:
-            return self._within_range(read_response(self._paid_answer(request).accepted()))
-        except (chat_client.ChatServerError, chat_client.EndpointError) as error:
+            graded = read_graded(self._paid_answer(request).accepted())
+            low, high = self.range
+            if not low <= graded.reward <= high:
+                raise ValueError(f"the score {graded.reward:g} is not between {low:g} and {high:g}")
+            return graded
+        except (ChatServerError, EndpointError) as error:
             raise UnscorableError("model_grader_server_error", str(error)) from None
-        except chat_client.ChatRefusalError as error:
+        except ChatRefusalError as error:
             raise UnscorableError("model_grader_refusal_error", str(error)) from None
-        except (chat_client.ChatParseError, ValueError) as error:
+        except (ChatParseError, ValueError) as error:
             raise UnscorableError("model_grader_parse_error", str(error)) from None
         except SpendLimitError as error:
-            raise UnscorableError("other_error", f"{error}: nothing more is asked") from None
+            raise UnscorableError("other_error", f"{error}: no further calls") from None
 
-    def _paid_answer(self, request: Mapping[str, Any]) -> chat_client.ChatAnswer:
-        endpoint = chat_client.find_endpoint(self.endpoint)
-        client = chat_client.ChatClient.named(self.endpoint, self.model, self.timeout_seconds, MAX_RETRIES)
+    def _paid_answer(self, request: Mapping[str, Any]) -> ChatAnswer:
+        endpoint = find_endpoint(self.endpoint)
+        client = ChatClient.named(self.endpoint, self.model, self.timeout_seconds, MAX_RETRIES)
         expected = endpoint.cost_usd(len(json.dumps(request)) // 4, self._longest_answer())
         if self.max_cost_usd is not None and expected is None:
-            raise chat_client.EndpointError(
-                f"max_cost_usd needs the prices of the endpoint {self.endpoint!r}"
-            )
+            raise EndpointError(f"max_cost_usd needs the prices of the endpoint {self.endpoint!r}")
         with _ledger.call(
             self.model_dump_json(),
             self.model,
@@ -179,23 +188,17 @@ class ScoreModel(RemoteGrader):
             receipt.input_tokens = answer.usage.input_tokens
             receipt.output_tokens = answer.usage.output_tokens
             counted = endpoint.cost_usd(receipt.input_tokens, receipt.output_tokens)
-            receipt.usd = counted or expected or 0.0  # a server that counts no tokens is not free
+            receipt.usd = counted or expected or 0.0  # a server that counts no tokens still costs
             receipt.answered = True
         return answer
 
     def _longest_answer(self) -> int:
-        """Tokens to expect where nothing says how long an answer may be: a number and a sentence or two."""
+        """Tokens to expect; without a limit 100, for a number and a sentence or two."""
         return self.max_tokens or self.sampling_params.max_completions_tokens or 100
-
-    def _within_range(self, graded: Graded) -> Graded:
-        low, high = self.range
-        if not low <= graded.reward <= high:
-            raise ValueError(f"the score {graded.reward:g} is outside of {low:g} to {high:g}")
-        return graded
 
 
 def answer_format(low: float, high: float) -> dict[str, Any]:
-    """OpenAI's structured output: the reason first, so that the number follows from it."""
+    """OpenAI's structured output, with the reason before the score that follows from it."""
     schema = {
         "type": "object",
         "properties": {

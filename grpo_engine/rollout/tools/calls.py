@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_engine.graders.samples import parse_json
+from grpo_engine.graders.untrusted_json import parse_json
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _END_OF_THINKING = "</think>"

@@ -21,9 +21,10 @@ from pydantic import SecretStr
 from grpo_engine.config.tools import HttpTool, PythonTool
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.graders.feedback import storable
-from grpo_engine.graders.samples import parse_json
+from grpo_engine.graders.untrusted_json import parse_json
+from grpo_engine.outbound.addresses import RefusedUrl
 from grpo_engine.outbound.signing import signature_headers
-from grpo_engine.outbound.web import NoAnswer, RefusedUrl, post
+from grpo_engine.outbound.web import NoAnswer, post
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.interpreter import Interpreters
 from grpo_engine.sandbox import SandboxUnavailable, untrusted_interpreter

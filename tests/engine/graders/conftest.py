@@ -1,4 +1,4 @@
-"""A judge for the tests of graders that ask one."""
+"""A judge for the tests of graders that use one."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from grpo_engine.contract.records import FinishReason, Score
-from grpo_engine.graders import Grader, grade, make_sample
+from grpo_engine.graders import Grader, make_sample
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Grader)
 
@@ -72,7 +72,7 @@ def score(
     grader: dict[str, Any], text: str, item: dict[str, Any] | None = None, num_tokens: int = 0
 ) -> Score:
     sample = make_sample(text, num_tokens=num_tokens, finish_reason=FinishReason.STOP)
-    return grade(ADAPTER.validate_python(grader), sample, item or {})
+    return ADAPTER.validate_python(grader).grade(sample, item or {})
 
 
 def reward(grader: dict[str, Any], text: str, item: dict[str, Any] | None = None) -> float | None:

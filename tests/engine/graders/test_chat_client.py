@@ -10,6 +10,7 @@ from openai import OpenAI
 
 from grpo_engine.outbound import chat_client
 from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint, load_endpoints
 from tests.chat_server import ChatServer, Reply
 from tests.engine.graders.judges import KEY, NOW, Judge, error, score
 
@@ -36,10 +37,10 @@ def test_the_key_is_in_no_error_log_repr_or_dump(
         )
         found = score(str(status))
         told += [repr(found), found.model_dump_json()]
-    endpoint = chat_client.find_endpoint("default")
+    endpoint = find_endpoint("default")
     client = chat_client.ChatClient.named("default", "judge")
     told += [repr(endpoint), str(endpoint), endpoint.model_dump_json(), repr(client), repr(vars(client))]
-    told += [repr(chat_client.load_endpoints()), caplog.text, *capfd.readouterr()]
+    told += [repr(load_endpoints()), caplog.text, *capfd.readouterr()]
     assert caplog.text != ""
     assert not [text for text in told if KEY in text or KEY[:12] in text]
 
@@ -57,7 +58,7 @@ def test_the_key_is_in_no_error_log_repr_or_dump(
         "",
     ],
 )
-def test_a_wrong_file_is_told_without_what_is_in_it(
+def test_an_invalid_file_is_reported_without_its_content(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "endpoints.json").write_text(content)
@@ -68,20 +69,20 @@ def test_a_wrong_file_is_told_without_what_is_in_it(
     assert KEY not in message
 
 
-def test_a_missing_file_is_told_and_a_changed_one_is_read_again(
+def test_a_missing_file_is_reported_and_a_changed_one_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "endpoints.json"
     monkeypatch.setenv("GRPO_ENDPOINTS", str(file))
-    with pytest.raises(chat_client.EndpointError, match="cannot be read: No such file or directory"):
-        chat_client.load_endpoints()
+    with pytest.raises(EndpointError, match="cannot be read: No such file or directory"):
+        load_endpoints()
     file.write_text('{"a": {"url": "http://127.0.0.1:1/v1"}}')
-    assert list(chat_client.load_endpoints()) == ["a"]
+    assert list(load_endpoints()) == ["a"]
     file.write_text('{"other": {"url": "http://127.0.0.1:1/v1"}}')
-    assert list(chat_client.load_endpoints()) == ["other"]
+    assert list(load_endpoints()) == ["other"]
 
 
-def test_a_client_of_its_own_url_keeps_to_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_its_own_url_follows_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     with ChatServer(lambda request: "hello") as server:
         client = chat_client.ChatClient(server.url, "m", KEY)
         with pytest.raises(chat_client.ChatServerError, match="not https"):

@@ -1,4 +1,4 @@
-"""What a simple rule says about a completion that has not its full reward."""
+"""Feedback of simple graders on completions without the full reward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(operation: str) -> dict[str, Any]:
         (check("eq"), "Paris", ""),
     ],
 )
-def test_a_string_check_says_what_was_expected_and_what_was_found(
+def test_string_check_feedback_states_expected_and_found_text(
     grader: dict[str, Any], text: str, expected: str
 ) -> None:
     assert score(grader, text, {"answer": "Paris"}).feedback == expected
@@ -50,11 +50,11 @@ def test_a_string_check_says_what_was_expected_and_what_was_found(
         ("1234", "1,234", ""),
     ],
 )
-def test_a_numeric_rule_says_which_number_it_expected(text: str, answer: str, expected: str) -> None:
+def test_numeric_feedback_states_the_expected_number(text: str, answer: str, expected: str) -> None:
     assert score(NUMERIC, text, {"answer": answer}).feedback == expected
 
 
-def test_a_numeric_rule_names_its_tag() -> None:
+def test_numeric_feedback_names_the_tag() -> None:
     found = score({**NUMERIC, "tag": "answer"}, "<answer>8</answer>", {"answer": 9})
     assert found.feedback == "expected 9, found 8 in <answer>"
 

@@ -55,7 +55,7 @@ def test_pythons_keywords_are_ordinary_names() -> None:
     assert value("if + lambda * None", **{"if": 1.0, "lambda": 2.0, "None": 3.0}) == 7.0
 
 
-def test_the_variables_of_a_formula_are_known() -> None:
+def test_a_formula_lists_its_variables() -> None:
     assert parse("0.8*a + min(b, a) - exp(1)").variables == {"a", "b"}
 
 
@@ -97,7 +97,7 @@ def test_the_variables_of_a_formula_are_known() -> None:
         ("1+" * 3000 + "1", "at most 4096 characters"),
     ],
 )
-def test_a_formula_that_does_not_parse_says_where(text: str, complaint: str) -> None:
+def test_an_invalid_formula_is_refused_with_the_position(text: str, complaint: str) -> None:
     with pytest.raises(FormulaError) as caught:
         parse(text)
     assert complaint in str(caught.value)
@@ -116,7 +116,7 @@ def test_a_formula_that_does_not_parse_says_where(text: str, complaint: str) -> 
         ("9 ^ 9 ^ 9", "9 ^ 3.8742e+08 has no"),
     ],
 )
-def test_a_formula_without_a_finite_value_says_which_operation(text: str, complaint: str) -> None:
+def test_an_operation_without_a_finite_value_is_named(text: str, complaint: str) -> None:
     with pytest.raises(EvaluationError) as caught:
         value(text)
     assert complaint in str(caught.value)

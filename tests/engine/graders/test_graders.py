@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.records import FinishReason
-from grpo_engine.graders import grade, make_sample, part_names
-from grpo_engine.graders.base import RewardGrader
+from grpo_engine.graders import make_sample, part_names
+from grpo_engine.graders.base import Graded, RewardGrader
 from tests.engine.graders.helpers import ADAPTER, EXAMPLES, read, refusal
 
 GRADERS = {name: ADAPTER.validate_python(data) for name, data in EXAMPLES.items()}
@@ -31,10 +31,10 @@ def test_a_dumped_grader_reads_back_equal(name: str) -> None:
 @everywhere
 def test_a_grader_travels_to_another_process(name: str) -> None:
     grader, sample = GRADERS[name], make_sample('<answer>5</answer>{"x":1}', num_tokens=3)
-    before = grade(grader, sample, {"answer": 5})
+    before = grader.grade(sample, {"answer": 5})
     copied = pickle.loads(pickle.dumps(grader))
     assert copied == grader
-    assert grade(copied, sample, {"answer": 5}) == before
+    assert copied.grade(sample, {"answer": 5}) == before
 
 
 @everywhere
@@ -58,7 +58,7 @@ def test_grading_never_raises_and_never_gives_a_reward_that_is_not_finite(
     name: str, text: str, answer: Any
 ) -> None:
     grader = GRADERS[name]
-    score = grade(grader, make_sample(text, num_tokens=len(text)), {"answer": answer})
+    score = grader.grade(make_sample(text, num_tokens=len(text)), {"answer": answer})
     assert list(score.parts) == part_names(grader)
     assert score.reward is None or math.isfinite(score.reward)
     assert score.reward is not None or score.errors
@@ -75,8 +75,8 @@ def test_a_name_with_a_line_break_is_refused() -> None:
 
 
 class Overflowing(RewardGrader):
-    def reward(self, sample: Any, item: Any) -> float:
-        return math.inf
+    def evaluate(self, sample: Any, item: Any) -> Graded:
+        return Graded(math.inf)
 
 
 def test_a_reward_that_is_not_finite_is_unscorable() -> None:
@@ -98,7 +98,7 @@ def test_a_reward_that_is_not_finite_is_unscorable() -> None:
         ("9" * 5000, None),
     ],
 )
-def test_a_sample_has_its_text_parsed_where_it_is_json(text: str, expected: Any) -> None:
+def test_a_samples_text_is_parsed_if_it_is_json(text: str, expected: Any) -> None:
     assert make_sample(text).output_json == expected
 
 
@@ -112,7 +112,7 @@ def test_any_json_output_is_parsed(value: Any) -> None:
     assert make_sample(json.dumps(value)).output_json == value
 
 
-def test_a_base_class_is_no_grader() -> None:
+def test_a_base_class_cannot_be_used() -> None:
     with pytest.raises(TypeError, match="abstract"):
         RewardGrader()  # type: ignore[abstract]
     assert read(**EXAMPLES["linear"]).templates() == {}

@@ -64,7 +64,7 @@ def test_a_path_is_replaced_by_its_value(template: str, expected: str) -> None:
         ({"k": "ü"}, '{"k":"ü"}'),
     ],
 )
-def test_a_value_that_is_no_string_becomes_compact_json(value: Any, expected: str) -> None:
+def test_other_values_than_strings_become_compact_json(value: Any, expected: str) -> None:
     assert filled("{{item.x}}", {"x": value}) == expected
 
 

@@ -1,4 +1,4 @@
-"""Where a user's URL may lead, and which headers it may carry."""
+"""Which URLs and headers a user may set."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_engine.outbound.addresses import Outside, RefusedUrl, as_address, is_public
-from grpo_engine.outbound.web import check_headers, check_url, post
+from grpo_engine.outbound.addresses import Outside, RefusedUrl, as_address, check_url, is_public
+from grpo_engine.outbound.web import check_headers, post
 from tests.hostile_urls import ACCEPTED, REFUSED
 
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """A port on all local addresses at which nobody may knock."""
+    """A port on all local addresses to which nothing may connect."""
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         server.settimeout(0.0)
         yield server
 
 
-def nobody(host: str, port: int) -> list[str]:
+def unused(host: str, port: int) -> list[str]:
     raise AssertionError(f"{host} was looked up")
 
 
-def test_every_way_round_is_refused_before_any_look_up_and_any_connection(listener: socket.socket) -> None:
+def test_hostile_urls_are_refused_before_any_look_up_or_connection(listener: socket.socket) -> None:
     assert len(REFUSED) >= 40
     for url in REFUSED:
         url = url.replace("PORT", str(listener.getsockname()[1]))
         with pytest.raises(RefusedUrl):
-            check_url(url, Outside())
+            check_url(url, outside=Outside())
         with pytest.raises(RefusedUrl):
-            post(url, b"", {}, timeout_seconds=1, outside=Outside(), resolver=nobody)
+            post(url, b"", {}, timeout_seconds=1, outside=Outside(), resolver=unused)
     with pytest.raises(BlockingIOError):
         listener.accept()
 
 
 @pytest.mark.parametrize("url", ACCEPTED)
 def test_public_https_is_accepted(url: str) -> None:
-    check_url(url, Outside())
+    check_url(url, outside=Outside())
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_public_https_is_accepted(url: str) -> None:
         "fe80::1%1",
     ],
 )
-def test_a_name_that_leads_inside_is_refused_before_the_connection(
+def test_a_name_with_a_private_address_is_refused_before_connecting(
     address: str, listener: socket.socket
 ) -> None:
     for found in ([address], ["8.8.8.8", address], [address, "8.8.8.8"]):
-        with pytest.raises(RefusedUrl, match=r"rebind\.example leads to an address that is not public"):
+        with pytest.raises(RefusedUrl, match=r"rebind\.example has an address that is not public"):
             post(
                 "https://rebind.example:8443/",
                 b"",
@@ -81,32 +81,32 @@ def test_the_operator_may_allow_a_host_or_one_of_its_ports(monkeypatch: pytest.M
     for url in ("http://127.0.0.1:8002/", "http://127.0.0.1/", "http://[::1]:8/", "http://ajudge.example/"):
         with pytest.raises(RefusedUrl):
             check_url(url)
-    with pytest.raises(RefusedUrl, match="ftp is not https"):
+    with pytest.raises(RefusedUrl, match="ftp is not http or https"):
         check_url("ftp://judge.example/")
-    with pytest.raises(RefusedUrl, match="holds credentials"):
+    with pytest.raises(RefusedUrl, match="contains credentials"):
         check_url("http://me@judge.example/")
 
 
 @pytest.mark.parametrize(
     ("headers", "message"),
     [
-        ({"Host": "inside"}, "the header Host is not yours"),
-        ({"content-length": "0"}, "not yours"),
-        ({"Transfer-Encoding": "chunked"}, "not yours"),
-        ({"Proxy-Authorization": "x"}, "not yours"),
-        ({"webhook-signature": "v1,x"}, "not yours"),
+        ({"Host": "inside"}, "the header Host is reserved"),
+        ({"content-length": "0"}, "is reserved"),
+        ({"Transfer-Encoding": "chunked"}, "is reserved"),
+        ({"Proxy-Authorization": "x"}, "is reserved"),
+        ({"webhook-signature": "v1,x"}, "is reserved"),
         ({"X": "a\r\nHost: inside"}, "the header X has a line break"),
         ({"Authorization": "Bearer a\nX: b"}, "line break"),
         ({"X": "\x00"}, "line break"),
-        ({"X": "é"}, "beyond ASCII"),
-        ({"X": "a" * 5000}, "too many"),
-        ({"X\r\nY": "a"}, "a header's name"),
-        ({"X Y": "a"}, "a header's name"),
-        ({"": "a"}, "a header's name"),
-        ({"X": "1", "x": "2"}, "given twice"),
+        ({"X": "é"}, "non-ASCII"),
+        ({"X": "a" * 5000}, "too long"),
+        ({"X\r\nY": "a"}, "a header name"),
+        ({"X Y": "a"}, "a header name"),
+        ({"": "a"}, "a header name"),
+        ({"X": "1", "x": "2"}, "duplicate header"),
     ],
 )
-def test_a_header_that_smuggles_is_refused(headers: dict[str, str], message: str) -> None:
+def test_headers_that_smuggle_others_are_refused(headers: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_headers(headers)
 
@@ -115,7 +115,7 @@ def test_ordinary_headers_are_accepted() -> None:
     check_headers({"Authorization": "Bearer abc", "X-Team": "a b", "Empty": ""})
 
 
-def test_public_and_inner_addresses_are_told_apart() -> None:
+def test_public_addresses_are_recognised_in_all_forms() -> None:
     public = ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1"]
     assert all(is_public(ipaddress.ip_address(text)) for text in public)
     assert as_address("example.com") is None

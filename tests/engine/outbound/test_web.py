@@ -43,7 +43,7 @@ def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found()
     assert server.requests[0].headers["host"] == f"judge.example:{port}"
 
 
-def test_the_next_address_is_tried_where_the_first_does_not_answer() -> None:
+def test_the_next_address_is_tried_if_the_first_does_not_answer() -> None:
     with ScriptedServer(lambda recorded: "yes") as server:
         port = int(server.host.rpartition(":")[2])
         answer = post(
@@ -57,7 +57,7 @@ def test_the_next_address_is_tried_where_the_first_does_not_answer() -> None:
     assert answer.status == 200
 
 
-def test_what_the_operator_allows_in_plain_http_needs_no_public_address() -> None:
+def test_a_host_that_the_operator_allows_may_be_private_and_plain_http() -> None:
     with ScriptedServer(lambda recorded: {"echo": recorded.body.decode()}) as server:
         answer = post(server.url, b"hello", {"X-Mine": "1"}, timeout_seconds=5, outside=trusting(server))
     assert (answer.status, answer.body) == (200, b'{"echo": "hello"}')
@@ -95,7 +95,7 @@ def test_an_answer_that_does_not_end_is_cut() -> None:
         assert len(ask(server).body) == 2**20  # type: ignore[attr-defined]
 
 
-def test_of_an_answer_whose_beginning_is_enough_no_more_is_read() -> None:
+def test_with_kept_bytes_no_more_is_read() -> None:
     with ScriptedServer(lambda recorded: Reply(status=201, flood_bytes=2**30)) as server:
         answer = ask(server, kept_bytes=1000)
     assert (answer.status, len(answer.body)) == (201, 1000)  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ def test_headers_that_drip_end_at_the_time_limit() -> None:
         thread.join()
 
 
-def test_a_server_that_hangs_up_or_is_not_there_gives_no_answer() -> None:
+def test_a_server_that_hangs_up_or_is_missing_gives_no_answer() -> None:
     with (
         ScriptedServer(lambda recorded: Reply(drop=True)) as server,
         pytest.raises(NoAnswer, match="disconnect"),

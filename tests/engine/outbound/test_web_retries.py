@@ -26,7 +26,7 @@ NOW = {"Retry-After": "0"}
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
-def test_passing_trouble_is_tried_again(status: int) -> None:
+def test_temporary_errors_are_retried(status: int) -> None:
     with replies(Reply(status=status, headers=NOW), Reply(status=status, headers=NOW)) as server:
         answer = post_patiently(
             server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
@@ -53,7 +53,7 @@ def test_a_lost_connection_is_tried_again_after_a_pause() -> None:
     assert (answer.body, len(server.requests)) == (b"fine", 2)
 
 
-def test_the_last_trouble_is_told_where_it_does_not_pass() -> None:
+def test_after_the_last_retry_the_error_is_reported() -> None:
     with replies(*[Reply(status=503, headers=NOW)] * 5) as server:
         answer = post_patiently(
             server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)

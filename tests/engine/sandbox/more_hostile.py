@@ -1,7 +1,7 @@
 """More programs that try to be scored without being right, or to disturb the grading of others.
 
 `CALLS`: completions whose task is `add(a, b)`, each with what `add(1, 2)` should give. `PROGRAMS`:
-completions that should print what stands beside them. `FORGED`: what a `python` grader answers by hand.
+completions that should print the text next to them. `FORGED`: forged answers of a `python` grader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def forge(body):
             except OSError: pass
     os._exit(0)
 """
-"""A child can read its seal and answer by hand: what it says is data all the same."""
+"""A child can read its seal and forge an answer, which is still only data."""
 
 CALLS: dict[str, tuple[str, Any]] = {
     "an exception object": ("class E(Exception):\n    pass\ndef add(a, b): return E(3)", 3),

@@ -25,7 +25,7 @@ def test_a_grader_in_the_subset_has_no_problems() -> None:
         ("while True: pass\ndef grade(s, i): return 1", "time limit"),
     ],
 )
-def test_a_grader_outside_the_subset_is_told_why(source: str, problem: str) -> None:
+def test_a_grader_outside_the_subset_is_refused_with_the_reason(source: str, problem: str) -> None:
     problems = subset_problems(source)
     assert len(problems) == 1
     assert problem in problems[0]

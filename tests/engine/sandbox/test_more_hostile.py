@@ -68,7 +68,7 @@ def test_a_program_that_prints_wrongly_in_a_clever_way_does_not_pass(grading: Gr
     assert len(score.model_dump_json()) < 2000
 
 
-def test_a_submission_that_sleeps_in_every_test_ends_with_the_time_for_all(grading: Grading) -> None:
+def test_a_submission_that_sleeps_in_every_test_ends_at_the_total_time_limit(grading: Grading) -> None:
     tests = [{"call": "add", "args": [1, n], "expected": n + 1} for n in range(100)]
     start = time.monotonic()
     code = "import time\ndef add(a, b):\n    time.sleep(0.45)\n    return 0"
@@ -81,7 +81,7 @@ def test_a_submission_that_sleeps_in_every_test_ends_with_the_time_for_all(gradi
     "mark",
     ["os.utime('/tmp', (7, 7))", "os.chmod('/tmp', 0o500)", "os.setxattr('/tmp', 'user.x', b'1')"],
 )
-def test_a_mark_on_the_only_folder_is_gone_in_the_next_call(mark: str) -> None:
+def test_a_mark_on_the_writable_folder_is_gone_in_the_next_call(mark: str) -> None:
     source = (
         "import os\ndef f(mark):\n    seen = os.stat('/tmp')\n"
         "    found = [oct(seen.st_mode), seen.st_mtime == 7, os.listxattr('/tmp')]\n"
@@ -93,7 +93,7 @@ def test_a_mark_on_the_only_folder_is_gone_in_the_next_call(mark: str) -> None:
     assert values == ['["0o40755", false, []]'] * 3
 
 
-def test_a_tool_call_cannot_spoil_the_next_completions_call() -> None:
+def test_a_tool_call_cannot_affect_the_next_completions_call() -> None:
     interpreters = Interpreters(1)
     try:
         interpreters.run("import os\nos.chmod('/tmp', 0o500)", 2.0)
@@ -102,14 +102,14 @@ def test_a_tool_call_cannot_spoil_the_next_completions_call() -> None:
         interpreters.close()
 
 
-def test_what_a_tool_answers_can_be_tokenized() -> None:
+def test_tool_responses_can_be_tokenized() -> None:
     code = "class R:\n    def __repr__(self): return '\\ud800x'\nR()"
     with Toolbox([PythonTool(type="python")]).open() as counter:
         answer = counter.submit(ToolCall("python", {"code": code}), {}, "key").result()
     assert (answer.text, answer.failed) == ("?x", False)
 
 
-def test_an_answer_of_a_grader_written_by_hand_is_checked_as_any_other() -> None:
+def test_a_forged_grader_answer_is_checked_like_any_other() -> None:
     cases = "\n".join(f"    if item['case'] == {name!r}: forge({body})" for name, body in FORGED.items())
     source = f"{FORGE}\ndef grade(sample, item):\n{cases}\n    return 0.5"
     with open_grading(read(type="python", source=source), deadline_seconds=SOON) as grading:
@@ -132,7 +132,7 @@ def test_a_source_that_takes_long_to_parse_is_refused_at_once() -> None:
     assert time.process_time() - start < 1.0
 
 
-def test_surrogates_that_json_spells_reach_no_record() -> None:
+def test_escaped_surrogates_reach_no_record() -> None:
     sample = make_sample('{"x": "\\ud800", "\\udc00": 1, "y": "\\u00e9"}')
     assert sample.output_json == {"x": "?", "?": 1, "y": "é"}
     grader = read(

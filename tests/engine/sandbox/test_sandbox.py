@@ -45,7 +45,7 @@ def test_the_self_test_contains_every_attack() -> None:
     assert all(capability.probes.values())
 
 
-def test_every_interpreter_that_is_offered_holds() -> None:
+def test_the_self_test_passes_with_every_interpreter() -> None:
     for interpreter in interpreters():
         assert all(_attack(interpreter).values()), interpreter
 
@@ -55,12 +55,12 @@ def test_without_a_sandbox_nothing_runs() -> None:
         Capability(None, reason="no bwrap").require()
 
 
-def test_an_interpreter_that_is_not_there_is_said_so() -> None:
+def test_a_missing_interpreter_is_reported() -> None:
     with pytest.raises(SandboxUnavailable, match="does not start"):
         Sandbox(Interpreter("/usr/bin/python0", "/usr", "0"), "", "<code>", Limits())
 
 
-def test_a_call_answers_json_and_sees_nothing_of_the_call_before(server: PythonServer) -> None:
+def test_a_call_returns_json_and_sees_nothing_of_the_previous_call(server: PythonServer) -> None:
     first, second = (server.call({}, {}, 5.0) for _ in range(2))
     assert first.value == second.value
     assert first.value is not None
@@ -148,7 +148,7 @@ def test_a_closed_server_leaves_no_process() -> None:
     assert ended
 
 
-def test_the_code_runs_as_nobody_with_an_empty_environment() -> None:
+def test_code_runs_unprivileged_with_an_empty_environment() -> None:
     ran = run_python("import os, sys\nprint(os.getuid(), os.geteuid(), sorted(os.environ))", timeout=5.0)
     uid, effective, names = ran.stdout.split(maxsplit=2)
     assert uid == effective != "0"
@@ -156,7 +156,7 @@ def test_the_code_runs_as_nobody_with_an_empty_environment() -> None:
     assert eval(names) == ["HOME", "LANG", "LD_LIBRARY_PATH", "PWD", "PYTHONHASHSEED"]
 
 
-def test_a_run_gives_what_was_printed_and_the_last_value() -> None:
+def test_a_run_returns_its_output_and_last_value() -> None:
     ran = run_python("import math\nprint('hello')\nx = 6\nx * 7", timeout=5.0)
     assert (ran.stdout, ran.value, ran.error, ran.timed_out) == ("hello\n", "42", "", False)
 
@@ -177,7 +177,7 @@ def test_a_run_reads_its_input() -> None:
     assert run_python("print(sum(map(int, input().split())))", timeout=5.0, input="1 2 3\n").stdout == "6\n"
 
 
-def test_runs_are_alike() -> None:
+def test_runs_are_deterministic() -> None:
     code = "import random\nprint(random.random(), list({'a', 'b', 'c', 'd'}), hash('x'))"
     assert run_python(code, timeout=5.0) == run_python(code, timeout=5.0)
 

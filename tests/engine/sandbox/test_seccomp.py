@@ -96,7 +96,7 @@ def numbers(machine: str) -> dict[str, int]:
 
 
 @machines
-def test_every_number_is_the_one_that_the_kernels_own_table_has(machine: str) -> None:
+def test_numbers_equal_those_of_the_kernels_table(machine: str) -> None:
     library = ctypes.CDLL("libseccomp.so.2")
     resolve = library.seccomp_syscall_resolve_name_arch
     found = {
@@ -106,7 +106,7 @@ def test_every_number_is_the_one_that_the_kernels_own_table_has(machine: str) ->
 
 
 @machines
-def test_what_only_an_attack_needs_is_refused(machine: str) -> None:
+def test_calls_needed_only_for_attacks_are_refused(machine: str) -> None:
     assert set(_DENIED) >= MUST_GO
     column = list(ARCHITECTURES).index(machine)
     denied = [each[column] for each in _DENIED.values() if each[column] is not None]
@@ -114,7 +114,7 @@ def test_what_only_an_attack_needs_is_refused(machine: str) -> None:
 
 
 @machines
-def test_a_files_times_are_said_to_be_set_and_are_not(machine: str) -> None:
+def test_setting_file_times_succeeds_without_effect(machine: str) -> None:
     assert {verdict(machine, numbers(machine)[name]) for name in _IGNORED if name in numbers(machine)} == {
         DONE
     }
@@ -127,7 +127,7 @@ def test_new_calls_do_not_exist(machine: str) -> None:
 
 
 @machines
-def test_a_process_may_be_made_and_a_namespace_not(machine: str) -> None:
+def test_processes_may_be_created_but_namespaces_not(machine: str) -> None:
     clone = numbers(machine)["clone"]
     assert {verdict(machine, clone, flags) for flags in (FORK, THREAD)} == {ALLOW}
     for name, flag in NAMESPACES.items():
@@ -138,7 +138,7 @@ def test_a_process_may_be_made_and_a_namespace_not(machine: str) -> None:
 
 @machines
 @pytest.mark.parametrize("call", ["socket", "socketpair"])
-def test_only_sockets_within_the_machine_may_be_made(machine: str, call: str) -> None:
+def test_only_unix_sockets_may_be_created(machine: str, call: str) -> None:
     number = numbers(machine)[call]
     assert verdict(machine, number, AF_UNIX, 1) == ALLOW
     assert {verdict(machine, number, family, 1) for family in (0, *FAMILIES)} == {EACCES}
@@ -157,7 +157,7 @@ def test_limits_of_others_and_requests_to_drivers_and_watchers_are_refused(machi
 
 
 @machines
-def test_what_python_needs_is_allowed(machine: str) -> None:
+def test_calls_that_python_needs_are_allowed(machine: str) -> None:
     needed = {
         "x86_64": {"read": 0, "mmap": 9, "futex": 202, "openat": 257, "getrandom": 318, "rseq": 334},
         "aarch64": {"read": 63, "mmap": 222, "futex": 98, "openat": 56, "getrandom": 278, "rseq": 293},
@@ -180,7 +180,7 @@ def test_a_program_fits_into_the_kernel(machine: str) -> None:
     assert len(program) // 8 < 4096
 
 
-def test_the_filter_knows_its_machines() -> None:
+def test_the_filter_supports_two_machines() -> None:
     assert supported(platform.machine())
     assert not supported("riscv64")
     with pytest.raises(KeyError):

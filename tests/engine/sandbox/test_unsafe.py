@@ -42,7 +42,7 @@ def test_without_a_sandbox_and_without_the_switch_nothing_runs(no_sandbox: None)
 
 
 @pytest.mark.usefixtures("_unsafe")
-def test_a_plain_process_is_nobody_with_a_folder_and_an_environment_of_its_own() -> None:
+def test_a_plain_process_is_unprivileged_with_its_own_folder_and_environment() -> None:
     with PythonServer(ABOUT_ITSELF) as server:
         outcome = server.call({}, {}, 5.0)
         assert outcome.value is not None, outcome.error
@@ -55,7 +55,7 @@ def test_a_plain_process_is_nobody_with_a_folder_and_an_environment_of_its_own()
 
 
 @pytest.mark.usefixtures("_unsafe")
-def test_a_completion_is_judged_from_outside_all_the_same() -> None:
+def test_without_a_sandbox_a_completion_is_still_judged_from_outside() -> None:
     code = read(type="code_tests", tests='[{"call": "f", "args": [2], "expected": 4}]')
     assert code.grade(make_sample("def f(n): return n * 2"), {}).reward == 1.0
     assert code.grade(make_sample("import os\ndef f(n): os._exit(0)"), {}).reward == 0.0
@@ -82,7 +82,7 @@ def test_a_hostile_grader_is_an_error_of_its_call_and_the_next_call_works(body: 
 
 
 @pytest.mark.usefixtures("_unsafe")
-def test_a_daemon_is_found_and_ended() -> None:
+def test_a_daemon_is_found_and_killed() -> None:
     body = "\n    ".join(
         (
             "if os.fork() == 0:",

@@ -35,7 +35,7 @@ def test_a_key_that_is_not_accepted_ends_the_job_at_the_first_answers(
     make_job: Make, serve: Any, tmp_path: Path
 ) -> None:
     server = serve(lambda request: Reply(status=401, body=f"bad key {KEY}".encode()))
-    with pytest.raises(EndpointDownError, match="does not accept the operator's key"):
+    with pytest.raises(EndpointDownError, match="rejected the operator's key"):
         run(make_job(), tmp_path)
     assert len(server.requests) <= 16
 

@@ -117,5 +117,5 @@ def test_a_name_that_leads_inside_is_looked_up_once_and_never_asked(
     answer = client.post(f"{GRADERS}/run", json={"grader": grader, "model_sample": "x"})
     assert answer.status_code == 200
     (error,) = answer.json()["grader_errors"].values()
-    assert "leads to an address that is not public" in error["message"]
+    assert "has an address that is not public" in error["message"]
     assert (answer.json()["scorable"], looked_up) == (False, ["rebind.example"])

@@ -272,7 +272,7 @@ def test_a_name_that_leads_inside_is_refused_and_one_without_an_address_is_not(
     body = {"url": "https://inside.example/", "event_types": [SUCCEEDED]}
     refusal = error_of(client.post(WEBHOOKS, json=body))
     assert (refusal["param"], refusal["code"]) == ("url", "url_refused")
-    assert refusal["message"] == "url: inside.example leads to an address that is not public."
+    assert refusal["message"] == "url: inside.example has an address that is not public."
     for host in ("outside.example", "nowhere.example"):
         create(client, url=f"https://{host}/")
 

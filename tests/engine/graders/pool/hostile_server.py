@@ -1,4 +1,4 @@
-"""A grading process for tests: it does what the completion's text says, speaking the pool's protocol.
+"""A grading process for tests: it follows the order in the completion's text, in the pool's protocol.
 
 Run as a program: `python hostile_server.py [refuse | die]`.
 """

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from grpo_engine.graders import grade, make_sample
-from grpo_engine.graders.base import RewardGrader
+from grpo_engine.graders import make_sample
+from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.pool.pool import open_grading
 from tests.engine.graders.helpers import read
 from tests.engine.graders.pool.test_pool import ENDLESS, MATH, SOON
@@ -21,21 +21,19 @@ CAP_DAC_READ_SEARCH = 1 << 2
 class Waiting(RewardGrader):
     """A rule with network time: it waits for an event, without a time-out of its own."""
 
+    runs_in = "thread"
+
     type: str = "waiting"
 
-    @property
-    def execution(self) -> Any:
-        return "thread"
-
-    def reward(self, sample: Any, item: Any) -> float:
+    def evaluate(self, sample: Any, item: Any) -> Graded:
         if sample.output_text == "raise":
-            return float("secret")
+            raise ValueError("secret")
         if sample.output_text == "wait":
             item["event"].wait()
-        return 0.5
+        return Graded(0.5)
 
 
-def test_a_rule_in_a_thread_is_left_behind_at_the_deadline() -> None:
+def test_a_grader_in_a_thread_is_abandoned_at_the_deadline() -> None:
     event = threading.Event()
     with open_grading(Waiting(), deadline_seconds=0.2) as grading:  # type: ignore[arg-type]
         late = grading.submit(make_sample("wait"), {"event": event})
@@ -46,7 +44,7 @@ def test_a_rule_in_a_thread_is_left_behind_at_the_deadline() -> None:
     assert (error.code, error.message) == ("unresponsive_reward_error", "no answer within 0.2 seconds")
 
 
-def test_more_rules_wait_for_a_network_than_one() -> None:
+def test_many_graders_wait_for_the_network_at_once() -> None:
     event = threading.Event()
     with open_grading(Waiting(), deadline_seconds=SOON) as grading:  # type: ignore[arg-type]
         futures = [grading.submit(make_sample("wait"), {"event": event}) for _ in range(31)]
@@ -55,7 +53,7 @@ def test_more_rules_wait_for_a_network_than_one() -> None:
         assert {future.result(timeout=SOON).reward for future in futures} == {0.5}
 
 
-def test_close_does_not_wait_for_a_rule_in_a_thread() -> None:
+def test_close_does_not_wait_for_a_grader_in_a_thread() -> None:
     event = threading.Event()
     with open_grading(Waiting(), deadline_seconds=3600.0) as grading:  # type: ignore[arg-type]
         future = grading.submit(make_sample("wait"), {"event": event})
@@ -64,11 +62,11 @@ def test_close_does_not_wait_for_a_rule_in_a_thread() -> None:
     event.set()
 
 
-def test_a_rule_that_raises_is_unscorable_and_its_message_is_kept_back() -> None:
+def test_a_grader_that_raises_is_unscorable_and_its_message_hidden() -> None:
     with open_grading(Waiting()) as grading:  # type: ignore[arg-type]
         error = grading.submit(make_sample("raise"), {}).result(timeout=SOON).errors["waiting"]
     assert error.code == "other_error"
-    assert error.message.startswith("the rule failed: ValueError in test_parts.py, line ")
+    assert error.message.startswith("the grader failed: ValueError in test_parts.py, line ")
 
 
 def multi(**more: Any) -> Any:
@@ -81,17 +79,17 @@ def multi(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", ["<answer>$2/4$</answer>", "1", "$", "<answer></answer>"])
-def test_the_parts_of_a_multi_run_where_they_belong_and_come_together(text: str) -> None:
+def test_the_parts_of_a_multi_run_in_their_lanes_and_are_combined(text: str) -> None:
     grader = multi(invalid_grade=-1.0)
     assert grader.execution == "process"
     with open_grading(grader) as grading:
         for item in ({"answer": "$1/2$"}, {"answer": ""}, {}):
             found = grading.submit(make_sample(text), item).result(timeout=SOON)
-            assert found == grade(grader, make_sample(text), item)
+            assert found == grader.grade(make_sample(text), item)
             assert list(found.parts) == ["shape", "right", "number"]
 
 
-def test_a_part_that_hangs_is_unscorable_and_the_other_parts_stand() -> None:
+def test_a_part_that_hangs_is_unscorable_and_the_other_parts_count() -> None:
     with open_grading(multi(), deadline_seconds=2.0) as grading:
         found = grading.submit(make_sample(f"<answer>{ENDLESS}</answer>"), {"answer": "9"}).result(timeout=60)
     assert found.reward is None
@@ -99,7 +97,7 @@ def test_a_part_that_hangs_is_unscorable_and_the_other_parts_stand() -> None:
     assert found.errors["right"].code == "unresponsive_reward_error"
 
 
-def test_no_rule_that_parses_what_models_write_runs_as_root() -> None:
+def test_no_grader_that_parses_completions_runs_as_root() -> None:
     grader = read(type="math", reference="{{item.answer}}")
     with open_grading(grader, processes=1) as grading:
         assert grading.submit(make_sample(r"$\frac{2}{4}$"), {"answer": "0.5"}).result().reward == 1.0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.contract.records import Score
-from grpo_engine.graders import grade, make_sample
+from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool.pool import Grading, open_grading
 from grpo_engine.graders.pool.server import MAX_MEMORY_BYTES
 from tests.engine.graders.helpers import has_ended, read
@@ -29,7 +29,7 @@ SOON = 20.0
 
 
 def hostile(*start: str, processes: int = 1, deadline_seconds: float = SOON) -> Grading:
-    """Grading whose processes do what the completion says."""
+    """Grading whose processes follow the order in the completion."""
     return open_grading(
         read(**MATH), processes=processes, deadline_seconds=deadline_seconds, command=[*HOSTILE, *start]
     )
@@ -46,25 +46,25 @@ def reason(score: Score) -> tuple[str, str]:
     return score.errors["math"].code, score.errors["math"].message
 
 
-def test_an_inline_rule_is_graded_at_once_and_starts_no_process() -> None:
+def test_an_inline_grader_runs_at_once_without_a_process() -> None:
     grader = read(type="numeric", reference="{{item.answer}}")
     with open_grading(grader) as grading:
         future = grading.submit(make_sample("so 7"), {"answer": 7})
         assert future.done()
-        assert future.result() == grade(grader, make_sample("so 7"), {"answer": 7})
+        assert future.result() == grader.grade(make_sample("so 7"), {"answer": 7})
         assert grading.pids == []
 
 
-def test_a_rule_in_a_process_gives_the_score_that_it_gives_here() -> None:
+def test_a_grading_process_gives_the_same_score_as_this_one() -> None:
     grader = read(**MATH, name="right")
     texts = ["$\\frac{1}{2}$", "so 0.5", "0.6", "", "\ud800 \\boxed{1/2}"]
     with open_grading(grader) as grading:
         found = scores(grading, texts, "$0.5$")
-    assert found == [grade(grader, make_sample(text), {"answer": "$0.5$"}) for text in texts]
+    assert found == [grader.grade(make_sample(text), {"answer": "$0.5$"}) for text in texts]
     assert [score.reward for score in found] == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
-def test_a_rule_that_hangs_is_killed_at_the_deadline_and_the_others_are_scored() -> None:
+def test_a_grader_that_hangs_is_killed_at_the_deadline_and_the_others_scored() -> None:
     with open_grading(read(**MATH), processes=2, deadline_seconds=2.0) as grading:
         found = scores(grading, ["$1$", ENDLESS, "$2$", ENDLESS, "$1$", "1"])
     assert [score.reward for score in found] == [1.0, None, 0.0, None, 1.0, 1.0]
@@ -76,13 +76,13 @@ def test_a_rule_that_hangs_is_killed_at_the_deadline_and_the_others_are_scored()
     [
         ("die", "the grading process ended (exit code 3)"),
         ("flood", "the grading process answered more than 1048576 bytes (killed by signal 9)"),
-        ("garbage", "the grading process answered no object (killed by signal 9)"),
-        ("another id", "the grading process answered something else (killed by signal 9)"),
-        ("twice", "the grading process answered no JSON (killed by signal 9)"),
-        ("no score", "the grading process answered no score"),
+        ("garbage", "the grading process did not answer with an object (killed by signal 9)"),
+        ("another id", "the grading process answered another request (killed by signal 9)"),
+        ("twice", "the grading process did not answer with JSON (killed by signal 9)"),
+        ("no score", "the grading process returned no score"),
     ],
 )
-def test_a_process_that_breaks_costs_one_completion_only(order: str, message: str) -> None:
+def test_a_broken_process_costs_one_completion_only(order: str, message: str) -> None:
     with hostile() as grading:
         before, broken, after, more = scores(grading, ["good", order, "good", "good"])
     assert reason(broken) == ("other_error", message)
@@ -91,16 +91,14 @@ def test_a_process_that_breaks_costs_one_completion_only(order: str, message: st
     assert after.feedback == more.feedback
 
 
-def test_what_a_process_says_unasked_is_never_taken_for_an_answer() -> None:
+def test_output_without_a_request_is_never_an_answer() -> None:
     with hostile() as grading:
         found = [score.reward for score in scores(grading, ["afterwards", "good", "good"])]
     assert 0.0 not in found
     assert found[2] == 1.0
 
 
-def test_all_that_a_hanging_process_started_is_killed_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descendants_of_a_hanging_process_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with hostile(deadline_seconds=2.0) as grading:
         (found,) = scores(grading, ["hang with a child"])
@@ -172,7 +170,7 @@ def test_a_grading_process_has_little_memory_and_leaves_no_core() -> None:
     assert soft["Max core file size"] == "0"
 
 
-def test_ten_thousand_completions_wait_in_line_for_a_few_processes() -> None:
+def test_ten_thousand_completions_share_a_few_processes() -> None:
     with hostile(processes=2) as grading:
         start = time.monotonic()
         futures = [grading.submit(make_sample("good"), {}) for _ in range(10_000)]
@@ -241,7 +239,7 @@ def test_grading_processes_die_with_a_parent_that_is_killed() -> None:
     assert has_ended(pid)
 
 
-def test_cancelling_a_future_harms_nobody() -> None:
+def test_cancelling_a_future_affects_no_other() -> None:
     with hostile(deadline_seconds=1) as grading:
         orders = ["hang"] + ["good"] * 18
         futures = [grading.submit(make_sample(order), {}) for order in orders]

@@ -49,7 +49,7 @@ def verify(recorded: Recorded, secret: str) -> None:
         client.webhooks.verify_signature(recorded.body.decode(), dict(recorded.headers), secret=secret)
 
 
-def test_a_feedback_of_surrogates_that_json_spells_can_be_stored() -> None:
+def test_feedback_with_escaped_surrogates_can_be_stored() -> None:
     with EndpointServer(lambda request: {"score": 0.5, "feedback": "\ud800 x" * 1000}) as server:
         found = score(server.url)
     assert (found.reward, found.feedback[:6]) == (0.5, "? x? x")
@@ -83,7 +83,7 @@ def test_the_trace_id_follows_from_sample_and_item_alone() -> None:
     assert ids[0].startswith("trace_")
 
 
-def test_passing_trouble_is_tried_again_with_the_same_trace_id() -> None:
+def test_temporary_errors_are_retried_with_the_same_trace_id() -> None:
     replies: list[Any] = [Reply(status=500, headers=NOW), Reply(status=429, headers=NOW), 0.5]
     with EndpointServer(lambda request: replies.pop(0)) as server:
         assert score(server.url).reward == 0.5
@@ -91,7 +91,7 @@ def test_passing_trouble_is_tried_again_with_the_same_trace_id() -> None:
     assert len({recorded.json["trace_id"] for recorded in server.requests}) == 1
 
 
-def test_lasting_trouble_is_an_error_and_not_a_reward() -> None:
+def test_lasting_server_errors_are_not_rewards() -> None:
     with EndpointServer(lambda request: Reply(status=503, body='{"score": 1}', headers=NOW)) as server:
         assert error(score(server.url)) == ("unresponsive_reward_error", "status 503")
     assert len(server.requests) == 4
@@ -106,25 +106,25 @@ def test_a_refused_request_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"", "the answer is not JSON"),
-        (b"<html>", "the answer is not JSON"),
-        (b"\xff\xfe", "the answer is not JSON"),
-        (b'{"score": NaN}', "the answer is not JSON"),
-        (b'{"score": -Infinity}', "the answer is not JSON"),
-        (b'{"score": 1e400}', "the answer is not JSON"),
+        (b"", "the response is not JSON"),
+        (b"<html>", "the response is not JSON"),
+        (b"\xff\xfe", "the response is not JSON"),
+        (b'{"score": NaN}', "the response is not JSON"),
+        (b'{"score": -Infinity}', "the response is not JSON"),
+        (b'{"score": 1e400}', "the response is not JSON"),
         (b'{"score": 1' + b"0" * 400 + b"}", "the score is not a finite number"),
-        (b"{}", "the answer has no score"),
-        (b'{"reward": 1}', "the answer has no score"),
+        (b"{}", "the response has no score"),
+        (b'{"reward": 1}', "the response has no score"),
         (b'{"score": null}', "the score is not a number"),
         (b'{"score": "1"}', "the score is not a number"),
         (b'{"score": true}', "the score is not a number"),
         (b'{"score": [1]}', "the score is not a number"),
-        (b'{"score": 1, "feedback": {}}', "the feedback is not a text"),
+        (b'{"score": 1, "feedback": {}}', "the feedback is not a string"),
         (b"null", "the score is not a number"),
         (b'[{"score": 1}]', "the score is not a number"),
     ],
 )
-def test_what_is_no_score_is_an_error_and_not_a_reward(answer: bytes, message: str) -> None:
+def test_a_response_without_a_score_is_an_error(answer: bytes, message: str) -> None:
     with EndpointServer(lambda request: answer) as server:
         assert error(score(server.url)) == ("other_error", message)
 
@@ -176,7 +176,7 @@ def test_a_url_is_checked_when_it_is_read_and_again_at_each_call(monkeypatch: py
         {"url": "https://example.com/", "secret": "x"},
     ],
 )
-def test_a_grader_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+def test_an_inconsistent_grader_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Endpoint.model_validate({"type": "endpoint", **fields})
 
@@ -201,7 +201,7 @@ def test_a_named_endpoint_gets_the_operators_key_and_signature(
     assert "canary" not in caplog.text + repr(found)
 
 
-def test_a_url_is_signed_with_the_common_secret_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_is_signed_with_the_common_secret_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
     with EndpointServer(lambda request: 0.5) as server:
         score(server.url)
         monkeypatch.setenv("GRPO_ENDPOINT_SECRET", SECRET)
@@ -211,7 +211,7 @@ def test_a_url_is_signed_with_the_common_secret_where_there_is_one(monkeypatch: 
     plain, signed = server.requests
     assert "webhook-signature" not in plain.headers
     verify(signed, SECRET)
-    assert error(found) == ("other_error", "a secret is base64, with or without whsec_ before it")
+    assert error(found) == ("other_error", "a secret must be base64, with or without the prefix whsec_")
 
 
 def test_an_unknown_name_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_an_unknown_name_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (code, message[:32]) == ("other_error", "there is no endpoint 'yours': th")
 
 
-def test_rows_that_are_no_json_or_too_long_are_not_sent() -> None:
+def test_rows_without_a_json_form_or_too_long_are_not_sent() -> None:
     with EndpointServer(lambda request: 1.0) as server:
         assert error(score(server.url, item={"x": float("nan")})) == (
             "invalid_variable_error",
@@ -230,7 +230,7 @@ def test_rows_that_are_no_json_or_too_long_are_not_sent() -> None:
     assert server.requests == []
 
 
-def test_32_threads_get_each_its_own_score_side_by_side() -> None:
+def test_concurrent_requests_get_their_own_scores() -> None:
     together = threading.Barrier(16)
 
     def answer(request: dict[str, Any]) -> float:

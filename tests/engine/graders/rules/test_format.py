@@ -34,7 +34,7 @@ def tags(text: str, *names: str, strict: bool = False) -> float | None:
         ("", 0.0, 0.0),
     ],
 )
-def test_tags_stand_once_each_closed_and_in_order(text: str, loose: float, strict: float) -> None:
+def test_tags_must_occur_once_closed_and_in_order(text: str, loose: float, strict: float) -> None:
     assert tags(text, "think", "answer") == loose
     assert tags(text, "think", "answer", strict=True) == strict
 
@@ -153,7 +153,7 @@ def test_a_wrong_format_is_refused_with_its_reason(
         ),
         ({"not": {"$id": "https://example.com"}}, "schema.not.$id is not supported"),
         ({"items": {"$schema": "http://json-schema.org/draft-07/schema#"}}, "schema.items.$schema is not"),
-        ({"$schema": "https://example.com/mine"}, "schema.$schema: write 2020-12"),
+        ({"$schema": "https://example.com/mine"}, "schema.$schema: use 2020-12"),
         ({"pattern": "(?=a)"}, "schema.pattern: not an RE2 pattern"),
         ({"maximum": float("nan")}, "not JSON compliant"),
         ({"description": "x" * 40_000}, "at most 32768 characters"),

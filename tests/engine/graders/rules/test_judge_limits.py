@@ -1,4 +1,4 @@
-"""What judges cost: asked once, and no more than allowed."""
+"""Costs of judges: equal requests are sent once, and limits hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.chat_server import Reply, chat_completion
 from tests.engine.graders.judges import Judge, error, score
 
 
-def test_equal_requests_are_asked_once(judge: Judge) -> None:
+def test_equal_requests_are_sent_once(judge: Judge) -> None:
     answers = iter(["0.1", "0.2", "0.3", "0.4"])
     server = judge(lambda request: next(answers))
     assert [score("a").reward, score("a").reward, score("b").reward] == [0.1, 0.1, 0.2]
@@ -22,7 +22,7 @@ def test_equal_requests_are_asked_once(judge: Judge) -> None:
     assert score_model.usage()["judge"].calls == 3
 
 
-def test_without_a_cache_every_completion_is_asked_about_once(judge: Judge) -> None:
+def test_without_a_cache_every_completion_is_judged(judge: Judge) -> None:
     answers = iter(['{"score": 0.1, "feedback": "x"}', "0.2"])
     server = judge(lambda request: next(answers))
     first = score("a", cache=False)
@@ -30,7 +30,7 @@ def test_without_a_cache_every_completion_is_asked_about_once(judge: Judge) -> N
     assert score("a", cache=False).reward == 0.2
 
 
-def test_an_error_is_not_remembered(judge: Judge) -> None:
+def test_errors_are_not_cached(judge: Judge) -> None:
     answers = iter(["no idea", "0.2"])
     judge(lambda request: next(answers))
     assert score().reward is None
@@ -38,23 +38,23 @@ def test_an_error_is_not_remembered(judge: Judge) -> None:
 
 
 def test_concurrent_equal_requests_share_one_call(judge: Judge) -> None:
-    asked, go_on = threading.Event(), threading.Event()
+    asked, proceed = threading.Event(), threading.Event()
 
     def slow(request: dict[str, Any]) -> str:
         asked.set()
-        go_on.wait(10)
+        proceed.wait(10)
         return "0.5"
 
     server = judge(slow)
     with ThreadPoolExecutor(8) as threads:
         futures = [threads.submit(score) for _ in range(8)]
         assert asked.wait(10)
-        go_on.set()
+        proceed.set()
         assert {future.result().reward for future in futures} == {0.5}
     assert len(server.requests) == 1
 
 
-def test_32_threads_get_each_its_own_score(judge: Judge) -> None:
+def test_concurrent_requests_get_their_own_scores(judge: Judge) -> None:
     judge(lambda request: str(int(request["messages"][0]["content"].split()[1]) / 100))
     with ThreadPoolExecutor(32) as threads:
         found = list(threads.map(lambda number: score(str(number)).reward, range(64)))
@@ -66,8 +66,8 @@ def test_the_number_of_calls_can_be_limited(judge: Judge) -> None:
     server = judge(lambda request: "1")
     found = [score(str(number), max_calls=3) for number in range(5)]
     assert [each.reward for each in found] == [1.0, 1.0, 1.0, None, None]
-    assert error(found[4]) == ("other_error", "the limit of 3 calls is reached: nothing more is asked")
-    assert score("1", max_calls=3).reward == 1.0  # known already: costs nothing
+    assert error(found[4]) == ("other_error", "the limit of 3 calls is reached: no further calls")
+    assert score("1", max_calls=3).reward == 1.0  # cached: no cost
     assert len(server.requests) == 3
 
 
@@ -83,14 +83,14 @@ def test_the_cost_can_be_limited_and_is_counted_by_the_operators_prices(judge: J
     server = judge(lambda request: "1", usd_per_million_input=1e5, usd_per_million_output=5e5)
     found = [score(str(number), max_cost_usd=2.5).reward for number in range(5)]
     assert found == [1.0, 1.0, 1.0, None, None]
-    assert error(score("9", max_cost_usd=2.5))[1] == "the limit of 2.5 USD is reached: nothing more is asked"
+    assert error(score("9", max_cost_usd=2.5))[1] == "the limit of 2.5 USD is reached: no further calls"
     usage = score_model.usage()["judge"]
     assert (usage.calls, usage.input_tokens, usage.output_tokens) == (3, 15, 3)
     assert usage.usd == pytest.approx(3.0)
     assert len(server.requests) == 3
 
 
-def test_the_cost_counts_where_the_answer_was_useless_and_where_the_server_counts_no_tokens(
+def test_useless_answers_and_answers_without_token_counts_cost_money(
     judge: Judge,
 ) -> None:
     def uncounted(request: dict[str, Any]) -> Reply:

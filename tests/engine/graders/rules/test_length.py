@@ -33,7 +33,7 @@ def test_characters_are_counted_as_code_points() -> None:
 def test_an_unknown_number_of_tokens_is_unscorable() -> None:
     found = score(LINEAR, "text", num_tokens=0)
     assert found.reward is None
-    assert found.errors["length"].message == "the number of tokens is not known here"
+    assert found.errors["length"].message == "the number of tokens is unknown here"
 
 
 @pytest.mark.parametrize(

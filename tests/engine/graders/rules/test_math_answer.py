@@ -137,7 +137,7 @@ def test_the_verdict_is_that_of_math_verify(
 
 
 @pytest.mark.parametrize("answer", ["9^9^9^9", "\\boxed{9^{9^{9^9}}}"])
-def test_an_answer_without_end_costs_no_more_than_one_deadline(answer: str) -> None:
+def test_an_endless_answer_costs_at_most_one_deadline(answer: str) -> None:
     with open_grading(read(**GRADER), deadline_seconds=1.5) as grading:
         endless = grading.submit(make_sample(answer), {"answer": "$5$"})
         good = grading.submit(make_sample("5"), {"answer": "$5$"})
@@ -218,14 +218,14 @@ def test_a_row_without_the_reference_is_a_problem() -> None:
     assert refusal(type="math", reference="{{item")[0] == ("math", "reference")
 
 
-def test_a_wrong_answer_is_told_what_was_expected() -> None:
+def test_feedback_on_a_wrong_answer_states_the_expected_one() -> None:
     assert score(GRADER, "$4$", {"answer": "$4$"}).feedback == ""
     told = score(GRADER, "$4$", {"answer": "$5$"}).feedback
     assert told == 'the answer is not equal to the expected "$5$"'
     assert len(score(GRADER, "$4$", {"answer": "$5$" + "\n" * 4000}).feedback) <= 300
 
 
-def test_who_only_reads_and_checks_a_math_grader_does_not_load_sympy() -> None:
+def test_reading_and_checking_a_math_grader_does_not_load_sympy() -> None:
     program = (
         "import sys\n"
         "from pydantic import TypeAdapter\n"

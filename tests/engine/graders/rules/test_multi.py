@@ -51,14 +51,14 @@ def test_a_single_grader_object_is_keyed_by_its_name_or_type(name: str) -> None:
     assert grader.grade(make_sample("5"), {"answer": 5}).reward == 2.0
 
 
-def test_an_unscorable_part_makes_the_whole_unscorable_and_says_which() -> None:
+def test_an_unscorable_part_makes_the_whole_unscorable_and_is_named() -> None:
     found = score(multi("right + shape"), "5", {})
     assert found.reward is None
     assert found.parts == {"right": None, "shape": 0.0}
     assert {key: error.code for key, error in found.errors.items()} == {"right": "invalid_variable_error"}
 
 
-def test_invalid_grade_is_the_reward_where_a_part_is_unscorable() -> None:
+def test_invalid_grade_is_the_reward_if_a_part_is_unscorable() -> None:
     found = score(multi("right + shape", invalid_grade=-1), "5", {})
     assert (found.reward, found.parts["right"]) == (-1.0, None)
     assert list(found.errors) == ["right"]
@@ -182,6 +182,6 @@ def test_a_wrong_aggregation_is_refused_with_its_place(
     assert complaint in message
 
 
-def test_a_multi_without_a_formula_says_that_it_is_missing() -> None:
+def test_a_missing_formula_is_reported() -> None:
     place, message = refusal(type="multi", graders={"right": RIGHT})
     assert (place, message) == (("multi", "calculate_output"), "Field required")

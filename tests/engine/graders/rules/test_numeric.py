@@ -119,7 +119,7 @@ def test_with_a_tag_only_its_last_complete_content_counts(text: str, expected: i
         ("1e999999999", "5", 0.0),
     ],
 )
-def test_the_reward_is_one_where_the_numbers_are_equal(text: str, answer: Any, expected: float) -> None:
+def test_the_reward_is_one_if_the_numbers_are_equal(text: str, answer: Any, expected: float) -> None:
     assert reward(GRADER, text, {"answer": answer}) == expected
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_engine.graders import grade, make_sample, part_names
+from grpo_engine.graders import make_sample, part_names
 from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.graders.steps import split
 from tests.engine.graders.helpers import read, refusal, score
@@ -49,14 +49,12 @@ def pieces(text: str, splitter: str) -> list[tuple[str, str]]:
         (r"x\C", "axéb", [("a", "axé"), ("b", "b")]),
     ],
 )
-def test_a_text_is_cut_into_steps_that_tile_it(
-    splitter: str, text: str, expected: list[tuple[str, str]]
-) -> None:
+def test_steps_cover_the_text(splitter: str, text: str, expected: list[tuple[str, str]]) -> None:
     assert pieces(text, splitter) == expected
 
 
 @given(text=st.text(alphabet="ab1: \n\r;é\U0001f600"), splitter=st.sampled_from(["lines", "paragraphs", ";"]))
-def test_steps_tile_any_text_and_none_is_empty(text: str, splitter: str) -> None:
+def test_steps_cover_any_text_and_none_is_empty(text: str, splitter: str) -> None:
     found = pieces(f"{text}x", splitter)
     assert "".join(share for _, share in found) == f"{text}x"
     assert all(step and step in share for step, share in found)
@@ -79,7 +77,7 @@ def test_a_product_multiplies() -> None:
     assert found.reward == pytest.approx(-0.09375)
 
 
-def test_the_inner_rule_sees_the_step_as_the_output_and_the_row_as_it_is() -> None:
+def test_the_inner_grader_sees_the_step_as_output_and_the_whole_row() -> None:
     inner = {
         "type": "string_check",
         "operation": "eq",
@@ -111,7 +109,7 @@ def test_a_step_that_cannot_be_scored_makes_the_completion_unscorable_and_is_nam
         ({}, "", "the completion has no steps"),
         ({"splitter": "steps"}, "no step here", "the completion has no steps"),
         ({"max_steps": 2}, "1\n2\n3", "the completion has more than 2 steps"),
-        ({}, "1" * 500_001, "longer than 500000 characters: not cut into steps"),
+        ({}, "1" * 500_001, "longer than 500000 characters: not split into steps"),
     ],
 )
 def test_a_completion_without_a_usable_number_of_steps_is_unscorable(
@@ -138,7 +136,7 @@ def test_feedback_names_the_first_step_with_the_lowest_reward() -> None:
     ("fields", "place", "complaint"),
     [
         ({"splitter": "("}, ("splitter",), "not an RE2 pattern"),
-        ({"splitter": ""}, ("splitter",), "write lines, paragraphs, steps or a pattern"),
+        ({"splitter": ""}, ("splitter",), "give lines, paragraphs, steps or a pattern"),
         ({"grader": process()}, ("grader",), "'process' found using 'type'"),
         ({"max_steps": 0}, ("max_steps",), "greater than or equal to 1"),
         ({"aggregate": "sum"}, ("aggregate",), "'mean'"),
@@ -152,7 +150,7 @@ def test_a_wrong_process_grader_is_refused(
     assert complaint in message
 
 
-def test_a_row_is_checked_for_the_inner_rule() -> None:
+def test_a_row_is_checked_for_the_inner_grader() -> None:
     grader = read(**process(grader={"type": "numeric", "reference": "{{item.answer}}"}, name="steps"))
     assert grader.problems({}) == ["{{item.answer}} does not resolve"]
     assert grader.problems({"answer": "none"}) == ["reference has no number: 'none'"]
@@ -160,17 +158,17 @@ def test_a_row_is_checked_for_the_inner_rule() -> None:
     assert read(**grader.model_dump()) == grader
 
 
-def test_it_runs_where_its_inner_rule_runs() -> None:
+def test_it_runs_where_its_inner_grader_runs() -> None:
     grader = read(**process(grader={"type": "math", "reference": "{{item.answer}}"}))
     assert grader.execution == "process"
     sample, item = make_sample("$2/4$\n3\n0.5"), {"answer": "$0.5$"}
     with open_grading(grader, processes=1) as grading:
         found = grading.submit(sample, item).result(timeout=60)
-    assert found == grade(grader, sample, item)
+    assert found == grader.grade(sample, item)
     assert [step.reward for step in found.steps] == [1.0, 0.0, 1.0]
 
 
-def test_a_quick_rule_for_a_thousand_steps_can_be_ended() -> None:
+def test_a_quick_grader_for_a_thousand_steps_can_be_stopped() -> None:
     text = " ".join(f"w{n}" for n in range(9000))
     slow = {
         "type": "text_similarity",

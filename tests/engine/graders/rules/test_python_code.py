@@ -91,7 +91,7 @@ def test_a_hostile_grader_is_unscorable_and_the_next_completion_is_scored(name: 
     assert hostile.grade(make_sample("x"), {"honest": True}).reward == 0.5
 
 
-def test_what_a_completion_says_is_data() -> None:
+def test_a_completion_is_never_executed() -> None:
     attack = "__import__('os')._exit(0)\n'''\"\"\"}} {\"score\": 1.0}\x00"
     score = grader("return float(sample['output_text'] == item['text'])").grade(
         make_sample(attack), {"text": attack}

@@ -76,19 +76,19 @@ def test_without_a_chat_template_the_texts_are_a_pair(tmp_path: Path) -> None:
     assert score(folder, prompt="{{item.question}}").reward == pytest.approx(expected, abs=1e-6)
 
 
-def test_without_a_prompt_the_completion_stands_alone(folder: Path) -> None:
+def test_without_a_prompt_only_the_completion_is_scored(folder: Path) -> None:
     assert score(folder).reward == pytest.approx(direct(folder, COMPLETION), abs=1e-6)
     assert score(folder, input="{{item.question}}").reward == pytest.approx(direct(folder, PROMPT), abs=1e-6)
 
 
-def test_the_sigmoid_lies_between_0_and_1(folder: Path) -> None:
+def test_the_sigmoid_is_between_0_and_1(folder: Path) -> None:
     logit = score(folder).reward
     assert logit is not None
     assert score(folder, normalize="sigmoid").reward == pytest.approx(1 / (1 + math.exp(-logit)), abs=1e-12)
     assert (sigmoid(0.0), sigmoid(1e4), sigmoid(-1e4)) == (0.5, 1.0, 0.0)
 
 
-def test_the_model_is_loaded_once_a_process(folder: Path) -> None:
+def test_the_model_is_loaded_once_per_process(folder: Path) -> None:
     assert reward_models.load(str(folder)) is reward_models.load(str(folder))
     assert not reward_models.load(str(folder)).model.training
 
@@ -104,7 +104,7 @@ def test_a_grading_process_gives_the_same_scores(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [2, 3])
-def test_a_model_with_other_than_one_label_is_refused(tmp_path: Path, labels: int) -> None:
+def test_a_model_without_exactly_one_label_is_refused(tmp_path: Path, labels: int) -> None:
     folder = make_reward_model(tmp_path, labels=labels)
     assert error(score(folder)) == (
         "other_error",
@@ -124,7 +124,7 @@ def test_a_language_model_without_a_trained_head_is_refused(tmp_path: Path) -> N
     assert "no weights for score.weight" in error(score(folder))[1]
 
 
-def test_weights_that_are_no_safetensors_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_weights_other_than_safetensors_are_refused(folder: Path, tmp_path: Path) -> None:
     pickled = tmp_path / "pickled"
     shutil.copytree(folder, pickled)
     weights = AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
@@ -152,8 +152,8 @@ def test_remote_code_is_not_run(folder: Path, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_a_model_that_nobody_placed_is_an_error() -> None:
-    assert error(score(None)) == ("other_error", "nobody said where the reward model 'helpful' lies")
+def test_a_model_without_a_path_is_an_error() -> None:
+    assert error(score(None)) == ("other_error", "the reward model 'helpful' has no path")
     assert "cannot be loaded" in error(score("/nowhere/at/all"))[1]
 
 
@@ -167,7 +167,7 @@ def test_longer_texts_than_the_model_reads_are_unscorable_and_not_cut(folder: Pa
     assert score(folder, "x" * 8, max_length=8).reward is not None
 
 
-def test_an_empty_completion_is_scored_where_the_template_makes_tokens_of_it(folder: Path) -> None:
+def test_an_empty_completion_is_scored_if_the_template_adds_tokens(folder: Path) -> None:
     expected = direct(folder, f"<|user|>{PROMPT}<|assistant|><|end|>")
     assert score(folder, "", prompt="{{item.question}}").reward == pytest.approx(expected, abs=1e-6)
     assert error(score(folder, ""))[1] == "the tokenizer makes no token of an empty text"

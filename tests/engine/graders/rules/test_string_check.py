@@ -28,7 +28,7 @@ def test_an_operation_compares_two_texts(operation: str, text: str, reference: s
     assert reward({**GRADER, "operation": operation}, text, {"answer": reference}) == expected
 
 
-def test_neq_is_answered_as_ne() -> None:
+def test_neq_is_read_as_ne() -> None:
     assert read(**{**GRADER, "operation": "neq"}).operation == "ne"
 
 

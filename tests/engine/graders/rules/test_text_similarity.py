@@ -113,7 +113,7 @@ def test_cosine_and_unknown_metrics_are_refused() -> None:
     assert "'fuzzy_match'" in refusal(**grader("rouge_6"))[1]
 
 
-def test_a_partial_reward_is_told_what_was_expected() -> None:
+def test_feedback_on_a_partial_reward_states_the_expected_text() -> None:
     found = score(grader("rouge_l"), CAT[0], {"answer": CAT[1]})
     assert found.feedback == 'rouge_l is 0.83, expected a text like "the cat is on the mat"'
     assert score(grader("rouge_l"), CAT[1], {"answer": CAT[1]}).feedback == ""

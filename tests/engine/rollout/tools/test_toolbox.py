@@ -129,7 +129,7 @@ def test_a_call_is_signed_where_there_is_a_secret(
         (Reply(status=500, body="out of order"), "Error: status 500\nout of order"),
         (Reply(status=302, headers={"Location": "https://example.com"}), "Error: status 302"),
         (Reply(drop=True), "Error: 127.0.0.1: Server disconnected without sending a response."),
-        (Reply(flood_bytes=2**21), "Error: the answer is longer than 1048576 bytes"),
+        (Reply(flood_bytes=2**21), "Error: the response is longer than 1048576 bytes"),
         (Reply(body=b"\xff\xfe7"), "\ufffd\ufffd7"),
     ],
 )

@@ -1,0 +1,49 @@
+"""JSON that users' programs and servers or a model wrote: strict, with finite numbers only."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from grpo_engine.graders.base import Graded
+
+
+def parse_json(text: str) -> Any:
+    """Strict JSON: no NaN or Infinity, no number beyond float. Raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_graded(text: str | bytes) -> Graded:
+    """`{"score": number, "feedback"?: text}`, other fields ignored, or a single number. Raises ValueError."""
+    try:
+        data = parse_json(text if isinstance(text, str) else text.decode("utf-8"))
+    except ValueError:
+        raise ValueError("the response is not JSON") from None
+    feedback = None
+    if isinstance(data, dict):
+        if "score" not in data:
+            raise ValueError("the response has no score")
+        data, feedback = data["score"], data.get("feedback")
+    if isinstance(data, bool) or not isinstance(data, int | float):
+        raise ValueError("the score is not a number")
+    if not isinstance(feedback, str | None):
+        raise ValueError("the feedback is not a string")
+    try:
+        return Graded(float(data), feedback or "")
+    except OverflowError:
+        raise ValueError("the score is not a finite number") from None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("number out of range")
+    return value
