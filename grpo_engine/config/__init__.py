@@ -1,4 +1,4 @@
-"""What a job may say: the pydantic models that the API and the engine share.
+"""A job's configuration: the pydantic models that the API and the engine share.
 
 Belongs here: fields, ranges, defaults and recipes. Does not: checks that need a dataset, a model or torch.
 """

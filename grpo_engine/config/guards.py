@@ -1,7 +1,7 @@
-"""What a run is watched for: a rule, a threshold, an action.
+"""Guards: what a run is watched for, each a rule, a threshold and an action.
 
-Boundary: plain data and pure functions of metrics; the loop carries the actions out. A rule whose metric a
-step does not have (no KL at beta 0, nothing trained) neither trips nor recovers in that step.
+Pure functions of metrics; the training loop carries out the actions. A rule whose metric is missing in a step
+(no KL at beta 0, nothing trained) neither trips nor recovers in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Guard(Input):
 
     @property
     def limit(self) -> float:
-        """The threshold that counts."""
+        """The threshold or its default."""
         return DEFAULT_THRESHOLDS[self.watch] if self.threshold is None else self.threshold
 
 
@@ -74,9 +74,9 @@ grader's completions. reward_plateau: rise of the mean reward from one half of t
 to the other. reward_length: correlation of reward and length."""
 
 HIGHEST: dict[Watch, float] = {"no_signal": 1, "truncation": 1, "grader_errors": 1, "reward_length": 1}
-"""What a measure can be at most: shares, and a correlation."""
+"""Maxima of the measures that are shares or a correlation."""
 SHARES: frozenset[Watch] = frozenset({"no_signal", "truncation", "grader_errors", "entropy"})
-"""Measures that are told in percent."""
+"""Measures that are shown in percent."""
 
 START_STEPS = 5
 PLATEAU_STEPS = 100
@@ -96,7 +96,7 @@ class Alarm:
 
     @property
     def message(self) -> str:
-        """What was seen, why it matters, which field to change."""
+        """The observation, why it matters, and which field to change."""
         seen, why, change = _TEXTS[self.guard.watch]
         is_share = self.guard.watch in SHARES
         number = f"{100 * self.value:.3g}%" if is_share else f"{self.value:.3g}"
@@ -108,9 +108,9 @@ class Alarm:
 def watch(
     guards: Sequence[Guard], step: int, metrics: Mapping[str, float], state: Mapping[str, Any]
 ) -> tuple[list[Alarm], dict[str, Any]]:
-    """The guards that trip in this step, and what they must remember (JSON) for the next one.
+    """The guards that trip in this step, and the state (JSON) for the next one.
 
-    `state`: what the step before answered; empty at the start.
+    `state`: as returned for the previous step; empty at the start.
     """
     seen = _remembered(guards, metrics, state)
     alarms: list[Alarm] = []
@@ -126,14 +126,14 @@ def watch(
 
 
 def restarted(state: Mapping[str, Any]) -> dict[str, Any]:
-    """All counters at 0, what was measured kept: after a pause every guard is patient again."""
+    """The state with all counters at 0: after a pause every guard has its full patience again."""
     return {**state, "counts": [0] * len(state.get("counts", ()))}
 
 
 def _remembered(
     guards: Sequence[Guard], metrics: Mapping[str, float], state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The entropies at the start and the newest rewards, where a guard needs them."""
+    """The first entropies and the newest rewards, if a guard needs them."""
     watched = {guard.watch for guard in guards}
     seen: dict[str, Any] = {}
     if "entropy" in watched:
@@ -203,30 +203,30 @@ _TEXTS: dict[Watch, tuple[str, str, str]] = {
         "Choose prompts of medium difficulty, raise group_size or temperature, or set dynamic_sampling.",
     ),
     "entropy": (
-        "The entropy of the sampled tokens is down to {value} of what it was at the start",
-        "A policy that always says the same explores nothing and learns nothing more.",
+        "The entropy of the sampled tokens is down to {value} of its initial value",
+        "A policy that repeats itself no longer explores and stops learning.",
         "Raise epsilon_high, entropy_coef or beta, or lower learning_rate.",
     ),
     "truncation": (
         "{value} of the completions were cut at max_completion_tokens",
-        "Where a cut answer scores as wrong, that teaches brevity and not the task.",
+        "If cut answers score as wrong, that teaches brevity and not the task.",
         "Raise max_completion_tokens, or set mask_truncated_completions or overlong_buffer_tokens.",
     ),
     "grader_errors": (
         "A grader could not score {value} of the completions",
         "They are left out, so training sees a selection of its attempts.",
-        "Look at the errors in the rollouts (filter=grader_error) and repair grader; "
-        "raise grader_timeout_seconds where it is slow.",
+        "Check the errors in the rollouts (filter=grader_error) and correct grader; "
+        "raise grader_timeout_seconds if it is slow.",
     ),
     "reward_plateau": (
         f"The mean reward changed by {{value}} between the halves of the last {PLATEAU_STEPS} steps",
-        "More steps like these cost time and move the policy for nothing.",
+        "More steps like these cost time without improving the policy.",
         "Stop here with a lower n_steps; if the reward is still low, raise learning_rate or choose "
         "prompts of medium difficulty.",
     ),
     "reward_length": (
         "Reward and length correlate by {value}",
-        "A policy that is paid for length writes longer and not better.",
-        "Look whether grader favours long completions; add a length grader, or lower max_completion_tokens.",
+        "A policy that is rewarded for length writes longer, not better.",
+        "Check whether grader favours long completions; add a length grader, or lower max_completion_tokens.",
     ),
 }

@@ -1,7 +1,4 @@
-"""Hyperparameters of all training methods, with ranges and consequences, and of the supervised method.
-
-Boundary: plain data. Validating an expanded configuration again changes nothing.
-"""
+"""Hyperparameters that all methods share, and those of the supervised method."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Lora(Input):
-    """Low-rank adapter; the base model stays as it is and serves as the reference."""
+    """Low-rank adapter; the base model stays unchanged and serves as the reference."""
 
     rank: int = Field(16, ge=1, le=512)
     """Rank of the adapter's matrices; higher ranks learn more, with more memory and larger files."""
@@ -32,15 +29,36 @@ class Lora(Input):
     """Names of the linear layers to adapt; "all-linear": all except the output layer."""
 
 
-class Hyperparameters(Input):
+class RunLength(Input):
+    """Steps, checkpoints and evaluations of a run."""
+
+    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
+    """Passes over the training file, 1 to 50; auto: 1, for training_free 3."""
+    n_steps: StepCount | None = None
+    """Optimiser steps, or batches of training_free; replaces n_epochs."""
+    max_checkpoints: int = Field(3, ge=1, le=100)
+    """Number of newest checkpoints to keep, besides the best evaluated one."""
+    eval_interval: Auto | PositiveInt = "auto"
+    """Steps between evaluations; auto: ten per job, for training_free before the first and after the last."""
+    eval_samples: Auto | PositiveInt = "auto"
+    """Validation rows per evaluation; auto: all, at most 256."""
+
+    def eval_rows(self, num_rows: int) -> int:
+        """Validation rows used in an evaluation."""
+        return min(num_rows, 256 if self.eval_samples == "auto" else self.eval_samples)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.n_steps is not None and self.n_epochs != "auto":
+            raise problem_at("give n_steps or n_epochs, not both", "n_epochs")
+        return self
+
+
+class Hyperparameters(RunLength):
     """Hyperparameters that every method with weights has."""
 
     model_config = ConfigDict(json_schema_extra=filled_in("learning_rate"))
 
-    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
-    """Passes over the training file, 1 to 50; auto: 1."""
-    n_steps: StepCount | None = None
-    """Optimiser steps; replaces n_epochs."""
     batch_size: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     """Rows per step; auto: 8. For reinforcement another name of prompts_per_step."""
     learning_rate: float = Field(gt=0, le=1)
@@ -65,12 +83,6 @@ class Hyperparameters(Input):
     """Adapter shape, or "full" to train all weights; null: the parent job's shape, or rank 16."""
     checkpoint_interval: PositiveInt = 20
     """Steps between checkpoints; a crash repeats at most this many."""
-    max_checkpoints: int = Field(3, ge=1, le=100)
-    """Number of newest checkpoints to keep, besides the best evaluated one."""
-    eval_interval: Auto | PositiveInt = "auto"
-    """Steps between evaluations of the validation file; auto: ten evaluations per job."""
-    eval_samples: Auto | PositiveInt = "auto"
-    """Validation rows per evaluation; auto: all, at most 256."""
 
     @property
     @abstractmethod
@@ -87,16 +99,6 @@ class Hyperparameters(Input):
     def eval_every(self, total_steps: int) -> int:
         """Steps between evaluations."""
         return max(1, total_steps // 10) if self.eval_interval == "auto" else self.eval_interval
-
-    def eval_rows(self, num_rows: int) -> int:
-        """Validation rows used in an evaluation."""
-        return min(num_rows, 256 if self.eval_samples == "auto" else self.eval_samples)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if self.n_steps is not None and self.n_epochs != "auto":
-            raise problem_at("give n_steps or n_epochs, not both", "n_epochs")
-        return self
 
 
 class SupervisedHyperparameters(Hyperparameters):

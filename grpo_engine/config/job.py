@@ -1,8 +1,8 @@
-"""The one configuration tree: what a job may say, with ranges and consequences.
+"""A job's configuration tree, shared by the service and the engine.
 
-The service validates a POSTed job with these classes and the engine runs with them, so an accepted job
-cannot fail on a typo. Unknown keys are refused; recipes and other systems' names are expanded into a
-visible full configuration, and validating an expanded configuration again changes nothing.
+The service validates a job with these classes and the engine runs with them, so an accepted job cannot fail
+on a typo. Recipes and other systems' names are expanded into a visible full configuration; validating it
+again changes nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReinforcementMethod(Input):
     @model_validator(mode="before")
     @classmethod
     def _gdpo(cls, data: Any) -> Any:
-        """A `multi` grader with `aggregation: gdpo` asks for the advantage of that name."""
+        """A `multi` grader with `aggregation: gdpo` sets the advantage of that name."""
         grader = data.get("grader") if isinstance(data, dict) else None
         if isinstance(grader, dict) and grader.get("aggregation") == "gdpo":
             hyperparameters = data.get("hyperparameters") or {}
@@ -99,7 +99,7 @@ class ReinforcementMethod(Input):
             raise problem_at("tools need different names", "tools", index, "name")
         names = [kept.name for kept in self.retention]
         if VALIDATION in names:
-            message = "a retention set cannot be named validation: so is the job's own evaluation"
+            message = "a retention set cannot be named validation: the job's own evaluation has that name"
             raise problem_at(message, "retention", names.index(VALIDATION), "name")
         if (index := _repeated(names)) is not None:
             raise problem_at("retention sets need different names", "retention", index, "name")
@@ -107,7 +107,7 @@ class ReinforcementMethod(Input):
 
 
 def _repeated(names: Sequence[str]) -> int | None:
-    """Place of the first name that was there before."""
+    """Index of the first repeated name."""
     return next((index for index, name in enumerate(names) if name in names[:index]), None)
 
 
@@ -147,26 +147,26 @@ def hyperparameters_of(method: Method) -> Hyperparameters | TrainingFreeHyperpar
 
 
 class ModelSource(Record):
-    """Where the weights come from: always the catalogue's word, never a user's path."""
+    """Where the weights come from: always from the catalogue, never a user's path."""
 
     name: str
-    """Of the base: what a trained adapter says it belongs to."""
+    """Of the base: the model that a trained adapter names as its base."""
     path: str
     """A folder with safetensors, or a hub id."""
     revision: str | None = None
     adapter: str | None = None
-    """Folder of a PEFT adapter (an earlier job's) to go on from; it is also the reference."""
+    """Folder of an earlier job's PEFT adapter to continue from; it is also the reference."""
 
 
 class ProbeSize(Input):
-    """A run that samples and scores as the job's training would, and trains nothing."""
+    """A run that samples and scores like the job's training, without training."""
 
     prompts: int = Field(16, ge=1, le=256)
     """Prompts of the training file, each answered `group_size` times; at most the whole file."""
 
 
 class RunConfig(Record):
-    """`config.json`: all that an engine run depends on."""
+    """`config.json`: everything that an engine run depends on."""
 
     format: Literal[1] = 1
     job_id: str
@@ -181,11 +181,11 @@ class RunConfig(Record):
     probe: ProbeSize | None = None
     """None: train."""
     export: Literal["merged"] | None = None
-    """Save base and adapter as one model, and neither sample nor train; no training_file is read."""
+    """Save base and adapter as one model instead of training; training_file is not read."""
     runtime: Runtime = Field(default_factory=Runtime)
     created_at: float = 0.0
-    """Unix seconds of the job's creation: the date that chat templates print, also after midnight."""
+    """Unix seconds of the job's creation: the date for chat templates, the same after midnight."""
     first_sequence: int = Field(1, ge=1)
-    """Number of the first event this run writes, where the run directory holds none yet."""
+    """Number of the run's first event, if the run directory holds none yet."""
     published_step: int = Field(0, ge=0)
     """Steps up to this one are already published; a resumed run repeats them silently."""

@@ -1,7 +1,7 @@
 """Other systems' names, recipes and multipliers → one canonical, visible configuration.
 
-Boundary: functions from dict to dict, run before validation. Expanding twice changes nothing, and two
-fields that say the same thing must agree: no option silently loses.
+Functions from dict to dict, run before validation. Expanding twice changes nothing. Two fields with the same
+meaning must agree, so that no option is silently ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "kl_estimator": "k1",
         "kl_placement": "reward",
     },
-    # REINFORCE++ with the group's baseline, arXiv 2501.03262: whitened over the batch, k2 in the loss
+    # REINFORCE++ with the group's baseline, arXiv 2501.03262: normalised over the batch, k2 in the loss
     "reinforce_plus_plus": {
         "loss_type": "dapo",
         "advantage": "reinforce_plus_plus",
@@ -63,21 +63,21 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 CLIPS: Mapping[str, Mapping[str, float]] = {
-    # The sequence ratio is a mean over tokens and moves far less than a token's.
+    # the sequence ratio is a mean over tokens and varies far less than a token's
     "gspo": {"epsilon_low": 3e-4, "epsilon_high": 4e-4},
-    # The bound itself, not 1 + ε.
+    # the bound itself, not 1 + ε
     "cispo": {"epsilon_high": 5.0},
 }
-"""Clip ranges of the losses that need others than 0.2."""
+"""Clip ranges of losses for which 0.2 does not suit."""
 
 
 def problem_at(message: str, *place: str | int) -> PydanticCustomError:
-    """A ValueError that names its field: `place` leads there from the object that is validated."""
+    """A ValueError that names its field; `place`: the path to it from the validated object."""
     return PydanticCustomError("field_problem", "{message}", {"message": message, "place": place})
 
 
 def rename_aliases(data: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Aliases → our names. Raises ValueError where an alias and our name disagree."""
+    """Aliases → our names. Raises ValueError if an alias and our name disagree."""
     data = dict(data)
     for alias, name in aliases.items():
         if alias in data:
@@ -111,13 +111,13 @@ def _expand_epsilon(data: dict[str, Any]) -> None:
 
 
 def expand_recipe(data: dict[str, Any]) -> dict[str, Any]:
-    """The recipe's fields where the job does not say otherwise."""
+    """Add the recipe's fields that the job does not set."""
     recipe = data.get("recipe", "grpo")
     return {**RECIPES[recipe], **data} if isinstance(recipe, str) and recipe in RECIPES else data
 
 
 def expand_loss_type(data: dict[str, Any]) -> dict[str, Any]:
-    """The loss's own clip range where the job states none."""
+    """Add the loss's own clip range if the job sets none."""
     loss_type = data.get("loss_type")
     return {**CLIPS[loss_type], **data} if isinstance(loss_type, str) and loss_type in CLIPS else data
 
@@ -125,7 +125,7 @@ def expand_loss_type(data: dict[str, Any]) -> dict[str, Any]:
 def expand_multiplied(
     data: dict[str, Any], target: str, source: str, value_of: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """`target` from `source` where only `source` is given. Raises ValueError where they disagree."""
+    """Set `target` from `source` if only `source` is given. Raises ValueError if they disagree."""
     given = data.get(source, "auto")
     if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
         return data
@@ -136,7 +136,7 @@ def expand_multiplied(
 
 
 def expand_learning_rate(data: dict[str, Any], *, default: float) -> dict[str, Any]:
-    """A missing (or "auto") learning rate is the default times the multiplier."""
+    """Set a missing (or "auto") learning rate to the default times the multiplier."""
     if data.get("learning_rate", "auto") == "auto":
         data = {key: value for key, value in data.items() if key != "learning_rate"}
         if data.get("learning_rate_multiplier", "auto") == "auto":

@@ -1,8 +1,4 @@
-"""GRPO and its relatives: every option of a reinforcement job, with ranges and consequences.
-
-Boundary: plain data of the engine's door. Recipes and other systems' names are expanded (`expand.py`) into
-a visible full configuration; the rules between fields stand here, each with the reason in its message.
-"""
+"""GRPO and its relatives: the options of a reinforcement job, and the rules between them."""
 
 from __future__ import annotations
 
@@ -36,12 +32,12 @@ Stops = Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
 
 def _one_or_more(value: Any) -> Any:
-    """One text stands for a list of it, as in OpenAI's API."""
+    """A single text is a list of one, as in OpenAI's API."""
     return (value,) if isinstance(value, str) else value
 
 
 class SelfDistillation(Input):
-    """SDPO (arXiv 2601.20802): the policy that is told what went wrong teaches the policy that is not."""
+    """SDPO (arXiv 2601.20802): the policy with feedback teaches the policy without."""
 
     weight: float = Field(1.0, gt=0, le=1000)
     """Factor of the distillation loss, a mean over the tokens of the distilled attempts."""
@@ -184,7 +180,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     def _expand(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        # A stated loss brings its own clip range, which beats the recipe's.
+        # a loss set by the job brings its own clip range, which overrides the recipe's
         data = expand_loss_type(expand_recipe(expand_loss_type(rename_aliases(data, ALIASES))))
         data = expand_multiplied(data, "group_size", "compute_multiplier", lambda m: max(2, round(8 * m)))
         data = expand_multiplied(data, "prompts_per_step", "batch_size", lambda size: size)
@@ -206,7 +202,7 @@ class ReinforcementHyperparameters(Hyperparameters):
             message = "overlong_buffer_tokens cannot exceed max_completion_tokens"
             raise problem_at(message, "overlong_buffer_tokens")
         if self.max_staleness and self.loss_type == "reinforce":
-            message = "max_staleness needs a loss with a ratio: reinforce takes every rollout for its own"
+            message = "max_staleness needs a loss with a ratio: reinforce treats every rollout as on-policy"
             raise problem_at(message, "max_staleness")
         if self.kl_target is not None and self.beta == 0:
             raise problem_at("kl_target needs beta above 0: a beta of 0 stays 0", "kl_target")

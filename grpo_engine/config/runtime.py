@@ -1,7 +1,6 @@
-"""How engines use their machine: what a deployment sets, and no job.
+"""How an engine uses its machine: set by the deployment, not by jobs.
 
-Apart from the job's configuration (`config.py`), so that a command that only reads its deployment's settings
-loads no grader.
+Separate from `job.py`, so that a command that only reads the deployment's settings loads no grader.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ class Runtime(Record):
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     sampler: Literal["auto", "torch", "vllm"] = "auto"
-    """ "auto": vLLM on a GPU where it is installed, else torch."""
+    """ "auto": vLLM on a GPU if it is installed, otherwise torch."""
     sampler_memory: float = Field(0.45, gt=0, lt=1)
     """Share of a GPU's memory (on a CPU: of the machine's) that vLLM's weights and cache may take."""
     ranks: int = Field(1, ge=1, le=64)
     """Processes that train one job together, each on its own device."""
     sharding: Literal["replicated", "fsdp"] = "replicated"
-    """Of several ranks: each holds the whole model, or a share of every layer."""
+    """With several ranks: each holds the whole model, or a share of every layer."""
     num_threads: int | None = Field(None, ge=1)
     token_budget: int | None = Field(None, ge=16)
-    """Tokens of one training micro-batch; None: what suits the device. Halved where memory is too small."""
+    """Tokens of one training micro-batch; None: chosen for the device. Halved if memory is too small."""
     sample_budget: int = Field(512, ge=1)
-    """Completions that are sampled side by side."""
+    """Completions sampled at the same time."""
     grader_processes: int = Field(2, ge=1, le=256)
-    """Processes for graders that may hang or die."""
+    """Processes for graders that may hang or crash."""

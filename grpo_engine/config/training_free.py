@@ -1,22 +1,16 @@
-"""What a training-free job may say: who answers, who compares, how much is remembered and spent.
-
-Boundary: plain data of the engine's door; no model and no network. There is nothing here about weights,
-because none move.
-"""
+"""Options of a training-free job: the answering and reflecting models, the lessons, and the budget."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from grpo_engine.config.hyperparameters import PositiveInt, RunLength
 from grpo_engine.config.recipes import ALIASES, rename_aliases
 from grpo_engine.contract.records import Input
 from grpo_engine.graders import Grader
-
-Auto = Literal["auto"]
-PositiveInt = Annotated[int, Field(ge=1)]
 
 PLACEHOLDER = "{experiences}"
 DEFAULT_TEMPLATE = (
@@ -44,13 +38,9 @@ Speaker = Literal["model"] | EndpointModel
 """ "model": the job's own, on the worker."""
 
 
-class TrainingFreeHyperparameters(Input):
+class TrainingFreeHyperparameters(RunLength):
     """Training-Free GRPO (arXiv 2510.08191); group size and epochs are the paper's."""
 
-    n_epochs: Auto | Annotated[int, Field(ge=1, le=50)] = "auto"
-    """Passes over the training file, 1 to 50; auto: 3."""
-    n_steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Batches; replaces n_epochs."""
     prompts_per_step: int = Field(32, ge=1, le=4096)
     """Rows per batch; the lessons change once per batch, so fewer rows mean more, smaller changes."""
     group_size: int = Field(5, ge=2, le=256)
@@ -88,12 +78,6 @@ class TrainingFreeHyperparameters(Input):
 
     checkpoint_interval: PositiveInt = 1
     """Batches between checkpoints; batches since the last one are repeated, and paid again."""
-    max_checkpoints: int = Field(3, ge=1, le=100)
-    """Number of newest checkpoints to keep, besides the best evaluated one."""
-    eval_interval: Auto | PositiveInt = "auto"
-    """Batches between evaluations; auto: before the first and after the last."""
-    eval_samples: Auto | PositiveInt = "auto"
-    """Validation rows per evaluation; auto: all, at most 256."""
     eval_temperature: float = Field(0.0, ge=0, le=2)
     """Sampling temperature of evaluations; 0: greedy."""
     max_grader_error_rate: float = Field(0.5, gt=0, le=1)
@@ -103,7 +87,7 @@ class TrainingFreeHyperparameters(Input):
 
     @property
     def needs_model(self) -> bool:
-        """Whether the job's own model is loaded at all."""
+        """Whether the job's own model is loaded."""
         return "model" in (self.rollouts, self.reflection)
 
     def rows_per_step(self, num_rows: int) -> int:
@@ -118,12 +102,8 @@ class TrainingFreeHyperparameters(Input):
         return max(1, math.ceil(epochs * num_rows / max(1, self.rows_per_step(num_rows))))
 
     def eval_every(self, total_steps: int) -> int:
-        """Steps between evaluations, beside those before the first and after the last one."""
+        """Steps between evaluations, besides those before the first and after the last step."""
         return total_steps if self.eval_interval == "auto" else self.eval_interval
-
-    def eval_rows(self, num_rows: int) -> int:
-        """Validation rows used in an evaluation."""
-        return min(num_rows, 256 if self.eval_samples == "auto" else self.eval_samples)
 
     @model_validator(mode="before")
     @classmethod
@@ -135,9 +115,7 @@ class TrainingFreeHyperparameters(Input):
         return rename_aliases(data, {**ALIASES, "batch_size": "prompts_per_step"})
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> Self:
-        if self.n_steps is not None and self.n_epochs != "auto":
-            raise ValueError("give n_steps or n_epochs, not both")
+    def _has_placeholder(self) -> Self:
         if PLACEHOLDER not in self.template:
             raise ValueError(f"template needs {PLACEHOLDER}")
         return self

@@ -38,7 +38,7 @@ from tests.engine.conftest import parameters_of, sum_rows, write_rows
 
 
 def alarms_of(guard: Guard, rows: Sequence[dict[str, float]]) -> list[Alarm]:
-    """All that a guard says over the steps' metrics."""
+    """All alarms of a guard over the steps' metrics."""
     state: dict[str, Any] = {}
     found: list[Alarm] = []
     for step, metrics in enumerate(rows, 1):
@@ -71,7 +71,7 @@ def test_a_guard_trips_after_its_patience_and_not_before(
     assert (alarm.step, alarm.value, alarm.code) == (4, pytest.approx(value), f"guard_{name}")
 
 
-def test_a_guard_acts_once_an_episode() -> None:
+def test_a_guard_acts_once_per_episode() -> None:
     guard = Guard(watch="truncation", patience=2)
     bad, good = {"completions/clipped_ratio": 0.9}, {"completions/clipped_ratio": 0.1}
     assert [alarm.step for alarm in alarms_of(guard, [bad] * 6 + [good] + [bad] * 3)] == [2, 9]
@@ -135,7 +135,7 @@ def test_reward_and_length_are_correlated_over_the_scored_completions(
     assert found == (None if expected is None else pytest.approx(expected))
 
 
-def test_after_a_pause_counters_start_again_and_what_was_measured_is_kept() -> None:
+def test_after_a_pause_counters_restart_and_measurements_are_kept() -> None:
     guards = [Guard(watch="entropy", patience=9)]
     state: dict[str, Any] = {}
     for step in range(1, START_STEPS + 3):
@@ -144,7 +144,7 @@ def test_after_a_pause_counters_start_again_and_what_was_measured_is_kept() -> N
     assert restarted(state) == {"counts": [0], "entropies": [1.0] * START_STEPS}
 
 
-def test_every_kind_has_a_default_a_measure_and_words() -> None:
+def test_every_rule_has_a_default_a_measure_and_texts() -> None:
     assert set(DEFAULT_THRESHOLDS) == set(get_args(Watch)) == {guard.watch for guard in default_guards()}
     fields = (
         "beta", "group_size", "epsilon_high", "max_completion_tokens", "grader", "n_steps", "grader",
@@ -168,7 +168,7 @@ def of(events: Sequence[BaseEvent], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def test_a_warning_says_what_was_seen_and_which_field_to_change(
+def test_a_warning_states_the_observation_and_the_field_to_change(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     (warning,) = of(run(make_config(guards=[ALWAYS]), tmp_path), Warned)
@@ -201,7 +201,7 @@ def test_a_guards_pause_leaves_a_checkpoint_and_waits_its_patience_again(
     assert isinstance(ends[2][1], Finished)
 
 
-def test_a_guards_pause_changes_nothing_of_the_result(
+def test_a_guards_pause_does_not_change_the_result(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     paused = make_config(n_steps=3, guards=[{**ALWAYS, "action": "pause"}])
@@ -227,7 +227,7 @@ def test_a_guards_stop_evaluates_and_finishes_early(
     assert (tmp_path / finished.path / "adapter_model.safetensors").exists()
 
 
-def test_a_run_that_ended_early_stays_ended_when_it_is_resumed(
+def test_a_run_that_stopped_early_does_not_continue_when_resumed(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = make_config(n_steps=6, guards=[{**ALWAYS, "action": "stop"}])

@@ -14,7 +14,7 @@ def parse(**fields: Any) -> ReinforcementHyperparameters:
     return ReinforcementHyperparameters.model_validate(fields)
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_the_defaults_are_as_designed() -> None:
     found = parse()
     assert (found.group_size, found.beta, found.epsilon_low, found.epsilon_high) == (8, 0.04, 0.2, 0.2)
     assert (found.temperature, found.learning_rate, found.max_grad_norm) == (1.0, 1e-5, 1.0)
@@ -30,7 +30,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
         ("num_prompts_per_step", "prompts_per_step", 3),
     ],
 )
-def test_other_systems_names_are_answered_with_ours(alias: str, name: str, value: Any) -> None:
+def test_other_systems_names_become_ours(alias: str, name: str, value: Any) -> None:
     assert getattr(parse(**{alias: value}), name) == value
 
 
@@ -47,7 +47,7 @@ def test_epsilon_sets_both_bounds_and_lora_r_the_rank() -> None:
     assert (found.lora.rank, found.lora.alpha) == (4, 8)
 
 
-def test_a_recipe_fills_in_only_what_the_job_does_not_say() -> None:
+def test_a_recipe_sets_only_fields_that_the_job_leaves_out() -> None:
     assert (parse(recipe="dapo").epsilon_high, parse(recipe="dapo").loss_type) == (0.28, "dapo")
     assert parse(recipe="dapo", epsilon_high=0.5).epsilon_high == 0.5
     assert (parse(recipe="dr_grpo").advantage, parse(recipe="dr_grpo").beta) == ("mean_only", 0.0)
@@ -74,7 +74,7 @@ def test_a_recipe_expands_to_a_visible_configuration(recipe: str, expected: dict
 
 
 @pytest.mark.parametrize(("loss_type", "high"), [("gspo", 4e-4), ("cispo", 5.0), ("dapo", 0.2)])
-def test_a_loss_brings_its_own_clip_range_unless_the_job_states_one(loss_type: str, high: float) -> None:
+def test_a_loss_sets_its_own_clip_range_unless_the_job_does(loss_type: str, high: float) -> None:
     assert parse(loss_type=loss_type).epsilon_high == high
     assert parse(loss_type=loss_type, epsilon_high=2.0).epsilon_high == 2.0
 
@@ -124,7 +124,7 @@ def test_openais_multipliers_scale_our_defaults() -> None:
         {"self_distillation": {"template": "no placeholders"}},
     ],
 )
-def test_what_cannot_be_run_is_refused(fields: dict[str, Any]) -> None:
+def test_configurations_that_cannot_run_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         parse(**fields)
 
@@ -145,7 +145,7 @@ def test_the_number_of_steps_follows_from_epochs_and_rows() -> None:
     assert SupervisedHyperparameters.model_validate({"batch_size": 32}).total_steps(33) == 2
 
 
-def test_a_run_configuration_survives_json() -> None:
+def test_a_run_configuration_round_trips_through_json() -> None:
     config = RunConfig.model_validate(
         {
             "job_id": "ftjob-1",

@@ -1,4 +1,4 @@
-"""docs/read-a-run/curves.md speaks of metrics that a run writes and of settings that a job has."""
+"""docs/read-a-run/curves.md names only metrics that a run writes and settings that a job has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MULTI = {"type": "multi", "graders": {"part": STARTS}, "calculate_output": "part
 
 
 def names_in(text: str) -> set[str]:
-    """What stands in backticks and is a name: of `curriculum: "rest"` the setting, of a command nothing."""
+    """Names in backticks, such as the setting of `curriculum: "rest"`; no commands."""
     quoted = [each.split(":")[0] for each in re.findall(r"`([^`]+)`", text)]
     return {each for each in quoted if NAME.fullmatch(each)}
 
@@ -35,7 +35,7 @@ def written(make_config: Callable[..., RunConfig], tmp_path: Path) -> set[str]:
     return {name.replace("/part/", "/<part>/") for name in finished.metrics}
 
 
-def test_every_metric_of_the_tables_is_written_by_a_run(written: set[str]) -> None:
+def test_every_metric_in_the_tables_is_written_by_a_run(written: set[str]) -> None:
     cells = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
     assert len(cells) > 10
     assert names_in(" ".join(cells)) <= written

@@ -62,7 +62,9 @@ def test_neither_shards_nor_other_files_change_it(model: Path) -> None:
     assert fingerprint(model) == before
 
 
-def test_a_job_reports_its_base_models_fingerprint_at_the_start(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_job_reports_its_base_models_fingerprint_at_the_start(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     config = make_config(n_steps=1)
     started, *_ = build_loop(config, tmp_path).run(lambda: True)
     assert isinstance(started, Started)

@@ -38,7 +38,7 @@ def test_freed_blocks_stay_for_the_next_operation() -> None:
     assert left_after_freeing("left alone") < MEGABYTES / 4 < 0.9 * MEGABYTES < left_after_freeing("kept")
 
 
-def test_without_the_variable_the_device_files_count(tmp_path: Path) -> None:
+def test_without_the_variable_device_files_are_counted(tmp_path: Path) -> None:
     for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     assert visible_gpus({}, tmp_path) == ["2", "10"]
@@ -55,6 +55,6 @@ def test_without_the_variable_the_device_files_count(tmp_path: Path) -> None:
         ("0,-1,2", ["0"]),
     ],
 )
-def test_the_variable_names_them(tmp_path: Path, value: str, expected: list[str]) -> None:
+def test_the_variable_lists_the_gpus(tmp_path: Path, value: str, expected: list[str]) -> None:
     (tmp_path / "nvidia0").touch()
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}, tmp_path) == expected
