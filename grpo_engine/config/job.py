@@ -65,7 +65,9 @@ class ReinforcementMethod(Input):
     """Held-out sets of other domains, evaluated to detect what training unlearns."""
     tools: Listed[Tool] = Field((), max_length=32)
     """Tools that the model may call in its completions."""
-    hyperparameters: ReinforcementHyperparameters = Field(default_factory=ReinforcementHyperparameters)  # type: ignore[arg-type]
+    hyperparameters: ReinforcementHyperparameters = Field(
+        default_factory=lambda: ReinforcementHyperparameters.model_validate({})
+    )
     """Options of the training; the defaults are GRPO's."""
 
     @model_validator(mode="before")
@@ -112,7 +114,9 @@ def _repeated(names: Sequence[str]) -> int | None:
 
 
 class SupervisedMethod(Input):
-    hyperparameters: SupervisedHyperparameters = Field(default_factory=SupervisedHyperparameters)  # type: ignore[arg-type]
+    hyperparameters: SupervisedHyperparameters = Field(
+        default_factory=lambda: SupervisedHyperparameters.model_validate({})
+    )
     """Options of the training."""
 
 

@@ -23,7 +23,9 @@ ALIASES = {
     "max_steps": "n_steps",
     "num_train_epochs": "n_epochs",
     "lr": "learning_rate",
+    "epsilon": "epsilon_low",
 }
+"""Other names → ours. A job with `epsilon` and no `epsilon_high` uses it for both."""
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     # DeepSeekMath, arXiv 2402.03300
@@ -79,13 +81,14 @@ def problem_at(message: str, *place: str | int) -> PydanticCustomError:
 def rename_aliases(data: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
     """Aliases → our names. Raises ValueError if an alias and our name disagree."""
     data = dict(data)
+    if "epsilon" in data and data.get("epsilon_high") is None:
+        data["epsilon_high"] = data["epsilon"]
     for alias, name in aliases.items():
         if alias in data:
             value = data.pop(alias)
             if data.setdefault(name, value) != value:
                 raise problem_at(f"{alias} is another name of {name}: give one of them", alias)
     _nest_lora(data)
-    _expand_epsilon(data)
     return data
 
 
@@ -101,25 +104,16 @@ def _nest_lora(data: dict[str, Any]) -> None:
     data["lora"] = {**(given or {}), **found}
 
 
-def _expand_epsilon(data: dict[str, Any]) -> None:
-    if "epsilon" in data:
-        value = data.pop("epsilon")
-        if data.setdefault("epsilon_low", value) != value:
-            raise problem_at("epsilon is another name of epsilon_low: give one of them", "epsilon")
-        if data.get("epsilon_high") is None:
-            data["epsilon_high"] = value
-
-
 def expand_recipe(data: dict[str, Any]) -> dict[str, Any]:
-    """Add the recipe's fields that the job does not set."""
-    recipe = data.get("recipe", "grpo")
-    return {**RECIPES[recipe], **data} if isinstance(recipe, str) and recipe in RECIPES else data
+    """Add the fields of the recipe and the clip range of the loss that the job does not set."""
+    # a loss set by the job brings its own clip range, which overrides the recipe's
+    data = _with_defaults(data, CLIPS, data.get("loss_type"))
+    data = _with_defaults(data, RECIPES, data.get("recipe", "grpo"))
+    return _with_defaults(data, CLIPS, data.get("loss_type"))
 
 
-def expand_loss_type(data: dict[str, Any]) -> dict[str, Any]:
-    """Add the loss's own clip range if the job sets none."""
-    loss_type = data.get("loss_type")
-    return {**CLIPS[loss_type], **data} if isinstance(loss_type, str) and loss_type in CLIPS else data
+def _with_defaults(data: dict[str, Any], table: Mapping[str, Mapping[str, Any]], name: Any) -> dict[str, Any]:
+    return {**table[name], **data} if isinstance(name, str) and name in table else data
 
 
 def expand_multiplied(

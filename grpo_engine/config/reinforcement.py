@@ -11,7 +11,6 @@ from grpo_engine.config.hyperparameters import Auto, Hyperparameters, PositiveIn
 from grpo_engine.config.recipes import (
     ALIASES,
     expand_learning_rate,
-    expand_loss_type,
     expand_multiplied,
     expand_recipe,
     problem_at,
@@ -180,8 +179,7 @@ class ReinforcementHyperparameters(Hyperparameters):
     def _expand(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        # a loss set by the job brings its own clip range, which overrides the recipe's
-        data = expand_loss_type(expand_recipe(expand_loss_type(rename_aliases(data, ALIASES))))
+        data = expand_recipe(rename_aliases(data, ALIASES))
         data = expand_multiplied(data, "group_size", "compute_multiplier", lambda m: max(2, round(8 * m)))
         data = expand_multiplied(data, "prompts_per_step", "batch_size", lambda size: size)
         return expand_learning_rate(data, default=1e-6 if data.get("lora") == "full" else 1e-5)

@@ -45,14 +45,15 @@ def verify(folder: Path, job_id: str, config_sha256: str | None = None) -> dict[
     if config_sha256 is not None and manifest.get("config_sha256") != config_sha256:
         raise DamagedCheckpoint("its manifest belongs to another configuration")
     files = manifest.get("files")
-    is_library = isinstance(files, dict) and any(str(name).startswith(LIBRARY) for name in files)
-    required = REQUIRED[:1] if is_library else REQUIRED
-    if not isinstance(files, dict) or not all(name in files for name in required):
+    if not isinstance(files, dict):
+        raise DamagedCheckpoint("its manifest names no files")
+    is_library = any(name.startswith(LIBRARY) for name in files)
+    if not files.keys() >= set(REQUIRED[:1] if is_library else REQUIRED):
         raise DamagedCheckpoint("its manifest does not name every required file")
-    if not is_library and not any(str(name).startswith(WEIGHTS) for name in files):
+    if not is_library and not any(name.startswith(WEIGHTS) for name in files):
         raise DamagedCheckpoint("its manifest names no weights")
     for name, expected in files.items():
-        _verify_file(folder, str(name), expected)
+        _verify_file(folder, name, expected)
     return manifest
 
 

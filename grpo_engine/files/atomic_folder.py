@@ -53,7 +53,7 @@ def seal(folder: Path, facts: Mapping[str, Any]) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             _fsync(path)
-    _fsync(manifest.write(folder, dict(facts)))
+    _fsync(manifest.write(folder, facts))
     for sub in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         _fsync(sub)
 

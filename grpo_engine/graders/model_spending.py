@@ -5,16 +5,19 @@ Kept in this process's memory: a restarted engine counts from 0 again.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from grpo_engine.contract.records import Record
+from grpo_engine.outbound.chat_client import ChatAnswer, ChatClient
+from grpo_engine.outbound.operator_endpoints import OperatorEndpoint
 
+CHARACTERS_PER_TOKEN = 4
 Value = TypeVar("Value")
 
 
@@ -45,16 +48,6 @@ class Account:
 
 
 @dataclass
-class Receipt:
-    """The caller fills it in after the answer."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    usd: float = 0.0
-    answered: bool = False
-
-
-@dataclass
 class Ledger:
     """Accounts by grader, usage by model."""
 
@@ -62,34 +55,41 @@ class Ledger:
     models: dict[str, ModelUsage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @contextmanager
-    def call(
+    def complete(
         self,
-        account_key: str,
-        model: str,
+        client: ChatClient,
+        endpoint: OperatorEndpoint,
+        request: Mapping[str, Any],
         *,
+        account_key: str,
+        max_tokens: int,
         max_calls: int | None,
         max_cost_usd: float | None,
-        expected_usd: float,
-    ) -> Iterator[Receipt]:
-        """Account for one paid call. Raises SpendLimitError.
+    ) -> ChatAnswer:
+        """Request a completion if the limits allow. Raises SpendLimitError, ChatServerError, ChatParseError.
 
-        Calls in progress count with `expected_usd`, so a limit is exceeded by at most one call, and by
-        underestimates.
+        Calls in progress count with the cost of an answer of `max_tokens`, so a limit is exceeded by at most
+        one call, and by underestimates.
         """
-        receipt = Receipt()
+        num_input_tokens = len(json.dumps(request)) // CHARACTERS_PER_TOKEN
+        expected_usd = endpoint.cost_usd(num_input_tokens, max_tokens) or 0.0
         with self.lock:
             account = self.accounts.setdefault(account_key, Account())
             _refuse_overspending(account, max_calls, max_cost_usd)
             account.calls += 1
             account.expected_usd += expected_usd
+        usage = ModelUsage()
         try:
-            yield receipt
+            answer = client.complete(**request)
+            tokens = answer.usage.model_dump()
+            # a server that counts no tokens still costs
+            usage = ModelUsage(calls=1, usd=endpoint.cost_usd(**tokens) or expected_usd, **tokens)
+            return answer
         finally:
             with self.lock:
                 account.expected_usd -= expected_usd
-                account.usd += receipt.usd
-                self.models[model] = _added(self.models.get(model, ModelUsage()), receipt)
+                account.usd += usage.usd
+                self.models[client.model] = _sum(self.models.get(client.model, ModelUsage()), usage)
 
     def usage(self) -> dict[str, ModelUsage]:
         """Model → usage, a copy."""
@@ -104,13 +104,8 @@ def _refuse_overspending(account: Account, max_calls: int | None, max_cost_usd: 
         raise SpendLimitError(f"the limit of {max_cost_usd:g} USD is reached")
 
 
-def _added(before: ModelUsage, receipt: Receipt) -> ModelUsage:
-    return ModelUsage(
-        calls=before.calls + receipt.answered,
-        input_tokens=before.input_tokens + receipt.input_tokens,
-        output_tokens=before.output_tokens + receipt.output_tokens,
-        usd=before.usd + receipt.usd,
-    )
+def _sum(one: ModelUsage, other: ModelUsage) -> ModelUsage:
+    return ModelUsage(**{name: value + getattr(other, name) for name, value in one})
 
 
 class SharedCalls(Generic[Value]):

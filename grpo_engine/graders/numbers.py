@@ -30,7 +30,7 @@ _NUMBER = re.compile(
     rf"|(?P<first>{_SIMPLE})(?:\s?/\s?(?P<second>{_SIMPLE}))?)"
     r"\s?(?P<percent>\\?%)?"
 )
-_PARTS = re.compile(r"([0-9]*)\.?([0-9]*)(?:(?:[eE]|.*10(?:\^|\*\*)\{?)([-+]?[0-9]+)\}?)?", re.S)
+_PARTS = re.compile(r"([-+]?[0-9.]+)(?:(?:[eE]|.*10(?:\^|\*\*)\{?)([-+]?[0-9]+)\}?)?", re.S)
 _DIGIT = re.compile(r"[0-9]")
 _LATEX_SPACE = re.compile(r"\{(,)\}|\\!|(?<=[0-9])\\,(?=[0-9]{3})")
 
@@ -132,15 +132,7 @@ def _fraction(over: str, under: str) -> Fraction | None:
 
 
 def _simple(text: str) -> Fraction | None:
-    text = text.strip().replace("−", "-").replace(",", "")
-    negative = text.startswith("-")
-    parts = _PARTS.fullmatch(text.lstrip("+-"))
-    if parts is None:
+    parts = _PARTS.fullmatch(text.strip().replace("−", "-").replace(",", ""))
+    if parts is None or abs(exponent := int(parts[2] or 0)) > MAX_EXPONENT:
         return None
-    whole, decimals, exponent = parts.groups()
-    power = int(exponent or 0) - len(decimals)
-    if abs(power) > MAX_EXPONENT:
-        return None
-    digits = int((whole + decimals) or "0")
-    value = Fraction(digits * 10**power) if power >= 0 else Fraction(digits, 10**-power)
-    return -value if negative else value
+    return Fraction(parts[1]) * Fraction(10) ** exponent

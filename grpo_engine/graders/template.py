@@ -21,6 +21,7 @@ _STEP = re.compile(r'\.([^\W\d]\w*)|\[(\d{1,9})\]|\["((?:[^"\\]|\\.)*)"\]|\[\'((
 _NAME = re.compile(r"\s*([^\W\d]\w*)?")
 _END = re.compile(r"\s*\}\}")
 _SAMPLE_FIELDS = tuple(Sample.model_fields)
+_MISSING = object()
 
 
 class Path(NamedTuple):
@@ -72,7 +73,8 @@ def render(template: str, sample: Sample, item: Mapping[str, Any]) -> str:
 
 def unresolved(template: str, item: Mapping[str, Any]) -> list[str]:
     """Paths into `item` that this row lacks, as written."""
-    return [path.text for path in _paths(template) if path.namespace == "item" and not _resolves(path, item)]
+    paths = [path for path in _paths(template) if path.namespace == "item"]
+    return [path.text for path in paths if _walk(item, path.steps) is _MISSING]
 
 
 def uses_sample(template: str) -> bool:
@@ -82,14 +84,6 @@ def uses_sample(template: str) -> bool:
 
 def _paths(template: str) -> Iterator[Path]:
     return (part for part in parse(template) if isinstance(part, Path))
-
-
-def _resolves(path: Path, item: Mapping[str, Any]) -> bool:
-    try:
-        _walk(item, path, path.steps)
-    except UnscorableError:
-        return False
-    return True
 
 
 def _parse_path(template: str, start: int) -> tuple[Path, int]:
@@ -134,18 +128,22 @@ def _complaint(template: str, start: int, position: int) -> str:
 
 def _look_up(path: Path, sample: Sample, item: Mapping[str, Any]) -> Any:
     if path.namespace == "item":
-        return _walk(item, path, path.steps)
-    field = str(path.steps[0])
-    value = getattr(sample, field)
-    if field == "output_json" and value is None:
-        raise UnscorableError("sample_parse_error", f"{path.text}: the output is not JSON")
-    return value if len(path.steps) == 1 else _walk(value, path, path.steps[1:])
+        value = _walk(item, path.steps)
+    else:
+        field = str(path.steps[0])
+        if field == "output_json" and sample.output_json is None:
+            raise UnscorableError("sample_parse_error", f"{path.text}: the output is not JSON")
+        value = _walk(getattr(sample, field), path.steps[1:])
+    if value is _MISSING:
+        raise UnscorableError("invalid_variable_error", f"{path.text} does not resolve")
+    return value
 
 
-def _walk(value: Any, path: Path, steps: tuple[str | int, ...]) -> Any:
+def _walk(value: Any, steps: tuple[str | int, ...]) -> Any:
+    """The value at the end of the steps, or _MISSING."""
     for step in steps:
         if not _has(value, step):
-            raise UnscorableError("invalid_variable_error", f"{path.text} does not resolve")
+            return _MISSING
         value = value[step]
     return value
 

@@ -23,11 +23,7 @@ SHOWN_CHARACTERS = 300
 """Maximum characters of a server's text in an error message."""
 
 
-class ChatError(Exception):
-    """There is no usable answer."""
-
-
-class ChatServerError(ChatError):
+class ChatServerError(Exception):
     """The server did not respond (`status` None) or refused the request."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -35,12 +31,8 @@ class ChatServerError(ChatError):
         self.status = status
 
 
-class ChatParseError(ChatError):
+class ChatParseError(Exception):
     """The response is not a chat completion."""
-
-
-class ChatRefusalError(ChatError):
-    """The model declined."""
 
 
 class ChatUsage(Record):
@@ -59,12 +51,6 @@ class ChatAnswer(Record):
     refusal: str | None
     """Why the model refused; None if it did not."""
     finish_reason: str | None
-
-    def accepted(self) -> str:
-        """The text. Raises ChatRefusalError."""
-        if self.refusal is not None:
-            raise ChatRefusalError(f"the model refused: {self.refusal[:SHOWN_CHARACTERS]}")
-        return self.text
 
 
 class ChatClient:

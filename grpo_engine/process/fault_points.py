@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,14 +69,11 @@ def parse_faults(text: str) -> dict[str, Fault]:
     return faults
 
 
-@dataclass
 class Faults:
     """The faults of one process."""
 
-    faults: Mapping[str, Fault]
-    marks: Path | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, faults: Mapping[str, Fault], marks: Path | None) -> None:
+        self.faults, self.marks = faults, marks
         self._passed: dict[str, int] = {}
         self._lock = threading.Lock()
 

@@ -1,8 +1,8 @@
 """Untrusted Python in a sandbox: no network, no host files, bounded in time, memory, processes and output.
 
-`PythonServer` runs one program many times, `run_python` a text once. If `self_test()` shows that the sandbox
-does not hold, nothing runs (`SandboxUnavailable`) unless the operator allows it (`unsafe.py`). Linux with
-bubblewrap and the standard library only; `monty.py` is another interpreter for graders without bubblewrap.
+If `self_test()` shows that the sandbox does not hold, nothing runs (`SandboxUnavailable`) unless the operator
+allows it (`unsafe.py`). Linux with bubblewrap and the standard library only; `monty.py` runs graders without
+bubblewrap.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 from grpo_engine.sandbox.launch import SandboxUnavailable
 from grpo_engine.sandbox.probe import Capability, self_test, untrusted_interpreter
 from grpo_engine.sandbox.process import Limits, Outcome
-from grpo_engine.sandbox.server import PythonServer, RunResult, run_python
+from grpo_engine.sandbox.server import PythonServer
 
 __all__ = [
     "Capability",
     "Limits",
     "Outcome",
     "PythonServer",
-    "RunResult",
     "SandboxUnavailable",
-    "run_python",
     "self_test",
     "untrusted_interpreter",
 ]

@@ -1,4 +1,4 @@
-"""How user code runs in a forked child inside the sandbox: as a grader, a function, a program or a cell.
+"""How user code runs in a forked child inside the sandbox: as a grader, a function or a program.
 
 `guest.py` receives this file's text from the parent, so it imports the standard library only. Hostile code in
 the same process may replace any of it, so the parent checks every answer again.
@@ -6,12 +6,10 @@ the same process may replace any of it, so the parent checks every answer again.
 
 from __future__ import annotations
 
-import ast
 import atexit
 import builtins
 import contextlib
 import json
-import linecache
 import math
 import sys
 import threading
@@ -128,15 +126,4 @@ def _script(request: Any, program: Any) -> None:
     atexit._run_exitfuncs()
 
 
-def _cell(request: Any, program: Any) -> str | None:
-    """Run the code as a notebook's cell; returns `repr` of its last expression."""
-    file = program.co_filename
-    tree = ast.parse("".join(linecache.getlines(file)))
-    last = tree.body[-1] if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    tree.body = tree.body[:-1] if last else tree.body
-    namespace = _module("__main__", compile(tree, file, "exec"))
-    value = eval(compile(ast.Expression(last.value), file, "eval"), namespace) if last else None  # noqa: S307
-    return None if value is None else repr(value)
-
-
-_MODES = {"grade": _grade, "call": _call, "script": _script, "cell": _cell}
+_MODES = {"grade": _grade, "call": _call, "script": _script}

@@ -127,15 +127,11 @@ class Sandbox:
                 signal.pidfd_send_signal(self._inside, signal.SIGKILL)
             os.close(self._inside)
             self._inside = None
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        with self._process:  # closes its pipes and waits for it
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
 
     def _exchange(self, payload: bytes, deadline: float) -> dict[str, Any]:
         """Send a message and read one. Raises BrokenSandbox."""
@@ -258,12 +254,13 @@ def _handle(pid: int | None) -> tuple[int | None, int | None]:
 
 def filter_descriptor() -> int:
     """Read end of a pipe that holds the system-call filter."""
-    machine = platform.machine()
-    if not seccomp.supported(machine):
-        raise SandboxUnavailable(f"there is no system-call filter for {machine}")
+    try:
+        program = seccomp.filter_program(platform.machine())
+    except KeyError as machine:
+        raise SandboxUnavailable(f"there is no system-call filter for {machine}") from None
     read, write = os.pipe()
     with os.fdopen(write, "wb") as pipe:
-        pipe.write(seccomp.filter_program(machine))
+        pipe.write(program)
     return read
 
 

@@ -84,13 +84,8 @@ _DONE = 0
 """Instead of an error: the call is not made, but reported as successful."""
 
 
-def supported(machine: str) -> bool:
-    return machine in _AUDIT_ARCH
-
-
 def filter_program(machine: str) -> bytes:
     """`struct sock_filter`s for a machine (`platform.machine()`). Raises KeyError if it is unknown."""
-    column = list(_AUDIT_ARCH).index(machine) if supported(machine) else -1
     program = [
         _step(_LOAD, _ARCH),
         _step(_EQUAL, _AUDIT_ARCH[machine], 1, 0),
@@ -102,6 +97,7 @@ def filter_program(machine: str) -> bytes:
         _step(_AT_LEAST, _FIRST_NEW, 0, 1),
         _refuse(errno.ENOSYS),
     ]
+    column = list(_AUDIT_ARCH).index(machine)
     for calls, verdict in ((_DENIED, _refuse(errno.EPERM)), (_IGNORED, _refuse(_DONE))):
         for number in (numbers[column] for numbers in calls.values()):
             if number is not None:

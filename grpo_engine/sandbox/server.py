@@ -6,10 +6,8 @@ nothing runs.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from grpo_engine.sandbox.probe import untrusted_interpreter
@@ -68,32 +66,3 @@ class PythonServer:
         if self._sandbox is not None:
             self._sandbox.close()
             self._sandbox = None
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """Output and value of a single run."""
-
-    stdout: str
-    """Standard output and error in order, bounded."""
-    value: str = ""
-    """`repr` of the code's last expression; empty if it is None or missing."""
-    error: str = ""
-    """End of the traceback, or why the run did not end; empty after success."""
-    timed_out: bool = False
-
-
-def run_python(code: str, *, timeout: float, input: str = "", limits: Limits = Limits()) -> RunResult:
-    """Run code like a notebook's cell in a fresh sandbox. Raises SandboxUnavailable."""
-    with PythonServer(code, limits, filename="<code>") as server:
-        outcome = server.request(timeout, mode="cell", stdin=input)
-    return RunResult(outcome.output, _text(outcome.value), outcome.error, outcome.timed_out)
-
-
-def _text(value: str | None) -> str:
-    """A text that the untrusted side sent as JSON; empty for anything else."""
-    try:
-        text = json.loads(value or "null")
-    except (ValueError, RecursionError):
-        return ""
-    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""

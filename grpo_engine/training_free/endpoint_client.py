@@ -6,7 +6,6 @@ that the endpoint is considered down. Boundary: messages contain no key and no a
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,6 @@ BREAK_AFTER = 6
 HOPELESS = (401, 403, 404)
 """Statuses that a retry cannot change: key, permission, address or model."""
 SHOWN_FAILURES = 3
-CHARACTERS_PER_TOKEN = 4
 
 
 class EndpointBudget:
@@ -125,24 +123,18 @@ class EndpointModelClient:
 
     def _paid(self, request: dict[str, Any], max_tokens: int) -> chat_client.ChatAnswer:
         """Send the request within the budget. Raises ChatServerError, ChatParseError, OverspentError."""
-        size = len(json.dumps(request)) // CHARACTERS_PER_TOKEN
-        expected = self.endpoint.cost_usd(size, max_tokens) or 0.0
         try:
-            with self.budget.ledger.call(
-                ACCOUNT,
-                self.label,
+            return self.budget.ledger.complete(
+                self.client,
+                self.endpoint,
+                request,
+                account_key=ACCOUNT,
+                max_tokens=max_tokens,
                 max_calls=self.budget.max_calls,
                 max_cost_usd=self.budget.max_cost_usd,
-                expected_usd=expected,
-            ) as receipt:
-                answer = self.client.complete(**request)
-                usage = answer.usage
-                receipt.input_tokens, receipt.output_tokens = usage.input_tokens, usage.output_tokens
-                receipt.usd = self.endpoint.cost_usd(usage.input_tokens, usage.output_tokens) or expected
-                receipt.answered = True
+            )
         except SpendLimitError as error:
             raise OverspentError(str(error)) from None
-        return answer
 
     def _note_failure(self, error: chat_client.ChatServerError) -> None:
         """Raises EndpointDownError if further requests are useless."""

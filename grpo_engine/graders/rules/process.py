@@ -65,7 +65,10 @@ class Process(GraderBase):
             return self.unscorable("other_error", str(error))
         scores = []
         for number, step in enumerate(steps, 1):
-            score = self.grader.grade(_sample_of(step, sample), item)
+            step_sample = make_sample(
+                step.text, finish_reason=sample.finish_reason, tools=sample.output_tools
+            )
+            score = self.grader.grade(step_sample, item)
             if score.reward is None:
                 reason = next(iter(score.errors.values()))
                 return self.unscorable(reason.code, f"step {number} of {len(steps)}: {reason.message}")
@@ -83,11 +86,6 @@ class Process(GraderBase):
             feedback=_feedback(steps, scores, rewards),
             steps=tuple(StepScore(end=s.end, reward=r) for s, r in zip(steps, rewards, strict=True)),
         )
-
-
-def _sample_of(step: Step, whole: Sample) -> Sample:
-    """The step as a completion; its number of tokens is unknown."""
-    return make_sample(step.text, finish_reason=whole.finish_reason, tools=whole.output_tools)
 
 
 def _feedback(steps: Sequence[Step], scores: Sequence[Score], rewards: Sequence[float]) -> str:

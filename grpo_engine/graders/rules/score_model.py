@@ -21,19 +21,16 @@ from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.model_spending import Ledger, ModelUsage, SharedCalls, SpendLimitError
 from grpo_engine.graders.template import render
 from grpo_engine.graders.untrusted_json import read_graded
-from grpo_engine.outbound.chat_client import (
-    ChatAnswer,
-    ChatClient,
-    ChatParseError,
-    ChatRefusalError,
-    ChatServerError,
-)
+from grpo_engine.outbound.chat_client import ChatAnswer, ChatClient, ChatParseError, ChatServerError
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 
 MAX_MESSAGE_CHARACTERS = 2**22
 """Maximum characters of all messages together."""
+MAX_REFUSAL_CHARACTERS = 300
 MAX_RETRIES = 4
 CACHED_VERDICTS = 20_000
+USUAL_ANSWER_TOKENS = 100
+"""A number and a sentence or two."""
 
 _ledger = Ledger()
 _graded: SharedCalls[Graded] = SharedCalls(CACHED_VERDICTS)
@@ -157,15 +154,17 @@ class ScoreModel(RewardGrader):
 
     def _judge(self, request: Mapping[str, Any]) -> Graded:
         try:
-            graded = read_graded(self._paid_answer(request).accepted())
+            answer = self._paid_answer(request)
+            if answer.refusal is not None:
+                reason = f"the model refused: {answer.refusal[:MAX_REFUSAL_CHARACTERS]}"
+                raise UnscorableError("model_grader_refusal_error", reason)
+            graded = read_graded(answer.text)
             low, high = self.range
             if not low <= graded.reward <= high:
                 raise ValueError(f"the score {graded.reward:g} is not between {low:g} and {high:g}")
             return graded
         except (ChatServerError, EndpointError) as error:
             raise UnscorableError("model_grader_server_error", str(error)) from None
-        except ChatRefusalError as error:
-            raise UnscorableError("model_grader_refusal_error", str(error)) from None
         except (ChatParseError, ValueError) as error:
             raise UnscorableError("model_grader_parse_error", str(error)) from None
         except SpendLimitError as error:
@@ -174,27 +173,17 @@ class ScoreModel(RewardGrader):
     def _paid_answer(self, request: Mapping[str, Any]) -> ChatAnswer:
         endpoint = find_endpoint(self.endpoint)
         client = ChatClient.named(self.endpoint, self.model, self.timeout_seconds, MAX_RETRIES)
-        expected = endpoint.cost_usd(len(json.dumps(request)) // 4, self._longest_answer())
-        if self.max_cost_usd is not None and expected is None:
+        if self.max_cost_usd is not None and endpoint.cost_usd(0, 0) is None:
             raise EndpointError(f"max_cost_usd needs the prices of the endpoint {self.endpoint!r}")
-        with _ledger.call(
-            self.model_dump_json(),
-            self.model,
+        return _ledger.complete(
+            client,
+            endpoint,
+            request,
+            account_key=self.model_dump_json(),
+            max_tokens=self.max_tokens or self.sampling_params.max_completions_tokens or USUAL_ANSWER_TOKENS,
             max_calls=self.max_calls,
             max_cost_usd=self.max_cost_usd,
-            expected_usd=expected or 0.0,
-        ) as receipt:
-            answer = client.complete(**request)
-            receipt.input_tokens = answer.usage.input_tokens
-            receipt.output_tokens = answer.usage.output_tokens
-            counted = endpoint.cost_usd(receipt.input_tokens, receipt.output_tokens)
-            receipt.usd = counted or expected or 0.0  # a server that counts no tokens still costs
-            receipt.answered = True
-        return answer
-
-    def _longest_answer(self) -> int:
-        """Tokens to expect; without a limit 100, for a number and a sentence or two."""
-        return self.max_tokens or self.sampling_params.max_completions_tokens or 100
+        )
 
 
 def answer_format(low: float, high: float) -> dict[str, Any]:
