@@ -27,11 +27,11 @@ class Deadline:
         self.seconds = seconds
         self.moment = time.monotonic() + seconds
 
-    def left(self, kind: type[Exception] = httpcore.ReadTimeout) -> float:
-        """Seconds until then, never 0. Raises `kind` once it has passed."""
+    def left(self) -> float:
+        """Seconds until then, never 0. Raises httpcore.TimeoutException once it has passed."""
         seconds = self.moment - time.monotonic()
         if seconds <= 0:
-            raise kind("the deadline has passed")
+            raise httpcore.TimeoutException("the deadline has passed")
         return seconds
 
 
@@ -51,9 +51,9 @@ class PinnedBackend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        connecting = Deadline(min(CONNECT_SECONDS, self.deadline.left(httpcore.ConnectTimeout)))
+        connecting = Deadline(min(CONNECT_SECONDS, self.deadline.left()))
         for position, address in enumerate(self.addresses):
-            seconds = connecting.left(httpcore.ConnectTimeout) / (len(self.addresses) - position)
+            seconds = connecting.left() / (len(self.addresses) - position)
             try:
                 stream = self.system.connect_tcp(address, port, seconds, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -76,7 +76,7 @@ class _TimedStream(httpcore.NetworkStream):
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         for start in range(0, len(buffer), WRITE_BYTES):
-            self.stream.write(buffer[start : start + WRITE_BYTES], self.deadline.left(httpcore.WriteTimeout))
+            self.stream.write(buffer[start : start + WRITE_BYTES], self.deadline.left())
 
     def close(self) -> None:
         self.stream.close()
@@ -87,7 +87,7 @@ class _TimedStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        seconds = min(CONNECT_SECONDS, self.deadline.left(httpcore.ConnectTimeout))
+        seconds = min(CONNECT_SECONDS, self.deadline.left())
         return _TimedStream(self.stream.start_tls(ssl_context, server_hostname, seconds), self.deadline)
 
     def get_extra_info(self, info: str) -> Any:

@@ -72,9 +72,9 @@ def calls_fail(libc: ctypes.CDLL) -> bool:
 
 
 def others_are_hidden() -> bool:
-    """Whether only the namespace's first process, the fork server and this one are visible, unreadably.
+    """Whether no other processes than the first one, the fork server and this one are visible or readable.
 
-    Otherwise process ids are high or, in a container, other low ids exist too.
+    Outside a namespace process ids are high or, in a container, other low ids exist too.
     """
     environments = (f"/proc/{each}/environ" for each in ("self", 1, os.getppid()))
     alone = os.getpid() < PLENTY and sum(map(is_there, range(1, PLENTY))) <= 3
