@@ -1,58 +1,48 @@
 """KL divergence of whole distributions from hidden states, without a [N, V] tensor of logits.
 
 As in `logprobs.py`: chunks that are computed again in the backward pass, sums in float32.
-Boundary: pure functions of tensors; which tokens and which teacher is `self_distillation.py`'s to say.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from grpo_engine.models.logprobs import CHUNK_ELEMENTS, LogitsOf, every_logprob
+from grpo_engine.models.logprobs import CHUNK_ELEMENTS, LogitsOf, by_chunks, every_logprob, num_logits
 
 
 def kl_to_teacher(
-    pupil_N: Tensor,
+    student_N: Tensor,
     teacher_N: Tensor,
     logits_of: LogitsOf,
     *,
     temperature: float,
-    vocab_size: int,
     top_k: int | None = None,
 ) -> Tensor:
-    """KL(pupil ‖ teacher) of each token [N], float32, from hidden states [N, H] of both; the teacher's have
+    """KL(student ‖ teacher) of each token [N], float32, from hidden states [N, H] of both; the teacher's have
     no gradient.
 
-    `Σ_v p_v (log p_v − log q_v)` over the vocabulary, p the pupil's distribution and q the teacher's (SDPO,
-    arXiv 2601.20802). With `top_k` over the teacher's k likeliest tokens and one more outcome, all the rest;
-    that is never more than the whole KL.
+    `Σ_v p_v (log p_v − log q_v)` over the vocabulary, p the student's distribution and q the teacher's (SDPO,
+    arXiv 2601.20802). With `top_k`: over the teacher's k likeliest tokens and one outcome for all others,
+    which is never more than the whole KL.
     """
-    chunk = max(1, CHUNK_ELEMENTS // vocab_size)
-    bucketed = top_k if top_k is not None and top_k < vocab_size else None
-    found = []
-    for start in range(0, len(pupil_N), chunk):
-        rows = slice(start, start + chunk)
-        arguments = (pupil_N[rows], teacher_N[rows].detach(), logits_of, temperature, bucketed)
-        if torch.is_grad_enabled() and len(pupil_N) > chunk:
-            found.append(checkpoint(_chunk_kl, *arguments, use_reentrant=False))
-        else:
-            found.append(_chunk_kl(*arguments))
-    return torch.cat(found) if found else pupil_N.new_zeros(0, dtype=torch.float32)
+    vocab = num_logits(logits_of, student_N)
+    bucketed = top_k if top_k is not None and top_k < vocab else None
+    states, size = (student_N, teacher_N.detach()), max(1, CHUNK_ELEMENTS // vocab)
+    return torch.cat(by_chunks(_chunk_kl, states, size, logits_of, temperature, bucketed))
 
 
 def _chunk_kl(
-    pupil: Tensor, teacher: Tensor, logits_of: LogitsOf, temperature: float, top_k: int | None
+    student: Tensor, teacher: Tensor, logits_of: LogitsOf, temperature: float, top_k: int | None
 ) -> Tensor:
-    log_p = every_logprob(pupil, logits_of, temperature)
-    with torch.no_grad():  # the output layer is the teacher's too
+    log_p = every_logprob(student, logits_of, temperature)
+    with torch.no_grad():  # the output layer belongs to the teacher too
         log_q = every_logprob(teacher, logits_of, temperature)
     if top_k is not None:
         likeliest = log_q.topk(top_k).indices
         log_p, log_q = _with_rest(log_p, likeliest), _with_rest(log_q, likeliest)
-    # Of p · log p only p needs its gradient: that of log p sums to 0, but for rounding. So where the two
-    # distributions are equal the gradient is exactly 0.
+    # In p · log p only p needs its gradient: that of log p sums to 0, except for rounding. So the gradient is
+    # exactly 0 if the two distributions are equal.
     return (log_p.exp() * (log_p.detach() - log_q)).sum(-1)
 
 

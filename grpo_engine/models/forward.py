@@ -1,7 +1,4 @@
-"""Three ways to run a model over a packed micro-batch: our kernels, the model's own layers, whole rows.
-
-Boundary: hidden states or logits of the trained tokens; which way a policy uses is proven in `policy.py`.
-"""
+"""Three ways to run a model over a packed micro-batch: our kernels, the model's own layers, whole rows."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GroupSpan, PackedBatch
 
 ROUND = 64
-"""Rows of products on a CPU: oneDNN makes and keeps a program for every number of rows that it meets."""
+"""Multiple of rows on a CPU: oneDNN compiles and caches a program for every number of rows."""
 
 
 def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
-    """What predicts each trained token [N, H], by our kernels: the Llama family."""
+    """Hidden states [N, H] that predict the trained tokens, by our kernels: the Llama family."""
     tokens, positions, spans = batch.input_ids[0], batch.position_ids[0], batch.spans
     if tokens.device.type == "cpu" and (extra := -len(tokens) % ROUND):
         tokens, positions = pad(tokens, (0, extra)), pad(positions, (0, extra))
@@ -34,14 +31,14 @@ def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
 
 
 def packed_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The same by the model's own layers, with our attention: models whose attention transformers swaps."""
+    """The same by the model's own layers with our attention, if transformers can replace theirs."""
     with using(model, PackedLayout(batch.spans, batch.input_ids.device)):
         out = model.base_model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
     return cast(Tensor, out.last_hidden_state[0].index_select(0, batch.sources_N))
 
 
 def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The trained tokens' logits [N, V] through the model's own padded forward: any model, no sharing."""
+    """The trained tokens' logits [N, V] by the model's own padded forward: any model, no shared prompts."""
     rows: list[Tensor] = []
     columns: list[Tensor] = []
     for span in batch.spans:

@@ -1,13 +1,14 @@
 """Log-probability and entropy of chosen tokens without a [T, V] tensor of logits.
 
-Hidden states go through the output layer in chunks that are computed again in the backward pass, so peak
-memory does not grow with the number of tokens times the vocabulary. Sums are in float32.
+The backward pass recomputes the output layer in chunks, so peak memory does not grow with the number of
+tokens times the vocabulary. Sums are in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ from torch.utils.checkpoint import checkpoint
 from grpo_engine.models.fast.operations import logprobs_and_slopes
 from grpo_engine.models.fast.products import product
 
+T = TypeVar("T")
+
 CHUNK_ELEMENTS = 2**24
 """Logits of one chunk: 64 MiB in float32."""
 CPU_CHUNK_ELEMENTS = 2**20
-"""On a CPU a chunk stays in its cache."""
+"""Small enough for a CPU's cache."""
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states [n, H] → logits [n, V]."""
@@ -32,37 +35,37 @@ def token_logprobs(
     logits_of: LogitsOf,
     *,
     temperature: float,
-    vocab_size: int,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [N, H] and token ids [N] → log-probabilities [N] and entropies [N], float32.
 
-    The entropy carries a gradient only where it is asked for. An output layer that is not trained is read
-    once: its gradient is known in the forward.
+    The entropy has a gradient only with `entropy_gradient`. A frozen output layer is read once, because its
+    gradient is computed in the forward pass.
     """
-    chunk = max(1, (CPU_CHUNK_ELEMENTS if hidden_N.device.type == "cpu" else CHUNK_ELEMENTS) // vocab_size)
+    elements = CPU_CHUNK_ELEMENTS if hidden_N.device.type == "cpu" else CHUNK_ELEMENTS
+    chunk = max(1, elements // num_logits(logits_of, hidden_N))
     if hidden_N.requires_grad and not entropy_gradient and _is_frozen(logits_of):
         head = cast(torch.nn.Linear, logits_of)
         made = _FrozenHead.apply(hidden_N, targets_N, head.weight, head.bias, temperature, chunk)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, Tensor], made)
-    logprobs, entropies = [], []
-    for start in range(0, len(targets_N), chunk):
-        arguments = (
-            hidden_N[start : start + chunk],
-            targets_N[start : start + chunk],
-            logits_of,
-            temperature,
-            entropy_gradient,
-        )
-        if torch.is_grad_enabled() and len(targets_N) > chunk:
-            out = checkpoint(_chunk_logprobs, *arguments, use_reentrant=False)
-        else:
-            out = _chunk_logprobs(*arguments)
-        logprobs.append(out[0])
-        entropies.append(out[1])
-    if not logprobs:
-        return hidden_N.new_zeros(0, dtype=torch.float32), hidden_N.new_zeros(0, dtype=torch.float32)
+    options = logits_of, temperature, entropy_gradient
+    logprobs, entropies = zip(
+        *by_chunks(_chunk_logprobs, (hidden_N, targets_N), chunk, *options), strict=True
+    )
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+def num_logits(logits_of: LogitsOf, hidden_N: Tensor) -> int:
+    """V of logits [N, V]; without an output layer the hidden states are the logits."""
+    return logits_of.weight.shape[0] if isinstance(logits_of, torch.nn.Linear) else hidden_N.shape[-1]
+
+
+def by_chunks(compute: Callable[..., T], tensors_N: Sequence[Tensor], size: int, *options: Any) -> list[T]:
+    """`compute(*tensors, *options)` of each `size` rows; the backward pass recomputes them if there are
+    several."""
+    recompute = torch.is_grad_enabled() and len(tensors_N[0]) > size
+    run = partial(checkpoint, compute, use_reentrant=False) if recompute else compute
+    return [run(*chunk, *options) for chunk in zip(*(each.split(size) for each in tensors_N), strict=True)]
 
 
 def _chunk_logprobs(
@@ -80,7 +83,7 @@ def _is_frozen(logits_of: LogitsOf) -> bool:
 
 
 class _FrozenHead(Function):
-    """Log-probabilities and entropies through an output layer that is not trained.
+    """Log-probabilities and entropies through a frozen output layer.
 
     The gradient of a token's log-probability is its own scalar times −(Σ_v p_v w_v − w_target) / temperature,
     so the forward computes that row [H] beside the value, and the logits are never needed again.

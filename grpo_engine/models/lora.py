@@ -1,6 +1,6 @@
-"""LoRA through peft: attach, go on from an earlier adapter, merge while sampling, save.
+"""LoRA through peft: attach, continue from an earlier adapter, merge while sampling, save.
 
-Left out: training of embeddings and of the output layer by LoRA.
+Left out: LoRA on embeddings and on the output layer.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def attach(model: PreTrainedModel, lora: Lora) -> PeftModel:
 
 
 def resume_adapter(model: PreTrainedModel, folder: str, lora: Lora | None) -> PeftModel:
-    """Go on from an earlier job's adapter; a frozen copy of it is the reference.
+    """Continue from an earlier job's adapter; a frozen copy of it is the reference.
 
-    Raises ConfigError where `lora` asks for another rank than the adapter has.
+    Raises ConfigError if `lora` has another rank than the adapter.
     """
     peft_model = PeftModel.from_pretrained(model, folder, adapter_name=TRAINED, is_trainable=True)
     rank = cast(LoraConfig, peft_model.peft_config[TRAINED]).r
     if lora is not None and lora.rank != rank:
         raise ConfigError(
-            f"lora.rank is {lora.rank}, but the adapter this job goes on from has rank {rank}",
-            hint="Leave lora out: the job keeps its parent's adapter shape.",
+            f"lora.rank is {lora.rank}, but the adapter that this job continues has rank {rank}",
+            hint="Remove lora: the job keeps its parent's adapter shape.",
         )
     peft_model.load_adapter(folder, adapter_name=REFERENCE, is_trainable=False)
     peft_model.set_adapter(TRAINED)
@@ -82,9 +82,9 @@ def mergeable(model: PeftModel) -> bool:
 
 @contextmanager
 def merged(model: PeftModel) -> Iterator[None]:
-    """Inside, the adapter is part of the weights: as fast as the base model.
+    """Inside, the adapter is part of the weights, so the model is as fast as the base model.
 
-    The untouched base weights are put back afterwards, so nothing drifts.
+    The original base weights are restored afterwards, so nothing drifts.
     """
     layers = lora_layers(model)
     kept = [layer.get_base_layer().weight.data for layer in layers]
@@ -99,7 +99,7 @@ def merged(model: PeftModel) -> Iterator[None]:
 
 
 def has_reference(model: PeftModel) -> bool:
-    """Whether the reference is an earlier adapter; else it is the base model."""
+    """Whether the reference is an earlier adapter, not the base model."""
     return REFERENCE in model.peft_config
 
 
@@ -123,19 +123,19 @@ def save_adapter(model: PeftModel, folder: Path, base_name: str, revision: str |
 
 
 def adapter_tensors(model: PeftModel) -> dict[str, Tensor]:
-    """The trained adapter under PEFT's names, whole, on the CPU; with sharded weights every rank must ask."""
+    """The trained adapter under PEFT's names, whole, on the CPU; every rank must call."""
     return {name: gathered(each).detach().cpu().contiguous() for name, each in sorted(_state(model).items())}
 
 
 def _state(model: PeftModel) -> dict[str, Tensor]:
-    """The trained adapter's own tensors under PEFT's names."""
+    """The trained adapter's parameters under PEFT's names."""
     return get_peft_model_state_dict(model, adapter_name=TRAINED, save_embedding_layers=False)
 
 
 def write_adapter(
     model: PeftModel, tensors: dict[str, Tensor], folder: Path, base_name: str, revision: str | None
 ) -> None:
-    """What `adapter_tensors` gave, in PEFT's layout."""
+    """Write the result of `adapter_tensors` in PEFT's layout."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = model.peft_config[TRAINED].to_dict()
@@ -149,14 +149,14 @@ def _plain(value: Any) -> Any:
 
 
 def load_adapter_weights(model: PeftModel, folder: Path) -> None:
-    """Weights of a checkpoint's adapter into the trained one."""
+    """Load a checkpoint's adapter into the trained one."""
     saved = load_file(folder / WEIGHTS_FILE)
     for name, target in _state(model).items():
         fill(target, saved[name])
 
 
 def lora_dropouts(model: torch.nn.Module) -> list[torch.nn.Dropout]:
-    """The adapter's own, not the base model's."""
+    """The adapter's, not the base model's."""
     return [
         module
         for name, module in model.named_modules()

@@ -1,14 +1,14 @@
 """The policy: model, tokenizer, adapter and frozen reference, with their log-probabilities.
 
-Weights come from a folder or the hub at a pinned revision: safetensors only, no remote code. What a model's
-shape allows (shared prompts, chunked output layer) is proven on random tokens at load, never assumed.
+Weights come from a folder or the hub at a pinned revision: safetensors only, no remote code. Whether a model
+supports shared prompts and our own kernels is proven on random tokens at load.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
@@ -40,7 +40,7 @@ PROOF_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05
 
 
 class Policy:
-    """The model being trained. `model` is the causal language model itself, adapter layers inside."""
+    """The model being trained. `model` is the causal language model, with its adapter layers."""
 
     def __init__(
         self,
@@ -72,21 +72,26 @@ class Policy:
 
     @cached_property
     def base_fingerprint(self) -> str:
-        """Of the files that the base was loaded from; what is trained here belongs to them."""
+        """Of the files that the base was loaded from; the trained weights belong to them."""
         return base_fingerprint(self.source)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of completion tokens, special tokens left out."""
         return cast(str, self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def completion_text(self, token_ids: Sequence[int]) -> str:
+        """Text of a whole completion; a stop token at its end is left out."""
+        at_end = bool(token_ids) and token_ids[-1] in self.stop_set
+        return self.decode(token_ids[:-1] if at_end else token_ids)
+
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of the matrix products; the trained weights may be kept in float32 beside it."""
+        """Of the matrix products; the trained weights may be float32."""
         return torch.bfloat16 if self.autocast else cast(torch.dtype, self.model.dtype)
 
     @property
     def max_length(self) -> int | None:
-        """Longest sequence in tokens, None where the model states none."""
+        """Longest sequence in tokens; None if the model states none."""
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return int(limit) if limit else None
 
@@ -103,14 +108,12 @@ class Policy:
                 if self.reference_model is None:
                     raise RuntimeError("a full fine-tuning job with beta > 0 keeps a reference")
                 return self._logprobs(self.reference_model, batch, temperature)[0]
-            with self._as_reference(self.peft_model):
+            if self.shares_prompts and self.fast is not None and not lora.has_reference(self.peft_model):
+                reference = self.fast.without_adapter()
+            else:
+                reference = lora.reference_adapter(self.peft_model)
+            with reference:
                 return self._logprobs(self.model, batch, temperature)[0]
-
-    def _as_reference(self, peft_model: PeftModel) -> AbstractContextManager[None]:
-        """The adapter that the job began with, or none."""
-        if self.shares_prompts and self.fast is not None and not lora.has_reference(peft_model):
-            return self.fast.without_adapter()
-        return lora.reference_adapter(peft_model)
 
     def _logprobs(
         self,
@@ -126,12 +129,11 @@ class Policy:
                 batch.targets_N,
                 head,
                 temperature=temperature,
-                vocab_size=head.weight.shape[0] if isinstance(head, torch.nn.Linear) else hidden.shape[-1],
                 entropy_gradient=entropy_gradient,
             )
 
     def output_states(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, LogitsOf]:
-        """What predicts each trained token [N, H], and the function that makes logits [n, V] of it."""
+        """Hidden states [N, H] that predict the trained tokens, and the function to logits [n, V]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if not self.shares_prompts:
                 return plain_logits(model, batch), lambda logits: logits
@@ -142,7 +144,7 @@ class Policy:
             return hidden, cast(LogitsOf, model.get_output_embeddings())
 
     def keep_fewer_activations(self) -> bool:
-        """Compute each layer again in the backward pass; False where that is so already or cannot be."""
+        """Recompute each layer in the backward pass; False if that is impossible or already done."""
         if self.fast is None or self.fast.checkpointed:
             return False
         self.fast.checkpointed = True
@@ -150,7 +152,7 @@ class Policy:
 
     @contextmanager
     def dropout(self) -> Iterator[None]:
-        """Inside, the adapter's own dropout is active; the base model's never is."""
+        """Inside, the adapter's dropout is active; the base model's never is."""
         for module in self.dropouts:
             module.train()
         try:
@@ -161,9 +163,9 @@ class Policy:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Inside, sampling is as fast as it gets: adapter merged where merging does not round it away.
+        """Inside, the adapter is merged into the weights if that is exact; sampling is then faster.
 
-        Our own kernels merge what they read themselves, on a CPU (`Linears.joined`).
+        Our own kernels merge it themselves, on a CPU (`Linears.joined`).
         """
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if self.peft_model is None or self.fast is not None or not lora.mergeable(self.peft_model):
@@ -177,13 +179,13 @@ class Policy:
         self.reference_model = copy.deepcopy(self.model).requires_grad_(False)
 
     def prove_shared_prompts(self) -> float:
-        """Compare the packed forwards with the plain one; use the fastest that agrees.
+        """Compare the packed forward passes with the plain one; use the fastest that agrees.
 
-        Returns the largest difference of a log-probability of the packed forward through the model's own
-        layers (infinite where it fails).
+        Returns the largest difference of a log-probability of the packed pass through the model's own layers;
+        infinite if that pass fails.
         """
         self.shares_prompts, self.fast = False, None
-        if _looks_through_windows(self.model.config):
+        if _has_attention_windows(self.model.config):
             return float("inf")
         batch = proof_batch(self.model.config.vocab_size, self.device)
         tolerance = PROOF_TOLERANCE[self.compute_dtype]
@@ -199,15 +201,15 @@ class Policy:
         return difference
 
     def _difference(self, plain_N: Tensor, batch: PackedBatch) -> float:
-        """Of the log-probabilities now; infinite where the forward in force does not take this model."""
+        """Largest difference of log-probabilities; infinite if the forward pass fails on this model."""
         try:
             return float((plain_N - self.logprobs(batch)[0]).abs().max())
         except (RuntimeError, AttributeError, TypeError, KeyError):
             return float("inf")
 
 
-def _looks_through_windows(config: PreTrainedConfig) -> bool:
-    """Whether some layers see only a stretch of the past: a proof on short sequences would not notice."""
+def _has_attention_windows(config: PreTrainedConfig) -> bool:
+    """Whether some layers attend to a window only, which a proof on short sequences would not detect."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
@@ -222,7 +224,7 @@ def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def base_fingerprint(source: ModelSource) -> str:
-    """Of the files that a base is loaded from; empty, and never compared, if they cannot be read."""
+    """Fingerprint of a base model's files; empty, and never compared, if they cannot be read."""
     try:
         config = cached_file(source.path, "config.json", revision=source.revision, local_files_only=True)
         return fingerprint(Path(str(config)).parent)
@@ -272,7 +274,7 @@ def load_policy(
 
 
 def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
-    """A model must be able to end; one whose generation settings contradict each other could not be saved."""
+    """Require an end-of-sequence token; replace contradictory generation settings, which cannot be saved."""
     if tokenizer.eos_token_id is None:
         raise ModelError(f"the tokenizer of {source.name} has no end-of-sequence token")
     try:

@@ -1,7 +1,6 @@
-"""Reward models: sequence classification with one label, in a grading process of its own.
+"""Reward models: sequence classification with one label, in their own grading process.
 
 Safetensors only, no remote code, float32 on the CPU, one thread: grading processes run beside the training.
-Boundary: texts in, a logit out. `graders/reward_model.py` is the rule around it.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from transformers import (
 
 MODELS_KEPT = 2
 HUGE = 10**9
-"""A tokenizer without a limit states a number beyond any."""
+"""A tokenizer without a limit states a larger number."""
 
 
 class RewardModelError(ValueError):
-    """The folder is not a reward model that this engine runs."""
+    """The folder is not a supported reward model."""
 
 
 class TooLongError(ValueError):
-    """The texts are longer than the model reads, or than it may."""
+    """The texts exceed the model's limit or the configured one."""
 
 
 class LoadedRewardModel(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: float
-    """Tokens that it can read; infinite where it states none."""
+    """Longest input in tokens; infinite if the model states none."""
 
 
 @lru_cache(maxsize=MODELS_KEPT)

@@ -1,11 +1,11 @@
-"""Attention for shared prompts: one interface of transformers, three layouts of ours.
+"""Attention for shared prompts, through the models' own layers or our kernels.
 
-A layout decides which tokens see which; it takes the place of masks and caches, so that a prompt is
-computed once for its whole group, in sampling and in training. The model calls `grpo_layout` (registered
-with transformers) for every layer; the layout in force is the innermost `with using(model, layout)`.
+An `Attention` replaces masks and caches, so that a prompt is computed once for its whole group, in sampling
+and in training. A transformers model calls `grpo_layout` (registered with transformers) for every layer; it
+uses the attention of the innermost `with using(model, attention)`.
 
 Left out: sliding windows, soft-capped scores and position biases. `policy.py` proves at load that a model
-gives the same log-probabilities this way as through its own forward, and uses the plain way where not.
+gives the same log-probabilities this way as through its own forward pass, and otherwise uses that.
 """
 
 from __future__ import annotations
@@ -27,49 +27,52 @@ from grpo_engine.objective.types import GroupSpan
 NAME = "grpo_layout"
 
 
-class Layout(Protocol):
+class Attention(Protocol):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """query [B, Hq, T, D], key and value [B, Hkv, T, D] of this call's tokens → [B, T, Hq, D]."""
+        """query [T, Hq, D], key and value [T, Hkv, D] of this call's tokens → [T, Hq · D]."""
         ...
 
 
-class _InForce(threading.local):
-    """Layouts by thread: one policy may sample while another is trained."""
+class _Current(threading.local):
+    """By thread: one policy may sample while another is trained."""
 
     def __init__(self) -> None:
-        self.layouts: list[Layout] = []
+        self.attentions: list[Attention] = []
 
 
-_in_force = _InForce()
+_current = _Current()
 
 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
+    """transformers' interface: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    return _in_force.layouts[-1].attend(module.layer_idx, query, key, value, scale), None
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    out = _current.attentions[-1].attend(module.layer_idx, queries, keys, values, scale)
+    return out.view(1, *queries.shape), None
 
 
 AttentionInterface.register(NAME, _attention)
 
 
 @contextmanager
-def using(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
-    """The model's attention follows `layout` inside the block."""
+def using(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
+    """Inside the block, the model's layers use this attention; its input must be one row."""
     before = model.config._attn_implementation
     model.config._attn_implementation = NAME
-    _in_force.layouts.append(layout)
+    _current.attentions.append(attention)
     try:
         yield
     finally:
-        _in_force.layouts.pop()
+        _current.attentions.pop()
         model.config._attn_implementation = before
 
 
 class PackedLayout:
-    """One row [1, T] of groups without padding: a completion sees its prompt and itself.
+    """Attention in a row of groups without padding: a completion attends to its prompt and itself.
 
-    Only inside attention are spans of like size laid out as a padded grid, one product for all of them.
+    Spans of similar size are computed together as a padded grid.
     """
 
     def __init__(self, spans: Sequence[GroupSpan], device: torch.device) -> None:
@@ -80,14 +83,15 @@ class PackedLayout:
         self.restore[columns] = torch.arange(len(columns), device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """[1, H, T, D] → [1, T, Hq, D]."""
-        pieces = [block.attend(query[0], key[0], value[0], scale) for block in self.blocks]
-        return torch.cat(pieces, dim=1).index_select(1, self.restore).transpose(0, 1).unsqueeze(0)
+        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]."""
+        query, key, value = (states.transpose(0, 1) for states in (query, key, value))
+        pieces = [block.attend(query, key, value, scale) for block in self.blocks]
+        return torch.cat(pieces, dim=1).index_select(1, self.restore).transpose(0, 1).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens that see the prompt before them and, causally, themselves; a prompt sees only itself."""
+    """Tokens that attend to their prompt and, causally, to themselves; a prompt only to itself."""
 
     prompt_start: int
     prompt_tokens: int
@@ -100,9 +104,9 @@ class _Run:
 
 
 def blocks_of(spans: Sequence[GroupSpan], device: torch.device, *, waste: int | None = None) -> list[Block]:
-    """What is attended together: prompts of similar length, completions of similar length.
+    """Blocks that are computed together: prompts of similar length, completions of similar length.
 
-    `waste` 0: only of the same length, so that nothing is padded and no result depends on other rows.
+    `waste` 0: only of equal length, so that nothing is padded and no result depends on other rows.
     """
     prompts = [_Run(span.start, 0, span.start, span.prompt_tokens) for span in spans]
     completions = [run for span in spans for run in _completions(span)]
@@ -118,11 +122,11 @@ def _completions(span: GroupSpan) -> Iterator[_Run]:
 
 
 WASTE = {"cpu": 2**14, "cuda": 2**20}
-"""Products of a query with padding that cost as much as a block's further operations."""
+"""Products with padding that cost as much as the other operations of one more block."""
 
 
 def _alike(runs: Sequence[_Run], waste: int) -> list[list[_Run]]:
-    """Runs that share a grid, as long as its padding costs less than another grid would."""
+    """Runs that share a grid, as long as its padding costs less than another grid."""
     blocks: list[list[_Run]] = []
     longest = prompt = needed = 0
     for run in sorted(runs, key=lambda r: (r.prompt_tokens + r.tokens, r.tokens)):
@@ -138,23 +142,23 @@ def _alike(runs: Sequence[_Run], waste: int) -> list[list[_Run]]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of queries and keys taken from the packed row, attended together, put back."""
+    """Queries and keys of the packed row that are computed together."""
 
     queries: Tensor
-    """[R, Tq] columns; padding points at a real column and is thrown away."""
+    """[R, Tq] columns; padding points at a real column, and its result is dropped."""
     keys: Tensor
     """[R, Tk] columns."""
     mask: Tensor | None
-    """[R or 1, 1, Tq, Tk], True where a query sees a key; None: causal."""
+    """[R or 1, 1, Tq, Tk], True if a query attends to a key; None: causal."""
     inside: Tensor
-    """[M] positions in the flattened [R, Tq] that are real."""
+    """[M] positions in the flattened [R, Tq] that are not padding."""
     columns: Tensor
     """[M] their columns in the packed row."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [Hq, T, D], key and value [Hkv, T, D] → [Hq, M, D]."""
         if self.mask is not None and query.shape[0] != key.shape[0]:
-            # Fast kernels take grouped heads or a mask, not both.
+            # Fast kernels support grouped heads or a mask, not both.
             shared = query.shape[0] // key.shape[0]
             key, value = key.repeat_interleave(shared, 0), value.repeat_interleave(shared, 0)
         out = scaled_dot_product_attention(
@@ -199,7 +203,7 @@ def _columns(pairs: Iterable[tuple[int, int]], device: torch.device) -> tuple[Te
 
 
 def _grid(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs of columns [R] → grid [R, longest] of columns, and the flat positions that are real."""
+    """Runs of columns [R] → grid [R, longest] of columns, and the flat positions that are not padding."""
     steps = torch.arange(int(lengths.max()), device=starts.device)
     inside = steps < lengths[:, None]
     columns = torch.where(inside, starts[:, None] + steps, starts[:, None])

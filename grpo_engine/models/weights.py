@@ -1,7 +1,6 @@
 """A policy's trained weights as files in their public layout, and back.
 
-With sharded weights every rank helps to gather them and only the first one writes: so these are two steps.
-Boundary: folders and tensors; what makes a folder a checkpoint is `checkpoint.py`'s.
+Collecting and writing are two steps: with sharded weights every rank collects and only the first one writes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ADAPTER, MODEL = "adapter", "model"
 
 
 def trained_weights(policy: Policy) -> dict[str, Tensor]:
-    """The trained tensors by name, whole, on the CPU; every rank must ask."""
+    """The trained tensors by name, whole, on the CPU; every rank must call."""
     if policy.peft_model is not None:
         return lora.adapter_tensors(policy.peft_model)
     found: dict[int, Tensor] = {}  # weights that two layers share stay one tensor
@@ -31,7 +30,7 @@ def trained_weights(policy: Policy) -> dict[str, Tensor]:
 
 
 def write_weights(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> Path:
-    """What `trained_weights` gave, in its public layout below `folder`."""
+    """Write the result of `trained_weights` in its public layout below `folder`."""
     if policy.peft_model is not None:
         source, target = policy.source, folder / ADAPTER
         lora.write_adapter(policy.peft_model, tensors, target, source.name, source.revision)
@@ -43,11 +42,11 @@ def write_weights(policy: Policy, tensors: dict[str, Tensor], folder: Path) -> P
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
-    """What `write_weights` wrote; sharded, each rank takes its share."""
+    """Load the result of `write_weights`; with sharded weights each rank takes its share."""
     if policy.peft_model is not None:
         lora.load_adapter_weights(policy.peft_model, folder / ADAPTER)
         return
-    # Through from_pretrained, because the names on disk are not always those in memory.
+    # Through from_pretrained, because names on disk may differ from those in memory.
     saved = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=policy.model.dtype).state_dict()
     for name, target in policy.model.state_dict().items():
         fill(target, saved[name])

@@ -11,37 +11,14 @@ GSPO (2507.18071), CISPO MiniMax-M1 (2506.13585), SAPO (2511.20347); LUSPO and B
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from grpo_engine.config.reinforcement import ReinforcementHyperparameters
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters as Settings
 
 
-@dataclass(frozen=True, slots=True)
-class LossSettings:
-    """The hyperparameters of the formulas, under the names of the job's configuration."""
-
-    loss_type: str = "grpo"
-    beta: float = 0.0
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.2
-    """`cispo`: the bound of the ratio itself, not 1 + ε."""
-    delta: float | None = None
-    kl_estimator: str = "k3"
-    kl_ratio_weight: bool = False
-    sapo_temperature_positive: float = 1.0
-    sapo_temperature_negative: float = 1.05
-
-    @classmethod
-    def of(cls, hyperparameters: ReinforcementHyperparameters, beta: float) -> Self:
-        names = set(cls.__slots__) - {"beta"}
-        return cls(beta=beta, **{name: getattr(hyperparameters, name) for name in names})
-
-
-def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: Settings) -> Tensor:
     """−min(ρA, clip(ρ, 1−ε_low, 1+ε_high)·A); `delta` bounds ρ from above first."""
     bounded = ratio_N.clamp(1 - settings.epsilon_low, 1 + settings.epsilon_high)
     if settings.delta is not None:
@@ -49,12 +26,12 @@ def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings:
     return -torch.min(ratio_N * advantages_N, bounded * advantages_N)
 
 
-def cispo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+def cispo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: Settings) -> Tensor:
     """−stop_grad(min(ρ, ε_high))·A·lp: a token with a clipped ratio keeps a gradient."""
     return -ratio_N.clamp(max=settings.epsilon_high).detach() * advantages_N * logprobs_N
 
 
-def sapo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+def sapo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: Settings) -> Tensor:
     """−(4/τ)·sigmoid(τ(ρ−1))·A, τ by the sign of A: a soft gate in place of the clip."""
     temperature = torch.where(
         advantages_N > 0, settings.sapo_temperature_positive, settings.sapo_temperature_negative
@@ -62,12 +39,12 @@ def sapo(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: Lo
     return -torch.sigmoid(temperature * (ratio_N - 1)) * 4 / temperature * advantages_N
 
 
-def reinforce(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: LossSettings) -> Tensor:
+def reinforce(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, settings: Settings) -> Tensor:
     """−A·lp."""
     return -advantages_N * logprobs_N
 
 
-PolicyLoss = Callable[[Tensor, Tensor, Tensor, LossSettings], Tensor]
+PolicyLoss = Callable[[Tensor, Tensor, Tensor, Settings], Tensor]
 
 LOSSES: Mapping[str, PolicyLoss] = {
     "grpo": clipped,
@@ -105,7 +82,7 @@ def sequence_means(values_N: Tensor, sequences_N: Tensor) -> Tensor:
 
 
 def policy_losses(
-    logprobs_N: Tensor, old_N: Tensor, advantages_N: Tensor, sequences_N: Tensor, settings: LossSettings
+    logprobs_N: Tensor, old_N: Tensor, advantages_N: Tensor, sequences_N: Tensor, settings: Settings
 ) -> Tensor:
     """The policy term of each token [N], without its weight."""
     ratio_N = ratios(logprobs_N, old_N, sequences_N, settings.loss_type)
@@ -129,16 +106,16 @@ def kl_estimate(logprobs_N: Tensor, reference_N: Tensor, estimator: str = "k3") 
 
 
 def kl_losses(
-    logprobs_N: Tensor, old_N: Tensor, reference_N: Tensor, sequences_N: Tensor, settings: LossSettings
+    logprobs_N: Tensor, old_N: Tensor, reference_N: Tensor, sequences_N: Tensor, settings: Settings
 ) -> Tensor:
-    """β · KL of each token [N], without its weight.
+    """KL of each token [N], without β and its weight.
 
     `kl_ratio_weight` multiplies it by ρ, not detached: the unbiased gradient off-policy.
     """
     kl_N = kl_estimate(logprobs_N, reference_N, settings.kl_estimator)
     if settings.kl_ratio_weight:
         kl_N = kl_N * ratios(logprobs_N, old_N, sequences_N, settings.loss_type)
-    return settings.beta * kl_N
+    return kl_N
 
 
 def adapted_beta(beta: float, kl: float, target: float, horizon: int, completions: int) -> float:
@@ -182,7 +159,7 @@ def token_weights(loss_type: str, lengths: Sequence[int], max_completion_tokens:
     raise ValueError(f"unknown loss_type {loss_type!r}")
 
 
-def clip_counts(ratio_N: Tensor, advantages_N: Tensor, settings: LossSettings) -> tuple[float, float]:
+def clip_counts(ratio_N: Tensor, advantages_N: Tensor, settings: Settings) -> tuple[float, float]:
     """Tokens whose ratio is clipped from below (A < 0) and from above (A > 0)."""
     if settings.loss_type in ("sapo", "reinforce"):
         return 0.0, 0.0

@@ -6,14 +6,16 @@ import math
 import resource
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.contract.records import FinishReason
-from grpo_engine.objective.loss import LossSettings, clip_counts, kl_estimate, ratios
+from grpo_engine.objective.loss import clip_counts, kl_estimate, ratios
 from grpo_engine.objective.types import Completion, PackedBatch, ScoredGroup
 
 PASS_REWARD = 1.0
@@ -45,7 +47,7 @@ class TrainingStats:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.sums: dict[str, float] = {}
+        self.sums: Counter[str] = Counter()
         self.loss = 0.0
         self.largest_difference = 0.0
         self.ratio_range = (math.inf, -math.inf)
@@ -57,7 +59,7 @@ class TrainingStats:
         old_N: Tensor,
         reference_N: Tensor | None,
         entropy_N: Tensor,
-        settings: LossSettings,
+        settings: ReinforcementHyperparameters,
     ) -> None:
         """Add one micro-batch; all tensors are [N], without gradient."""
         self.tokens += len(logprobs_N)
@@ -65,22 +67,22 @@ class TrainingStats:
         low, high = clip_counts(ratio_N, batch.advantages_N, settings)
         difference = old_N - batch.sampled_logprobs_N
         mismatch = difference.exp()
-        self._sum("clip_ratio/low_mean", low)
-        self._sum("clip_ratio/high_mean", high)
-        self._sum("clip_ratio/region_mean", low + high)
-        self._sum("entropy", float(entropy_N.sum()))
-        self._sum("sampling/sampling_logp_difference/mean", float(difference.abs().sum()))
-        self._sum("sampling/importance_sampling_ratio/mean", float(mismatch.sum()))
+        sums = {
+            "clip_ratio/low_mean": low,
+            "clip_ratio/high_mean": high,
+            "clip_ratio/region_mean": low + high,
+            "entropy": float(entropy_N.sum()),
+            "sampling/sampling_logp_difference/mean": float(difference.abs().sum()),
+            "sampling/importance_sampling_ratio/mean": float(mismatch.sum()),
+        }
         if reference_N is not None:
-            self._sum("kl", float(kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum()))
+            sums["kl"] = float(kl_estimate(logprobs_N, reference_N, settings.kl_estimator).sum())
+        self.sums.update(sums)
         self.largest_difference = max(self.largest_difference, float(difference.abs().max()))
         self.ratio_range = (
             min(self.ratio_range[0], float(mismatch.min())),
             max(self.ratio_range[1], float(mismatch.max())),
         )
-
-    def _sum(self, name: str, value: float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
 
     def metrics(self) -> dict[str, float]:
         if not self.tokens:
@@ -138,6 +140,18 @@ def length_correlation(scored: Sequence[ScoredGroup]) -> dict[str, float]:
     if len({reward for reward, _ in pairs}) < 2 or len({length for _, length in pairs}) < 2:
         return {}
     return {"completions/reward_length_correlation": statistics.correlation(*zip(*pairs, strict=True))}
+
+
+def tool_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Calls and turns per completion, and the share of calls that failed (absent without calls)."""
+    calls = [call for completion in completions for call in completion.tool_calls]
+    metrics = {
+        "tools/calls_mean": len(calls) / max(1, len(completions)),
+        "tools/turns_mean": statistics.fmean(each.turns for each in completions),
+    }
+    if calls:
+        metrics["tools/error_rate"] = sum(bool(call["error"]) for call in calls) / len(calls)
+    return metrics
 
 
 def step_metrics(scored: Sequence[ScoredGroup], timer: PhaseTimer, device: torch.device) -> dict[str, float]:

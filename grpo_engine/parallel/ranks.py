@@ -1,8 +1,8 @@
 """Data-parallel ranks: divide a step's prompts and groups, and combine the results.
 
 Every rank has the whole step (its groups and each token's weight), trains its own part and sums the
-gradients. Without torch.distributed there is one rank, and nothing here has an effect. Boundary: `run/`
-starts processes and shards weights. All ranks make the same steps.
+gradients. All ranks make the same steps. Without torch.distributed there is one rank, and nothing here has an
+effect.
 """
 
 from __future__ import annotations
@@ -120,6 +120,5 @@ def summed(stats_R: Sequence[TrainingStats]) -> TrainingStats:
         total.largest_difference = max(total.largest_difference, stats.largest_difference)
         low, high = total.ratio_range
         total.ratio_range = min(low, stats.ratio_range[0]), max(high, stats.ratio_range[1])
-        for name, value in stats.sums.items():
-            total.sums[name] = total.sums.get(name, 0.0) + value
+        total.sums.update(stats.sums)
     return total

@@ -1,7 +1,4 @@
-"""Gathers and fills tensors that may be sharded over the ranks; plain tensors stay unchanged.
-
-Boundary: `run/rank_setup.py` shards the models.
-"""
+"""Gathers and fills tensors that may be sharded over the ranks; plain tensors stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Collects a step's groups: samples, grades, and replaces groups without signal.
-
-Boundary: no gradients. The sampler of a job with tools runs the tools.
-"""
+"""Collects a step's groups: samples, grades, and replaces groups without signal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Evaluates held-out rows and compares their rewards, row by row, with those before training.
-
-Boundary: the loop decides when to evaluate and what follows from a verdict.
-"""
+"""Evaluates held-out rows and compares their rewards, row by row, with those before training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Chooses the prompts of a step: by (seed, step) alone, or skipping prompts without signal.
-
-Boundary: no model. `state` is all that a checkpoint must keep.
-"""
+"""Chooses the prompts of a step: by (seed, step) alone, or skipping prompts without signal."""
 
 from __future__ import annotations
 

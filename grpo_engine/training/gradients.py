@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.loss import LossSettings, importance_weights, kl_estimate, kl_losses, policy_losses
+from grpo_engine.objective.loss import importance_weights, kl_estimate, kl_losses, policy_losses
 from grpo_engine.objective.metrics import TrainingStats
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GradedGroup, PackedBatch
@@ -42,10 +42,10 @@ class TokenValues:
 
     def find(self, name: str, batch: PackedBatch) -> Tensor | None:
         """[N] values of the batch's tokens; None unless all of them are stored."""
-        known = self._values.get(name, {})
-        if not all(index in known for index in batch.indices):
+        stored = self.values(name)
+        if not all(index in stored for index in batch.indices):
             return None
-        return torch.cat([known[index] for index in batch.indices])
+        return torch.cat([stored[index] for index in batch.indices])
 
 
 class LossTerm(Protocol):
@@ -79,12 +79,12 @@ class PolicyGradient:
         self.hyperparameters = hyperparameters
         self.groups = groups
         self.ranks = Ranks.current()
-        self.settings = LossSettings.of(hyperparameters, beta)
+        self.beta = beta
         self.correction = correction
         self.off_policy = off_policy
         self.token_values = TokenValues()
         self.kl_in_loss = beta > 0 and hyperparameters.kl_placement != "reward"
-        self.entropies: _EntropyThreshold | None = None
+        self.threshold: tuple[float, int] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -94,13 +94,13 @@ class PolicyGradient:
         """Forward, loss and backward of this rank's micro-batches; returns metrics over all ranks."""
         stats = TrainingStats()
         # Kept across a repetition after out-of-memory: ranks exchange them once per iteration.
-        self.entropies = self.entropies or self._entropies(token_budget)
+        self.threshold = self.threshold or self._threshold(token_budget)
         own, idle = self._passes(token_budget)
         for batch in own:
-            self._accumulate(batch, stats, self.entropies)
+            self._accumulate(batch, stats)
         for batch in idle:
             self._keep_pace(batch)
-        self.entropies = None
+        self.threshold = None
         return summed(self.ranks.gather(stats)).metrics()
 
     def _passes(self, token_budget: int) -> tuple[list[PackedBatch], list[PackedBatch]]:
@@ -114,32 +114,37 @@ class PolicyGradient:
         logprobs_N, _ = self.policy.logprobs(batch)
         (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
 
-    def _accumulate(
-        self, batch: PackedBatch, stats: TrainingStats, entropies: _EntropyThreshold | None
-    ) -> None:
+    def _accumulate(self, batch: PackedBatch, stats: TrainingStats) -> None:
         """Add the loss and gradient of one micro-batch."""
-        settings, options = self.settings, self.hyperparameters
+        settings = self.hyperparameters
         reference_N = self._reference(batch) if self.kl_in_loss else None
         with self.policy.dropout():
             logprobs_N, entropy_N = self.policy.logprobs(
-                batch, options.temperature, entropy_gradient=options.entropy_coef > 0
+                batch, settings.temperature, entropy_gradient=settings.entropy_coef > 0
             )
         old_N = self._old(batch, logprobs_N)
-        chosen_N = None if entropies is None else entropies.chosen(batch)
+        chosen_N, num_chosen = self._chosen(batch)
         weights_N = self._weights(batch, old_N, chosen_N)
         losses_N = policy_losses(logprobs_N, old_N, batch.advantages_N, batch.sequences_N, settings)
         loss = (losses_N * weights_N).sum()
         if reference_N is not None:
             kl_N = kl_losses(logprobs_N, old_N, reference_N, batch.sequences_N, settings)
-            loss = loss + (kl_N * batch.kl_weights_N).sum()
-        if options.entropy_coef:
+            loss = loss + (self.beta * kl_N * batch.kl_weights_N).sum()
+        if settings.entropy_coef:
             bonus_N = entropy_N if chosen_N is None else entropy_N * chosen_N
-            loss = loss - options.entropy_coef * bonus_N.sum() / max(
-                1, self.num_tokens if entropies is None else entropies.count
-            )
+            loss = loss - settings.entropy_coef * bonus_N.sum() / max(1, num_chosen)
         loss.backward()  # type: ignore[no-untyped-call]
         stats.loss += float(loss.detach())
         stats.add(batch, logprobs_N.detach(), old_N, reference_N, entropy_N.detach(), settings)
+
+    def _chosen(self, batch: PackedBatch) -> tuple[Tensor | None, int]:
+        """[N] 1 if the token is trained, otherwise 0 (None: all are), and the number of those in the step."""
+        if self.threshold is None:
+            return None, self.num_tokens
+        entropy_N = self.token_values.find("entropy", batch)
+        assert entropy_N is not None
+        threshold, count = self.threshold
+        return (entropy_N.double() >= threshold).float(), count
 
     def _old(self, batch: PackedBatch, logprobs_N: Tensor) -> Tensor:
         """[N] log-probabilities under the policy that sampled.
@@ -166,56 +171,35 @@ class PolicyGradient:
 
     def _reference(self, batch: PackedBatch) -> Tensor:
         """[N] log-probabilities under the frozen reference, computed once per step."""
-        known = self.token_values.find("reference", batch)
-        if known is not None:
-            return known
+        stored = self.token_values.find("reference", batch)
+        if stored is not None:
+            return stored
         reference_N = self.policy.reference_logprobs(batch, self.hyperparameters.temperature)
         if self.hyperparameters.num_iterations > 1:
             self.token_values.store("reference", batch, reference_N)
         return reference_N
 
-    def _entropies(self, token_budget: int) -> _EntropyThreshold | None:
-        """Entropies of all trained tokens, if `top_entropy_quantile` restricts the loss; else None."""
-        if self.hyperparameters.top_entropy_quantile >= 1:
+    def _threshold(self, token_budget: int) -> tuple[float, int] | None:
+        """The least entropy of a token that is trained, and the number of such tokens in the step.
+
+        None unless `top_entropy_quantile` restricts the loss. Source: Beyond the 80/20 rule (arXiv
+        2506.01939).
+        """
+        share = self.hyperparameters.top_entropy_quantile
+        if share >= 1:
             return None
-        found = _EntropyThreshold()
+        found: list[np.ndarray] = []
         with torch.no_grad():
             own, idle = self._passes(token_budget)
             for batch in own:
-                found.add(batch, self.policy.logprobs(batch, self.hyperparameters.temperature)[1])
+                entropy_N = self.policy.logprobs(batch, self.hyperparameters.temperature)[1]
+                self.token_values.store("entropy", batch, entropy_N)
+                found.append(entropy_N.double().cpu().numpy())
             for batch in idle:
                 self.policy.logprobs(batch)
-        found.values_N = [each for rank in self.ranks.gather(found.values_N) for each in rank]
-        found.choose(self.hyperparameters.top_entropy_quantile)
-        return found
-
-
-class _EntropyThreshold:
-    """Selects the tokens with the highest entropy by one threshold for the whole step.
-
-    Source: Beyond the 80/20 rule (arXiv 2506.01939).
-    """
-
-    def __init__(self) -> None:
-        self.token_values = TokenValues()
-        self.values_N: list[np.ndarray] = []
-        self.threshold = 0.0
-        self.count = 0
-
-    def add(self, batch: PackedBatch, entropy_N: Tensor) -> None:
-        self.token_values.store("entropy", batch, entropy_N)
-        self.values_N.append(entropy_N.double().cpu().numpy())
-
-    def choose(self, share: float) -> None:
-        values_N = np.concatenate(self.values_N)
-        self.threshold = float(np.quantile(values_N, 1 - share))
-        self.count = int((values_N >= self.threshold).sum())
-
-    def chosen(self, batch: PackedBatch) -> Tensor:
-        """[N] 1 if the token is trained, otherwise 0."""
-        entropy_N = self.token_values.find("entropy", batch)
-        assert entropy_N is not None
-        return (entropy_N.double() >= self.threshold).float()
+        values_N = np.concatenate(self.ranks.joined(found))
+        threshold = float(np.quantile(values_N, 1 - share))
+        return threshold, int((values_N >= threshold).sum())
 
 
 def kl_penalties(

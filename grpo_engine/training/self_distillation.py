@@ -3,9 +3,6 @@
 Reinforcement Learning via Self-Distillation (arXiv 2601.20802): with x the question, y a failed attempt and
 f the feedback on it, L = mean over the attempts' tokens of KL(π(·|x, y_<t) ‖ stop_grad π(·|x, f, y_<t)).
 The teacher uses the current weights, so nothing is kept between steps.
-
-Boundary: selects the attempts, writes the teacher's prompt, computes gradients; `models/distillation.py` has
-the divergence.
 """
 
 from __future__ import annotations
@@ -168,15 +165,9 @@ class DistillationTerm:
         """[N] KL of each token, with the student's gradient."""
         with self.policy.dropout():
             student_N, head = self.policy.output_states(self.policy.model, batch)
-        size = head.weight.shape[0] if isinstance(head, torch.nn.Linear) else student_N.shape[-1]
         with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.policy.autocast):
             return kl_to_teacher(
-                student_N,
-                teacher_N,
-                head,
-                temperature=self.temperature,
-                vocab_size=size,
-                top_k=self.options.top_k,
+                student_N, teacher_N, head, temperature=self.temperature, top_k=self.options.top_k
             )
 
 

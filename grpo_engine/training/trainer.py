@@ -17,7 +17,7 @@ from grpo_engine.contract.events import BaseEvent, StepFinished, StepSkipped
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import adapted_beta
-from grpo_engine.objective.metrics import PhaseTimer, finite, mean_metrics, step_metrics
+from grpo_engine.objective.metrics import PhaseTimer, finite, mean_metrics, step_metrics, tool_metrics
 from grpo_engine.objective.packing import training_groups
 from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
 from grpo_engine.parallel.ranks import Ranks
@@ -28,7 +28,6 @@ from grpo_engine.rollout.overlap.one_step_ahead import open_rollouts
 from grpo_engine.rollout.prompt_source import CurriculumSource, PromptSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.rollout.scoring import prompt_outcomes, rollouts, with_advantages, with_zero_advantages
-from grpo_engine.rollout.tools.metrics import tool_metrics
 from grpo_engine.training.gradients import LossTerm, PolicyGradient, kl_penalties
 from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training.micro_batch_budget import longest_group

@@ -1,8 +1,7 @@
-"""Attention over packed groups as dense products, with its own backward.
+"""Attention over packed groups as dense products, with its own backward pass.
 
-What a CPU does best: two batched products and one softmax for all completions of a block. The scores are
-kept for the backward, so it is for rows of some hundred tokens; longer ones go through the library's kernel
-(`grpo_engine.models.shared_prompt_attention.PackedLayout`).
+Fastest on a CPU: two batched products and one softmax for all completions of a block. The scores are kept for
+the backward pass, so it suits rows of some hundred tokens; longer ones use torch's kernel (`PackedLayout`).
 """
 
 from __future__ import annotations
@@ -14,39 +13,25 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from grpo_engine.models.fast.model import Attention
-from grpo_engine.models.shared_prompt_attention import Block, PackedLayout, blocks_of
+from grpo_engine.models.shared_prompt_attention import Attention, Block, PackedLayout, blocks_of
 from grpo_engine.objective.types import GroupSpan
 
 Grouped = tuple[Tensor, Tensor, Tensor]
-"""A block's queries, keys and values, key heads in front: [R · Hkv, rows, D]. The queries of a key head stand
-one query head after another."""
+"""A block's queries, keys and values, by key head: [R · Hkv, rows, D]. Its rows are ordered by query head."""
 
 
 DENSE_KEYS = 1024
-"""Longest row of keys whose scores are kept: as much memory as the rest of a layer."""
+"""Longest row of keys whose scores are kept; they take as much memory as the rest of a layer."""
 
 
 def attention_for(
     spans: Sequence[GroupSpan], device: torch.device, dtype: torch.dtype, *, waste: int | None = None
 ) -> Attention:
-    """The dense products if they are fast and fit, otherwise the library's kernel; `waste` as `blocks_of`."""
+    """The dense products if they are fast and fit, otherwise torch's kernel; `waste` as for `blocks_of`."""
     longest = max(span.prompt_tokens + max(span.completion_tokens, default=0) for span in spans)
     if device.type == "cpu" and longest <= DENSE_KEYS:
         return DenseLayout(spans, device, dtype, waste)
-    return KernelLayout(PackedLayout(spans, device))
-
-
-class KernelLayout:
-    """`PackedLayout` for states whose tokens come first."""
-
-    def __init__(self, layout: PackedLayout) -> None:
-        self.layout = layout
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        heads_first = [states.transpose(0, 1)[None] for states in (query, key, value)]
-        query, key, value = heads_first
-        return self.layout.attend(layer, query, key, value, scale)[0].flatten(1)
+    return PackedLayout(spans, device)
 
 
 class DenseLayout:
@@ -66,7 +51,7 @@ class DenseLayout:
 
 
 def _bias(block: Block, dtype: torch.dtype) -> Tensor:
-    """[1 or R, 1, Tq, Tk], 0 where a query sees a key, else −∞."""
+    """[1 or R, 1, Tq, Tk], 0 if a query attends to a key, otherwise −∞."""
     mask = block.mask
     if mask is None:
         steps = torch.arange(block.queries.shape[1], device=block.queries.device)
@@ -116,7 +101,7 @@ def _flat(states: Tensor, columns: Tensor, heads: int) -> Tensor:
 
 
 def _put(out: Tensor, block: Block, heads: int, states: Tensor) -> None:
-    """A block's real queries into out [T, Hq · D]."""
+    """Write a block's queries, without padding, into out [T, Hq · D]."""
     out.index_copy_(0, block.columns, _flat(states, block.queries, heads).index_select(0, block.inside))
 
 

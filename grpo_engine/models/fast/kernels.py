@@ -1,9 +1,9 @@
-"""The layers of a Llama-like decoder as few operations, each with its own backward.
+"""The layers of a Llama-like decoder as few operations, each with its own backward pass.
 
-transformers and peft compute the same out of many small operations, most of which move memory only: on a CPU
-they cost more than the matrix products. Every function takes rows [T, …] without padding, computes in the
-rows' dtype (sums and norms in float32) and keeps for the backward only what cannot be computed again cheaply.
-Each equals its plain formula: `test_kernels.py` compares values and gradients in float64.
+transformers and peft use many small operations, most of which only move memory: on a CPU they cost more than
+the matrix products. Every function takes rows [T, …] without padding, computes in the rows' dtype (sums and
+norms in float32) and keeps for the backward pass only values that are expensive to recompute.
+`test_kernels.py` compares values and gradients with the plain formulas in float64.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def lora_linears(
 ) -> tuple[Tensor, ...]:
     """y_i = x W_iᵀ + b_i + (x A_iᵀ) B_iᵀ of linear layers that read the same rows.
 
-    x [T, I], W_i [O_i, I], `down` all A_i [r, I] one under the other or None, `ups` B_i [O_i, r] with their
-    scale in them → [T, O_i] each. LoRA: arXiv 2106.09685.
+    x [T, I], W_i [O_i, I], `down` all A_i [r, I] stacked or None, `ups` B_i [O_i, r] with their scale
+    → [T, O_i] each. LoRA: arXiv 2106.09685.
     """
     if not torch.is_grad_enabled():
         return tuple(_linears(x, weights, biases, down, ups)[0])
@@ -125,7 +125,7 @@ class _RmsNorm(Function):
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotary positions (arXiv 2104.09864): x [T, H, D] turned by angles.
+    """Rotary positions (arXiv 2104.09864) of x [T, H, D].
 
     `cosine` [T, 1, D] of both halves, `sine` [T, 1, D] negative for the first half.
     """
@@ -142,7 +142,7 @@ class _Rotated(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """Turned back."""
+        """The inverse rotation."""
         cosine, sine = ctx.saved_tensors
         return operations.rotated(grad, cosine, -sine), None, None
 

@@ -1,6 +1,6 @@
-"""Linear layers that read the same rows, out of transformers' and peft's modules, as one call.
+"""Linear layers of transformers and peft that read the same rows, as one call.
 
-Boundary: tensors are read, never made anew, but where layers are joined for sampling.
+Tensors are used in place; only joining layers for sampling copies them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from grpo_engine.models.fast.kernels import lora_linears
 from grpo_engine.models.fast.packed import Packed, packs
 
 Layer = Callable[[Tensor], tuple[Tensor, ...]]
-"""Rows [T, I] → what each linear layer that reads them makes of them."""
+"""Rows [T, I] → the output of each linear layer that reads them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linears:
-    """Linear layers that read the same rows, as one call's tensors."""
+    """The tensors of linear layers that read the same rows."""
 
     weights: tuple[Tensor, ...]
     biases: tuple[Tensor | None, ...]
@@ -31,7 +31,7 @@ class Linears:
 
     @classmethod
     def of(cls, *modules: Any, adapted: bool = True) -> Self:
-        """In the weights' dtype; the adapter's own tensors may be float32 and get their gradient so."""
+        """In the weights' dtype; float32 adapters get their gradient in float32."""
         bases: list[Any] = [
             each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
         ]
@@ -43,9 +43,9 @@ class Linears:
         return cls(weights, biases, joined, tuple(ups) if joined is not None else ())
 
     def joined(self) -> Layer:
-        """One layer that gives all outputs side by side, for few rows; a copy, without gradient.
+        """One layer with all outputs side by side, for few rows; a copy, without gradient.
 
-        In float32 the adapter is merged into it; in fewer bits a small change would be rounded away.
+        The adapter is merged in float32 only; with fewer bits a small change would be rounded away.
         """
         biases = [
             weight.new_zeros(len(weight)) if bias is None else bias
@@ -66,7 +66,7 @@ class Linears:
 
 
 def _adapter(module: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A [r, I] and scaled B [O, r] of the adapter that is in force; of rank 0 where none is."""
+    """A [r, I] and scaled B [O, r] of the active adapter; of rank 0 if there is none."""
     if isinstance(module, LoraLayer) and not module.disable_adapters:
         for name in module.active_adapters:
             if name in module.lora_A:

@@ -1,9 +1,9 @@
-"""A Llama-like model (Llama, Mistral, Qwen2, Qwen3, …) read out of transformers and run by our own kernels.
+"""A Llama-like transformers model (Llama, Mistral, Qwen2, Qwen3, …) run by our own kernels.
 
-It holds no weights: every tensor is the transformers model's, or the adapter's that peft put into it. Which
-models it fits is seen from their parts; that it computes the same is proven at load (`policy.py`), and where
-it does not the model's own forward is used. One forward serves training (packed rows) and decoding (one token
-a row): only the attention differs.
+It has no weights of its own: every tensor belongs to the transformers model or to its peft adapter. A model
+is supported if it has the right parts and `policy.py` proves at load that the results agree; otherwise the
+model's own forward pass is used. Training (packed rows) and decoding (one token per row) differ only in the
+attention.
 
 Left out: dropout, quantised weights, mixtures of experts, sliding windows, soft caps.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -25,12 +25,7 @@ from transformers.activations import SiLUActivation
 from grpo_engine.models.fast.kernels import rms_norm, rotated, swiglu
 from grpo_engine.models.fast.linears import Layer, Linears
 from grpo_engine.models.fast.operations import at_least_single
-
-
-class Attention(Protocol):
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """query [T, Hq, D], key and value [T, Hkv, D] of this call's tokens → [T, Hq · D]."""
-        ...
+from grpo_engine.models.shared_prompt_attention import Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +37,18 @@ class LayerTensors:
     feed_in: Layer
     feed_out: Layer
     norms: tuple[Tensor, Tensor]
-    """[H] of the attention and of the feed-forward block; float32 where the layers are joined."""
+    """[H] of the attention and of the feed-forward block; float32 if the layers are joined."""
     head_norms: Tensor | None = None
-    """[Hq + Hkv, D] of queries and keys together, where the layers are joined."""
+    """[Hq + Hkv, D] of queries and keys together, if the layers are joined."""
 
 
 def reads_at_once(tensor: Tensor) -> bool:
-    """Whether Python reads its numbers without waiting, and no step over it is recorded."""
+    """Whether Python can read it without waiting, and no step with it is recorded."""
     return tensor.device.type == "cpu"
 
 
 KNOWN_POSITIONS = 512
-"""Positions whose angles are made together."""
+"""Positions whose angles are computed together."""
 
 
 class FastModel:
@@ -62,19 +57,23 @@ class FastModel:
         self.base = cast(Any, model.base_model)
         self.layers: tuple[Any, ...] = tuple(self.base.layers)
         self.known_angles = torch.empty(0), torch.empty(0)
-        """Of the positions from 0 on, on a CPU: made once instead of in every pass."""
+        """Of the positions from 0 on, on a CPU: computed once, not in every pass."""
         self.adapted = True
         self.checkpointed = False
-        """Keep only each layer's input for the backward and compute the rest again: memory for time."""
+        """Keep only each layer's input and recompute the rest in the backward pass, to save memory."""
 
     @classmethod
     def fitting(cls, model: PreTrainedModel) -> FastModel | None:
-        """None where the model is not built of these parts."""
-        return cls(model) if _has_the_parts(model.base_model) else None
+        """None if the model does not consist of the supported parts."""
+        try:
+            fits = _fits(model.base_model)
+        except AttributeError:
+            return None
+        return cls(model) if fits else None
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Inside, passes are the base model's; peft's own switch takes longer than a small model's layer."""
+        """Inside, the adapter is off; peft's own switch takes longer than a small model's layer."""
         self.adapted = False
         try:
             yield
@@ -82,11 +81,11 @@ class FastModel:
             self.adapted = True
 
     def tensors(self) -> list[LayerTensors]:
-        """Every layer's tensors as they are now: made once for a pass."""
+        """Every layer's current tensors, for one pass."""
         return [LayerTensors(*_linears(layer, self.adapted), _norms(layer)) for layer in self.layers]
 
     def joined_tensors(self) -> list[LayerTensors]:
-        """For many passes without gradient: layers that read the same rows as one, in half the calls."""
+        """For many passes without gradient: layers that read the same rows are joined, in half the calls."""
         made = []
         for layer in self.layers:
             read, left, fed, out = (each.joined() for each in _linears(layer, self.adapted))
@@ -164,7 +163,7 @@ class FastModel:
 
 
 def _linears(layer: Any, adapted: bool) -> tuple[Linears, Linears, Linears, Linears]:
-    """What reads and what leaves the attention, and the feed-forward block."""
+    """Input and output of the attention and of the feed-forward block."""
     attention, feed = layer.self_attn, layer.mlp
     return (
         Linears.of(attention.q_proj, attention.k_proj, attention.v_proj, adapted=adapted),
@@ -181,11 +180,11 @@ def _norms(layer: Any) -> tuple[Tensor, Tensor]:
 def _heads(
     block: Any, weights: LayerTensors, states: Sequence[Tensor], angles: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [T, heads, D], normed and turned; out of one tensor where read as one."""
+    """Queries, keys and values [T, heads, D], normalised and rotated; `states` is one tensor if joined."""
     if len(states) == 3:
         query, key = _headwise(block, "q_norm", states[0]), _headwise(block, "k_norm", states[1])
         return rotated(query, *angles), rotated(key, *angles), states[2]
-    # of S key heads and as many value heads, S · num_key_value_groups query heads
+    # S key heads, S value heads, S · num_key_value_groups query heads
     num_keys = states[0].shape[1] // (block.num_key_value_groups + 2)
     both, value = states[0][:, :-num_keys], states[0][:, -num_keys:]
     if weights.head_norms is not None:
@@ -209,42 +208,32 @@ def _features(module: Any) -> int:
 
 
 def _headwise(block: Any, name: str, states: Tensor) -> Tensor:
-    """Qwen3 norms each head's queries and keys."""
+    """Qwen3 normalises each head's queries and keys."""
     norm = getattr(block, name, None)
     return states if norm is None else rms_norm(states, norm.weight, norm.variance_epsilon)
 
 
-MODEL_PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
-LAYER_PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
-ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "scaling", "head_dim", "num_key_value_groups")
-FEED_PARTS = ("gate_proj", "up_proj", "down_proj")
 FIXED_ANGLES = ("default", "linear", "llama3", "yarn")
-"""Rotary positions whose angles do not change with the longest sequence at hand: that is not seen on short
-ones, and a recorded step could not follow it."""
+"""Rotary positions whose angles do not depend on the longest sequence. A proof on short sequences would not
+detect others, and a recorded step could not follow them."""
 
 
-def _has_the_parts(base: Any) -> bool:
-    return (
-        all(hasattr(base, part) for part in MODEL_PARTS)
-        and hasattr(base.norm, "variance_epsilon")
-        and getattr(base.rotary_emb, "rope_type", None) in FIXED_ANGLES
-        and all(_fits(layer) for layer in base.layers)
+def _fits(base: Any) -> bool:
+    """Whether the parts that a proof does not check are supported. Raises AttributeError."""
+    return base.rotary_emb.rope_type in FIXED_ANGLES and all(
+        isinstance(layer.mlp.act_fn, torch.nn.SiLU | SiLUActivation) and all(map(_is_plain, _products(layer)))
+        for layer in base.layers
     )
 
 
-def _fits(layer: Any) -> bool:
-    return (
-        all(hasattr(layer, part) for part in LAYER_PARTS)
-        and all(hasattr(layer.self_attn, part) for part in ATTENTION_PARTS)
-        and all(hasattr(layer.mlp, part) for part in FEED_PARTS)
-        and isinstance(getattr(layer.mlp, "act_fn", None), torch.nn.SiLU | SiLUActivation)
-        and all(_is_plain(getattr(layer.self_attn, name)) for name in ATTENTION_PARTS[:4])
-        and all(_is_plain(getattr(layer.mlp, name)) for name in FEED_PARTS)
-    )
+def _products(layer: Any) -> tuple[Any, ...]:
+    attention, feed = layer.self_attn, layer.mlp
+    projections = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+    return *projections, feed.gate_proj, feed.up_proj, feed.down_proj
 
 
 def _is_plain(module: Any) -> bool:
-    """A linear layer, maybe under a LoRA adapter of the plain kind without dropout."""
+    """A linear layer, possibly with a plain LoRA adapter without dropout."""
     if not isinstance(module, LoraLayer):
         return type(module) is torch.nn.Linear
     return (

@@ -104,7 +104,7 @@ def attend(
     buffers: tuple[Tensor, Tensor, Tensor],
     length: int,
     scale: float,
-    prompts: native.Shared | None,
+    prompts: native.Shared,
     by_torch: Callable[[], Tensor],
 ) -> Tensor:
     """Attention [B, Hq · D] of one new token a row, which is written into column `length - 1`."""

@@ -1,8 +1,8 @@
-"""Linear layers for a few rows at a time on a CPU: weights laid out once as oneDNN's products want them.
+"""Linear layers for a few rows at a time on a CPU, with weights reordered once for oneDNN.
 
-torch's own product lays a bfloat16 weight out anew in every call, which for the rows of a decoding costs as
-much as the product. The adapter takes part in the same product: its B stands beside the weight, and its low
-rows beside the input. Boundary: no gradient, and a copy of the weights for as long as it lives.
+torch's own product reorders a bfloat16 weight in every call, which costs as much as the product itself when
+decoding. The adapter is part of the same product: B is appended to the weight, and x Aᵀ to the input.
+Boundary: no gradient; holds a copy of the weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_engine.models.fast.products import has_onednn, onednn_product, prefers_onednn
 
 ROWS = 64
-"""Number of rows that the layout is made for; any number is correct."""
+"""Number of rows that the order is optimised for; any number works."""
 
 
 def packs(weight: Tensor) -> bool:
@@ -30,17 +30,17 @@ class Packed:
     """One layer [O, I], with an adapter of rank r or without."""
 
     weight: Tensor
-    """[O, I + r], opaque: only `onednn_product` reads it."""
+    """[O, I + r], reordered: only `onednn_product` reads it."""
     bias: Tensor | None
     down: Tensor | None
-    """[r, I], opaque."""
+    """[r, I], reordered."""
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, down: Tensor | None, up: Tensor | None) -> Self:
         """weight [O, I], bias [O]; the adapter's A [r, I] and scaled B [O, r]."""
         if down is None or up is None:
-            return cls(_laid_out(weight), bias, None)
-        return cls(_laid_out(torch.cat([weight, up], 1)), bias, _laid_out(down))
+            return cls(_reordered(weight), bias, None)
+        return cls(_reordered(torch.cat([weight, up], 1)), bias, _reordered(down))
 
     def __call__(self, x: Tensor) -> tuple[Tensor]:
         """x [B, I] → [B, O]."""
@@ -49,5 +49,5 @@ class Packed:
         return (onednn_product(x, self.weight, self.bias),)
 
 
-def _laid_out(weight: Tensor) -> Tensor:
+def _reordered(weight: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), ROWS))

@@ -1,7 +1,7 @@
-"""Products of rows with a matrix on a CPU, by oneDNN where torch would not ask it.
+"""Products of rows with a matrix on a CPU, by oneDNN if it is faster than torch's choice.
 
-torch gives float32 products to MKL, which on processors of other makers reaches half of what oneDNN does.
-Boundary: values only, no gradient; the same number of bits, and sums in another order.
+torch uses MKL for float32, which on processors that are not Intel's reaches half of oneDNN's speed.
+Boundary: values only, no gradient; the same precision, but sums in another order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 MIN_ONEDNN_ELEMENTS = 2**15
 """Weights from which on oneDNN's products are faster than MKL's."""
 MIN_ROWS = 4
-"""Of a product. Libraries compute fewer rows by other kernels, whose sums differ in the last bits; from here
-on a row's result does not depend on how many rows are computed with it."""
+"""Fewest rows of a product. Libraries use other kernels for fewer rows, whose sums differ in the last bits;
+with at least this many, a row's result does not depend on the number of rows."""
 
 
 @cache
@@ -25,14 +25,14 @@ def has_onednn(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False  # an operator of torch's own compiler, which another torch may name otherwise
+        return False  # an operator of torch's own compiler, which may be renamed
     return dtype is torch.float32 or (
         dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
 def prefers_onednn(weight: Tensor) -> bool:
-    """Decided by the weight alone, never by the number of rows, for float32 (torch uses it for bfloat16)."""
+    """For float32 (torch uses oneDNN for bfloat16). Depends on the weight only, not on the number of rows."""
     is_large = weight.dtype is torch.float32 and weight.numel() >= MIN_ONEDNN_ELEMENTS
     return is_large and has_onednn(weight.dtype, weight.device)
 
@@ -55,7 +55,7 @@ def add_product(total: Tensor, x: Tensor, weight: Tensor) -> None:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` by oneDNN; the weight may be packed (`packed.py`)."""
+    """`product` by oneDNN; the weight may be reordered (`packed.py`)."""
     rows = _enough_rows(x)
     made = cast(Tensor, torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], ""))
     return made if rows is x else made[: len(x)]

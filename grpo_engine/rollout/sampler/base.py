@@ -1,4 +1,4 @@
-"""What a sampler is, and the randomness all samplers share."""
+"""What a sampler is, and the randomness that all samplers share."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Protocol
 
 import numpy as np
 
-from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt that is a completion in its midst: the model spoke, a tool answered, the model goes on."""
+    """A completion that continues after tool answers, in place of a prompt."""
 
     prompt: int
-    """Number in the step of the prompt that it began with."""
+    """Number of its first prompt in the step."""
     sample: int
     """Number in that prompt's group."""
     turn: int
-    """How often the model has spoken before; 1 or more."""
+    """Number of earlier turns, 1 or more."""
     max_tokens: int
-    """Tokens that are left to it."""
+    """Remaining tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +38,81 @@ class Sampling:
     seed: int = 0
     step: int = 0
     first_prompt: int = 0
-    """Number in the step of the first prompt: another number draws other tokens."""
+    """Number of the first prompt in the step; different numbers draw different tokens."""
     stop: tuple[str, ...] = ()
     """A completion ends after the first of these."""
     continuing: tuple[Continuation, ...] = ()
-    """What each prompt goes on with, in groups of one; empty: prompts begin, and number `first_prompt` on."""
+    """What each prompt continues, in groups of one. Empty: new prompts, numbered from `first_prompt`."""
 
     def stream(self, place: int, sample: int) -> tuple[int, int, int]:
-        """(prompt, sample, turn): the name in the step of a completion of the prompt at `place`.
+        """(prompt, sample, turn) of a completion of the prompt at `place`.
 
-        No two completions of a step have the same, so their random numbers differ.
+        Unique in the step, so no two completions share random numbers.
         """
         if not self.continuing:
             return self.first_prompt + place, sample, 0
-        goes_on = self.continuing[place]
-        return goes_on.prompt, goes_on.sample, goes_on.turn
+        earlier = self.continuing[place]
+        return earlier.prompt, earlier.sample, earlier.turn
 
     def limit(self, place: int) -> int:
-        """Tokens that a completion of the prompt at `place` may have."""
+        """Largest number of tokens of a completion of the prompt at `place`."""
         return self.continuing[place].max_tokens if self.continuing else self.max_tokens
 
     def starting_at(self, first_prompt: int) -> Sampling:
-        """The same for further prompts of the step."""
         return replace(self, first_prompt=first_prompt)
 
 
 OnGroup = Callable[[int, Group], None]
-"""Called with a group's position as soon as its last completion has ended."""
+"""Called with a group's position as soon as its last completion is finished."""
+
+
+class GroupAssembly:
+    """Collects completions, in any order, into the groups of P prompts."""
+
+    def __init__(self, prompts_P: Sequence[Prompt], group_size: int, on_group: OnGroup | None = None) -> None:
+        self.prompts_P = prompts_P
+        self.group_size = group_size
+        self.on_group = on_group
+        self._completions: list[dict[int, Completion]] = [{} for _ in prompts_P]
+
+    def add(self, place: int, sample: int, completion: Completion) -> None:
+        """Store a completion of the prompt at `place`, unless it was added before."""
+        found = self._completions[place]
+        if sample in found:
+            return
+        found[sample] = completion
+        if self.on_group is not None and len(found) == self.group_size:
+            self.on_group(place, self._group(place))
+
+    def missing(self) -> list[int]:
+        """Positions of the incomplete groups."""
+        return [place for place, found in enumerate(self._completions) if len(found) < self.group_size]
+
+    def groups(self) -> list[Group]:
+        """All groups, in the order of the prompts."""
+        return [self._group(place) for place in range(len(self.prompts_P))]
+
+    def _group(self, place: int) -> Group:
+        found = self._completions[place]
+        return Group(self.prompts_P[place], tuple(found[sample] for sample in range(self.group_size)))
+
+
+def finished_completion(
+    policy: Policy, version: int, token_ids: Sequence[int], logprobs: Sequence[float], *, stopped: bool
+) -> Completion:
+    """A completion of sampled tokens. `stopped`: by a stop token or string, not by a limit."""
+    return Completion(
+        text=policy.completion_text(token_ids),
+        token_ids=tuple(token_ids),
+        logprobs=tuple(logprobs),
+        finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+        policy_version=version,
+    )
 
 
 class Sampler(Protocol):
     shares_weights: bool
-    """The sampled policy is the trained one, with the same numerics: nothing to correct."""
+    """The sampled policy is the trained one, with the same numerics: no correction is needed."""
 
     def generate(
         self,
@@ -80,16 +125,16 @@ class Sampler(Protocol):
         ...
 
     def load_policy(self, version: int) -> None:
-        """From now on sample from the policy as it is; completions carry `version`."""
+        """Sample from the policy's current weights from now on; completions carry `version`."""
         ...
 
     def rest(self) -> None:
-        """Nothing is sampled until the next `load_policy`: the device is the trainer's."""
+        """Release the device until the next `load_policy`, because the trainer needs it."""
         ...
 
 
 class AroundSampler:
-    """What a sampler around another one hands on; subclasses give `generate`."""
+    """A sampler around another one; subclasses implement `generate`."""
 
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
@@ -103,10 +148,10 @@ class AroundSampler:
 
 
 def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn: int = 0) -> np.ndarray:
-    """[count] numbers in [0, 1): one for each position of one turn of one completion.
+    """[count] numbers in [0, 1), one for each position of one turn of one completion.
 
     They depend only on (seed, step, prompt, sample, turn, position), so batching, compaction and resuming
-    change nothing, and there is no hidden generator state to save.
+    change nothing, and there is no generator state to save.
     """
     name = f"{seed}/{step}/{prompt}/{sample}" + (f"/{turn}" if turn else "")
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()

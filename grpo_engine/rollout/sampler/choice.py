@@ -1,6 +1,6 @@
 """Which sampler a job gets: `runtime.sampler`.
 
-"auto" is vLLM on a GPU where it is installed and can serve the job, else torch.
+"auto" is vLLM on a GPU if it is installed and can serve the job, otherwise torch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def open_sampler(
     context_tokens: int,
     run_dir: Path,
 ) -> Sampler:
-    """The sampler for completions that have `context_tokens` with their prompts, at most.
+    """The sampler for completions that have at most `context_tokens` with their prompts.
 
-    Raises ConfigError where vLLM was asked for and cannot be had.
+    Raises ConfigError if vLLM is configured and not available.
     """
-    if not _asks_for_vllm(runtime, policy):
+    if not _prefers_vllm(runtime, policy):
         return TorchSampler(policy, runtime.sample_budget)
     if find_spec("vllm") is None:
         raise ConfigError("runtime.sampler is vllm, but vLLM is not installed here", hint=INSTALL_HINT)
@@ -47,7 +47,7 @@ def open_sampler(
     return TorchSampler(policy, runtime.sample_budget)
 
 
-def _asks_for_vllm(runtime: Runtime, policy: Policy) -> bool:
+def _prefers_vllm(runtime: Runtime, policy: Policy) -> bool:
     if runtime.sampler == "auto":
         return policy.device.type == "cuda" and find_spec("vllm") is not None
     return runtime.sampler == "vllm"

@@ -1,10 +1,9 @@
 """Ways to run a model token by token over the groups of some prompts, fastest first.
 
-`SharedDecoder` computes each prompt once for its group with our attention, by our own kernels (the Llama
-family) or through the model's own layers. `CacheDecoder` goes through the model's own forward and cache, for
-models that our attention does not fit; it too computes each prompt once, then repeats its cache.
-`PlainDecoder` keeps nothing and computes whole rows again: for models without such a cache. `choose_decoder`
-takes the first that gives the model's own logits.
+`SharedDecoder` computes and keeps each prompt once for its group with our attention, by our own kernels (the
+Llama family) or through the model's own layers. `CacheDecoder` uses the model's own forward pass and cache,
+for models that our attention does not support. `PlainDecoder` keeps nothing and recomputes whole rows, for
+models without such a cache. `choose_decoder` takes the first one that reproduces the model's own logits.
 """
 
 from __future__ import annotations
@@ -12,20 +11,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from grpo_engine.models.fast.attention import attention_for
-from grpo_engine.models.fast.model import Attention, FastModel, reads_at_once
+from grpo_engine.models.fast.model import FastModel, reads_at_once
 from grpo_engine.models.fast.packed import Packed, packs
 from grpo_engine.models.fast.products import product
 from grpo_engine.models.policy import PROOF_TOLERANCE, Policy
-from grpo_engine.models.shared_prompt_attention import using
+from grpo_engine.models.shared_prompt_attention import Attention, using
 from grpo_engine.objective.types import GroupSpan
-from grpo_engine.rollout.sampler.cache import SHARED_FROM, Prefill, RowCache
+from grpo_engine.rollout.sampler.cache import Prefill, RowCache
 from grpo_engine.rollout.sampler.graphs import RecordedStep
 
 
@@ -35,11 +35,11 @@ class Decoder(Protocol):
         ...
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """Append a token to each live row; logits [B, V] of the next."""
+        """Append a token to each row; logits [B, V] of the next."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Only these rows [B'] go on."""
+        """Keep only these rows [B']."""
         ...
 
 
@@ -48,12 +48,12 @@ class Run(Protocol):
     """Hidden states [B, H] → [B, V]."""
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        """Tokens [T], their positions [T] and what they see → hidden states [T, H]."""
+        """Tokens [T], their positions [T] and their attention → hidden states [T, H]."""
         ...
 
 
 LARGEST_COPY = 2**25
-"""Bytes of an output layer that is laid out for decoding: memory is not to grow with the vocabulary."""
+"""Bytes of the largest output layer that is copied for decoding, so that memory stays bounded."""
 
 
 def _output_layer(model: PreTrainedModel, *, packed: bool) -> Callable[[Tensor], Tensor]:
@@ -67,46 +67,34 @@ def _output_layer(model: PreTrainedModel, *, packed: bool) -> Callable[[Tensor],
 
 
 class Kernels:
-    """Our own kernels; the policy's tensors are read once, when a decoding begins."""
+    """Our own kernels; the policy's tensors are read once, at the start of a decoding."""
 
     def __init__(self, fast: FastModel) -> None:
         self.fast = fast
-        # a GPU replays recorded steps, so it gains nothing from fewer calls and would lose the copy's memory
+        # A GPU replays recorded steps, so fewer calls gain nothing there, and the copy costs memory.
         self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
         self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
         self.logits = _output_layer(fast.model, packed=self.on_cpu)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        # on a CPU each operation's own cost counts, and it is less where autograd knows of nothing
+        # On a CPU each operation's overhead counts; it is smaller without autograd.
         with torch.inference_mode(self.on_cpu):
             return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
 
 
 class OwnLayers:
-    """The model's own layers around our attention; the tokens are one row, whatever they belong to."""
+    """The model's own layers around our attention; all tokens are one row."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.logits = _output_layer(model, packed=False)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        with using(self.model, _HeadsFirst(attention)):
+        with using(self.model, attention):
             out = self.model.base_model(
                 input_ids=tokens_T[None], position_ids=positions_T[None], use_cache=False
             )
         return cast(Tensor, out.last_hidden_state[0])
-
-
-class _HeadsFirst:
-    """States as transformers lays them out: [1, H, T, D]."""
-
-    def __init__(self, attention: Attention) -> None:
-        self.attention = attention
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        rows = [states[0].transpose(0, 1) for states in (query, key, value)]
-        made = self.attention.attend(layer, rows[0], rows[1], rows[2], scale)
-        return made.view(1, query.shape[2], query.shape[1], query.shape[3])
 
 
 class _Keeping:
@@ -123,7 +111,7 @@ class _Keeping:
 
 
 class SharedDecoder:
-    """The one into which rows can come while others run."""
+    """The only decoder that rows can join while others run."""
 
     def __init__(self, model: PreTrainedModel, run: Run) -> None:
         self.model = model
@@ -133,7 +121,7 @@ class SharedDecoder:
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
         prefill, logits = self._prefill(prompts_P)
-        self.cache = RowCache(prefill, group_size, shared=max(prefill.lengths) >= SHARED_FROM)
+        self.cache = RowCache(prefill, group_size)
         self.positions = self._first_positions(prefill, group_size)
         self.recorded = None
         return logits.repeat_interleave(group_size, 0)
@@ -162,15 +150,15 @@ class SharedDecoder:
         self.recorded = None
 
     def _on_device(self, tokens_B: Tensor) -> Tensor:
-        """All of a step but its bookkeeping; everything is changed in place."""
+        """A step without its bookkeeping, all effects in place."""
         self.cache.advance()
         hidden = self.run(tokens_B, self.positions, self.cache)
-        # a row that has ended and not left yet may have no further position
+        # A finished row that is still here may have no further position.
         self.positions.add_(1).clamp_(max=self.last_position)
         return self.run.logits(hidden)
 
     def _prefill(self, prompts_P: Sequence[Sequence[int]]) -> tuple[Prefill, Tensor]:
-        """The prompts' keys and values, and logits [P, V] of what follows each."""
+        """The prompts' keys and values, and logits [P, V] of the token after each."""
         device, lengths = self.model.device, [len(prompt) for prompt in prompts_P]
         tokens = torch.tensor([token for prompt in prompts_P for token in prompt], device=device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
@@ -190,14 +178,10 @@ class CacheDecoder:
         self.pad_token_id = pad_token_id
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
-        width = max(len(prompt) for prompt in prompts_P)
-        device = self.model.device
-        rows = [[self.pad_token_id] * (width - len(prompt)) + list(prompt) for prompt in prompts_P]
-        seen = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts_P]
-        mask = torch.tensor(seen, device=device)
+        rows, mask = _padded(prompts_P, self.pad_token_id, self.model.device, side="left")
         self.cache = DynamicCache(config=self.model.config)
         out = self.model(
-            input_ids=torch.tensor(rows, device=device),
+            input_ids=rows,
             attention_mask=mask,
             position_ids=(mask.cumsum(1) - 1).clamp(min=0),
             past_key_values=self.cache,
@@ -242,14 +226,22 @@ class PlainDecoder:
         self.rows = [self.rows[index] for index in rows.tolist()]
 
     def _logits(self) -> Tensor:
-        width = max(len(row) for row in self.rows)
-        device = self.model.device
-        padded = [row + [self.pad_token_id] * (width - len(row)) for row in self.rows]
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in self.rows], device=device)
-        logits = self.model(
-            input_ids=torch.tensor(padded, device=device), attention_mask=mask, use_cache=False
-        ).logits
-        return logits[torch.arange(len(self.rows), device=device), mask.sum(1) - 1]
+        rows, mask = _padded(self.rows, self.pad_token_id, self.model.device, side="right")
+        logits = self.model(input_ids=rows, attention_mask=mask, use_cache=False).logits
+        return logits[torch.arange(len(rows), device=rows.device), mask.sum(1) - 1]
+
+
+def _padded(
+    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, side: Literal["left", "right"]
+) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T] with padding on one side, and their mask."""
+
+    def grid(tensors: list[Tensor], value: int) -> Tensor:
+        padded = pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
+        return padded.to(device)
+
+    tokens = [torch.tensor(row) for row in rows]
+    return grid(tokens, pad_token_id), grid([torch.ones_like(each) for each in tokens], 0)
 
 
 PROOF_PROMPTS = ((5, 9, 2, 7, 3), (4, 8))
@@ -257,9 +249,9 @@ PROOF_TOKENS = (6, 1, 3)
 
 
 def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> Callable[[], Decoder]:
-    """The fastest decoder whose logits are the model's own on a few rows of unequal length.
+    """The fastest decoder that reproduces the model's own logits on a few rows of unequal length.
 
-    Where the policy `is_frozen`, all decodings share what is read out of it once.
+    If the policy `is_frozen`, its tensors are read once for all decodings.
     """
     model, pad, fast = policy.model, policy.pad_token_id, policy.fast
     faster: list[Callable[[], Decoder]] = [lambda: CacheDecoder(model, pad)]
@@ -280,7 +272,7 @@ def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> Callable[[], D
 
 
 def _proof_logits(decoder: Decoder) -> Tensor:
-    """Log-probabilities of every step of a short decoding of which one row leaves half-way."""
+    """Log-probabilities of every step of a short decoding that one row leaves half-way."""
     with torch.no_grad():
         steps = [decoder.start(PROOF_PROMPTS, 2)]
         for position, token in enumerate(PROOF_TOKENS):

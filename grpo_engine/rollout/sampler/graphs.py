@@ -1,6 +1,6 @@
-"""A decoding step recorded once and replayed (CUDA graphs): small models do not wait for Python.
+"""A decoding step recorded once and replayed (CUDA graphs), so that small models do not wait for Python.
 
-A recording holds for fixed buffers; whoever changes their shape takes a new one.
+A recording is valid for fixed buffers; create a new one if their shape changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class RecordedStep:
-    """`step(tokens_B) → logits`, all effects in place: run once as it is, then recorded, then replayed."""
+    """`step(tokens_B) → logits`, all effects in place: first run normally, then recorded, then replayed."""
 
     def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
         self.step = step

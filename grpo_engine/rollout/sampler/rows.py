@@ -1,7 +1,4 @@
-"""The loop of the torch sampler: rows that are decoded together, drawn, stopped and replaced.
-
-Boundary: token ids and log-probabilities by row; what a row belongs to is the sampler's business.
-"""
+"""The loop of the torch sampler: rows that are decoded together, drawn, stopped and replaced."""
 
 from __future__ import annotations
 
@@ -16,44 +13,49 @@ from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
 
 STOP_MARGIN = 4
-"""Tokens that are looked back beyond a stop string's bytes: special tokens decode to nothing."""
+"""Tokens searched beyond a stop string's bytes, because special tokens decode to nothing."""
 KEEP_BELOW = 0.85
 """Finished rows leave when fewer than this share of the rows still run: leaving copies the cache."""
 REFILL_BELOW = 0.75
 """Waiting prompts join when fewer than this share of the places are taken: joining copies the cache too."""
 LOOK_EVERY = {"cpu": 1, "cuda": 8}
-"""Tokens between two looks at what has ended: on a GPU each look waits for the device."""
-Ended = Callable[[int, list[int], list[float], bool], None]
-"""Row, its token ids, their log-probabilities, whether it ended by itself."""
+"""Tokens between two checks for finished rows: on a GPU each check waits for the device."""
+OnRow = Callable[[int, list[int], list[float], bool], None]
+"""Called when a row is finished: its number, token ids, their log-probabilities, whether a stop token or
+string ended it."""
 
 
 class Rows:
     """What every row of a sampling has drawn; `live` are those in the decoder, in its order."""
 
     def __init__(
-        self, limits: Tensor, draws: Tensor | None, sampling: Sampling, policy: Policy, ended: Ended
+        self, limits: Tensor, draws: Tensor | None, sampling: Sampling, policy: Policy, on_row: OnRow
     ) -> None:
-        """`limits` tokens of each row [R]; `draws` uniform numbers [R, max_tokens], None for greedy."""
-        self.sampling, self.policy, self.ended = sampling, policy, ended
+        """`limits`: tokens of each row [R]; `draws`: uniform numbers [R, max_tokens], None for greedy."""
+        self.sampling, self.policy, self.on_row = sampling, policy, on_row
         self.draws = None if draws is None else torch.nn.functional.pad(draws, (0, 1))
         device = policy.device
         self.limits = limits.to(device)
-        # the last column is written by rows that have ended and not left yet; nobody reads it
+        # Finished rows that are still in the decoder write the last column; it is never read.
         shape = len(limits), sampling.max_tokens + 1
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
         self.lengths = torch.zeros(len(limits), dtype=torch.long, device=device)
-        """Of each row that has ended and was not told of."""
+        """Of each finished row that is not reported yet; otherwise 0."""
         self.stopped = torch.zeros(len(limits), dtype=torch.bool, device=device)
+        self.clear()
+        self.num_running = 0
+        self.look_every = 1 if sampling.stop else LOOK_EVERY.get(device.type, 1)
+
+    def clear(self) -> None:
+        """No row is in the decoder."""
         self.live = self.lengths[:0]
         self.at = self.lengths[:0]
         """Tokens that each live row has."""
         self.running = self.stopped[:0]
-        self.num_running = 0
-        self.look_every = 1 if sampling.stop else LOOK_EVERY.get(device.type, 1)
 
     def enter(self, rows: range) -> None:
-        """These start now, behind those that are live."""
+        """Start these rows, behind the live ones."""
         new = torch.arange(rows.start, rows.stop, device=self.live.device)
         self.live = torch.cat([self.live, new])
         self.at = torch.cat([self.at, torch.zeros_like(new)])
@@ -61,7 +63,7 @@ class Rows:
         self.num_running += len(rows)
 
     def draw(self, logits_B: Tensor) -> Tensor:
-        """The next token of each live row [B]; rows that have ended draw too, and nobody reads it."""
+        """The next token [B] of each live row; those of finished rows are never read."""
         width = self.tokens.shape[1]
         place = self.at.clamp(max=width - 1).add_(self.live, alpha=width)
         uniform = None if self.draws is None else self.draws.take(place)
@@ -79,7 +81,7 @@ class Rows:
         return token
 
     def look(self) -> None:
-        """Tell of the rows that have ended since the last look."""
+        """Report the rows that finished since the last call."""
         left = int(self.running.sum())
         if left == self.num_running:
             return
@@ -91,10 +93,10 @@ class Rows:
         for row, length, own, values, at_stop in zip(
             done.tolist(), lengths, tokens, logprobs, stopped, strict=True
         ):
-            self.ended(row, own[:length], values[:length], at_stop)
+            self.on_row(row, own[:length], values[:length], at_stop)
 
     def leave(self) -> Tensor | None:
-        """Places in the decoder of the rows that go on, where it is time for the others to leave."""
+        """Places in the decoder of the running rows, if it is time for the finished ones to leave."""
         # A row at its own limit leaves at once: the model may have no further position for it.
         must = bool(self.sampling.continuing) and self.num_running < len(self.live)
         if not (must or self.num_running < KEEP_BELOW * len(self.live)):
@@ -104,7 +106,7 @@ class Rows:
         return kept
 
     def _at_stop_string(self) -> Tensor:
-        """Whether each row's text holds a stop string, looking back far enough for the longest."""
+        """Whether the end of each row's text contains a stop string."""
         reach = max(len(text.encode()) for text in self.sampling.stop) + STOP_MARGIN
         found = []
         for row, length in zip(self.live.tolist(), self.at.tolist(), strict=True):
@@ -113,27 +115,24 @@ class Rows:
         return torch.tensor(found, device=self.live.device)
 
 
-def decode(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
-) -> None:
-    """All groups of the prompts, at most `at_once` side by side; the next begin as places become free."""
-    for _ in steps(decoder, prompts, group_size, at_once, rows):
-        pass
-
-
 def steps(
     decoder: Decoder, prompts: Sequence[Sequence[int]], group_size: int, at_once: int, rows: Rows
 ) -> Iterator[None]:
-    """The same, for who wants to see the rows grow: it pauses after each look at what has ended."""
-    # the others have no position for a row that has ended and goes on
+    """Decode all groups, at most `at_once` at a time; pauses after each check for finished rows."""
+    # Other decoders have no position for a finished row that stays.
     look_every = rows.look_every if isinstance(decoder, SharedDecoder) else 1
     started = 0
-    while started < len(prompts):
-        chunk = prompts[started : started + at_once]
-        rows.live, rows.at, rows.running = rows.live[:0], rows.at[:0], rows.running[:0]
-        logits = decoder.start(chunk, group_size)
+
+    def enter(count: int) -> Sequence[Sequence[int]]:
+        nonlocal started
+        chunk = prompts[started : started + count]
         rows.enter(range(started * group_size, (started + len(chunk)) * group_size))
         started += len(chunk)
+        return chunk
+
+    while started < len(prompts):
+        rows.clear()
+        logits = decoder.start(enter(at_once), group_size)
         turn = 0
         while True:
             token = rows.draw(logits)
@@ -147,19 +146,16 @@ def steps(
                     decoder.keep(kept)
                     token = token[kept]
             logits = decoder.step(token)
-            if isinstance(decoder, SharedDecoder):
+            if isinstance(decoder, SharedDecoder) and started < len(prompts):
                 free = at_once - -(-len(rows.live) // group_size)
-                if started < len(prompts) and free > (1 - REFILL_BELOW) * at_once:
-                    chunk = prompts[started : started + free]
-                    logits = torch.cat([logits, decoder.join(chunk, group_size)])
-                    rows.enter(range(started * group_size, (started + len(chunk)) * group_size))
-                    started += len(chunk)
+                if free > (1 - REFILL_BELOW) * at_once:
+                    logits = torch.cat([logits, decoder.join(enter(free), group_size)])
 
 
 def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
     """Next token [B] and its log-probability [B] from logits [B, V].
 
-    Drawn by inverse CDF. Without uniform numbers the most likely token, with its log-probability at
+    Drawn by inverse CDF. Without uniform numbers, the most likely token with its log-probability at
     temperature 1.
     """
     if uniforms_B is None:

@@ -1,8 +1,8 @@
-"""The canary: a proof after each hand-over that the served policy is the trained one.
+"""The canary: a proof after each hand-over that vLLM serves the trained policy.
 
-A few fixed tokens go through both. Their log-probabilities must agree; and where the trainer's have moved
-since the last version, the server's must have moved too. The second half finds a stale adapter at once, long
-before its drift would exceed what two implementations differ by anyway.
+A few fixed tokens go through both. Their log-probabilities must agree, and if the trainer's have moved since
+the last version, vLLM's must have moved too. The second condition detects a stale adapter at once, long
+before its drift exceeds the usual difference of two implementations.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CANARY_TOKENS = 32
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 """Largest mean difference of a token's log-probability between trainer and server, in nats."""
 MOVED_SHARE = 0.05
-"""A server that moved by less than this share of the trainer's move has not moved."""
+"""If the server moved by less than this share of the trainer's move, it is stale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The canary's log-probabilities [T] by both."""
+    """The canary's log-probabilities [T] by trainer and server."""
 
     version: int | None
     """None: the base model without its adapter."""
@@ -52,16 +52,16 @@ def trained_logprobs(policy: Policy, token_ids: Sequence[int]) -> tuple[float, .
 
 
 def prove(now: Reading, before: Reading | None, dtype: torch.dtype) -> None:
-    """Raises PolicyMismatchError where the server does not serve what was handed to it."""
+    """Raises PolicyMismatchError if the server does not serve the weights that it received."""
     if before is not None and _is_stale(now, before):
         raise PolicyMismatchError(
-            f"vLLM still serves {before.name}, not {now.name}",
-            evidence=_evidence(now, before),
+            f"vLLM still serves {before.name}, not {now.name}", evidence=_evidence(now, before)
         )
-    if not _distance(now.trained_T, now.served_T) <= TOLERANCE[dtype]:
+    distance = _distance(now.trained_T, now.served_T)
+    if not distance <= TOLERANCE[dtype]:
         raise PolicyMismatchError(
-            f"what vLLM serves as {now.name} is not the trainer's: log-probabilities differ by "
-            f"{_distance(now.trained_T, now.served_T):.3g} on average, {TOLERANCE[dtype]} is allowed",
+            f"vLLM does not serve the trainer's weights as {now.name}: log-probabilities differ by "
+            f"{distance:.3g} on average (limit: {TOLERANCE[dtype]})",
             evidence=_evidence(now, before),
         )
 

@@ -1,13 +1,17 @@
-"""vLLM inside this process: the only file that speaks to it.
+"""vLLM inside this process: the only module that starts it and sends it requests.
 
-It runs in the engine's own process, so it dies with it and leaves nothing behind. Boundary: requests, weights
-and memory; what a completion or a policy version is, the sampler knows. Left out: vLLM's own group of
-processes (tensor parallelism), and a second vLLM in the process that outlives the first: they share state.
+It runs in the engine's own process, so it ends with it and leaves nothing behind. vLLM assumes a process of
+its own and changes environment, threads, random numbers and warnings; because this process also trains and
+starts graders, all of that is restored.
+Left out: vLLM's own process groups (tensor parallelism), and a second vLLM in a process: they share state.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,93 +20,120 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grpo_engine.rollout.sampler.vllm_environment import vllm_environment
-
+ENVIRONMENT = {
+    # No child process that could outlive this one, and weights are handed over without another copy.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The trainer's threads are the sampler's threads.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+LOGGING_LEVEL = "ERROR"
+"""Starting vLLM prints some forty lines; set `VLLM_LOGGING_LEVEL` to see them."""
 CANARY_REQUEST = "canary"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One completion to sample."""
-
-    name: str
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    temperature: float
-    seed: int
-    stop: tuple[str, ...]
-    stop_ids: tuple[int, ...]
+@contextmanager
+def vllm_environment() -> Iterator[None]:
+    """Use around every first import of vLLM and around its start; only its own variables remain."""
+    os.environ.update(ENVIRONMENT)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", LOGGING_LEVEL)
+    before, threads = dict(os.environ), torch.get_num_threads()
+    set_threads = torch.set_num_threads
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")  # a job cannot change its dependencies' deprecations
+        try:
+            yield
+        finally:
+            # LD_PRELOAD above all would reach every grader and sandbox that this process starts.
+            for name in [name for name in os.environ if not name.startswith("VLLM_")]:
+                if name not in before:
+                    del os.environ[name]
+            os.environ.update({name: text for name, text in before.items() if not name.startswith("VLLM_")})
+            # On a CPU, vLLM replaces the function by one that does nothing.
+            torch.set_num_threads = set_threads
+            torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, slots=True)
 class VllmCompletion:
     name: str
+    """The request's."""
     token_ids: tuple[int, ...]
-    """T sampled tokens, end-of-sequence included where the model gave one."""
+    """T sampled tokens, end-of-sequence included if the model emitted it."""
     logprobs: tuple[float, ...]
-    """T log-probabilities at the request's temperature (at 1 where it is 0)."""
+    """T log-probabilities at the request's temperature (at 1 if it is 0)."""
     stopped: bool
-    """It ended by itself, not at a limit."""
+    """Whether a stop token or string ended it, not a limit."""
 
 
 class VllmEngine:
     def __init__(self, arguments: dict[str, Any]) -> None:
-        """Loads the model. Raises ValueError or RuntimeError where vLLM refuses the arguments."""
+        """Loads the model. Raises ValueError or RuntimeError if vLLM refuses the arguments."""
         with vllm_environment():
             from vllm import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
             self.core: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        _forget_meeting_point()
+        _remove_rendezvous_file()
         self.can_sleep = bool(arguments["enable_sleep_mode"])
         self.asleep = False
         self.adapter: Any = None
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; vLLM runs as many side by side as its memory allows."""
+    def submit(
+        self,
+        name: str,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        stop: Sequence[str],
+        stop_ids: Sequence[int],
+    ) -> None:
+        """Queue a request for one completion; vLLM runs as many at a time as its memory allows."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         parameters = SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            seed=request.seed,
-            stop=list(request.stop),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop=list(stop),
             include_stop_str_in_output=True,
-            # what ends a completion is the policy's word, not the served model's settings
+            # The policy decides what ends a completion, not the served model's settings.
             ignore_eos=True,
-            stop_token_ids=list(request.stop_ids),
-            detokenize=bool(request.stop),
+            stop_token_ids=list(stop_ids),
+            detokenize=bool(stop),
             logprobs=0,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._add(request.name, request.prompt_ids, parameters)
+        self._add(name, prompt_ids, parameters)
 
     def answers(self) -> Generator[VllmCompletion]:
-        """Each queued request's answer as soon as it is whole; leaving early drops the rest."""
+        """Each queued request's completion as soon as it is finished; closing early drops the rest."""
         try:
-            while self.core.has_unfinished_requests():
-                for output in self.core.step():
-                    if output.finished:
-                        yield _answer(output)
+            yield from map(_answer, self._finished())
         finally:
-            self._drop_unfinished()
+            left = list(self.core.output_processor.request_states)
+            if left:
+                self.core.abort_request(left, internal=True)
+                list(self._finished())
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probabilities of the tokens after the first, under what is served now."""
+        """Log-probabilities of the tokens after the first, under the served weights."""
         from vllm import SamplingParams
 
-        # greedy: a draw without a seed would take from the trainer's random numbers
+        # Greedy: a draw without a seed would use the trainer's random numbers.
         parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         self._add(CANARY_REQUEST, token_ids, parameters)
-        (output,) = [each for each in _drained(self.core) if each.finished]
+        (output,) = self._finished()
         entries = output.prompt_logprobs[1:]
         return [entry[token].logprob for entry, token in zip(entries, token_ids[1:], strict=True)]
 
     def load_adapter(self, name: str, number: int, folder: Path) -> None:
-        """Serve this adapter from now on, and no other. Raises ValueError where vLLM cannot.
+        """Serve only this adapter from now on. Raises ValueError if vLLM cannot.
 
-        It is read at once: the folder may be removed afterwards.
+        Reads it at once: the folder may be removed afterwards.
         """
         from vllm.lora.request import LoRARequest
 
@@ -113,24 +144,24 @@ class VllmEngine:
         self.adapter = request
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take these (under the names that they have in a checkpoint) for the model's own."""
+        """Replace the model's weights; names are those of a checkpoint."""
         with torch.no_grad():
             self.core.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
     def forget_prefixes(self) -> None:
-        """What was computed of prompts belongs to the weights it was computed with."""
+        """Drop the cached prompts, which belong to the weights they were computed with."""
         if not self.core.reset_prefix_cache():
             raise RuntimeError("vLLM keeps its prefix cache: requests are still running")
 
     def sleep(self) -> None:
-        """Give the device's memory to training: the cache goes, the weights move to the host."""
+        """Release the device's memory for training: drop the cache, move the weights to the host."""
         if self.can_sleep and not self.asleep:
             self.core.sleep(level=1)
             self.asleep = True
 
     def wake(self) -> None:
         if self.asleep:
-            torch.cuda.empty_cache()  # what training no longer needs is still reserved for it
+            torch.cuda.empty_cache()  # memory that training has freed is still reserved for it
             self.core.wake_up()
             self.asleep = False
 
@@ -138,16 +169,10 @@ class VllmEngine:
         prompt = {"prompt_token_ids": list(token_ids)}
         self.core.add_request(name, prompt, parameters, lora_request=self.adapter)
 
-    def _drop_unfinished(self) -> None:
-        left = list(self.core.output_processor.request_states)
-        if left:
-            self.core.abort_request(left, internal=True)
-            list(_drained(self.core))
-
-
-def _drained(core: Any) -> Iterator[Any]:
-    while core.has_unfinished_requests():
-        yield from core.step()
+    def _finished(self) -> Iterator[Any]:
+        """vLLM's outputs of the queued requests, as they finish."""
+        while self.core.has_unfinished_requests():
+            yield from (output for output in self.core.step() if output.finished)
 
 
 def _answer(output: Any) -> VllmCompletion:
@@ -165,8 +190,9 @@ def _answer(output: Any) -> VllmCompletion:
     )
 
 
-def _forget_meeting_point() -> None:
-    """A group of one process needs no file to meet at, and nobody would remove it after a SIGKILL."""
+def _remove_rendezvous_file() -> None:
+    """Remove torch.distributed's file, which a group of one process does not need: a SIGKILL would leave
+    it behind."""
     store = dist.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -1,7 +1,4 @@
-"""What vLLM is started with for a job, and whether it can serve that job at all.
-
-Boundary: plain values; nothing here starts or imports vLLM, except to look a model's class up.
-"""
+"""vLLM's arguments for a job, and whether it can serve that job."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.models.lora import TRAINED
 from grpo_engine.models.policy import Policy
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.rollout.sampler.vllm_environment import vllm_environment
+from grpo_engine.rollout.sampler.vllm_engine import vllm_environment
 
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Sizes that vLLM's adapter kernels are made for; a smaller adapter is padded to the next one."""
+"""Ranks that vLLM's adapter kernels support; a smaller adapter is padded to the next one."""
 TEMPERATURES = (0.01, 2.0)
-"""Beyond these vLLM refuses, or samples at another temperature than it was asked for."""
+"""Outside this range vLLM refuses, or samples at another temperature than requested."""
 CPU_BLOCK_TOKENS = 32
-"""Smallest page of vLLM's cache on a CPU: what is shared of a prompt is cut to whole pages."""
+"""Smallest page of vLLM's cache on a CPU; prompts are shared in whole pages."""
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> dict[str, Any]:
-    """Arguments of vLLM's engine; no prompt and its completion have more than `context_tokens`."""
+    """Arguments of vLLM's engine; a prompt and its completion have at most `context_tokens`."""
     on_cpu = policy.device.type == "cpu"
     arguments: dict[str, Any] = {
         "model": policy.source.path,
@@ -40,9 +37,9 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         "max_model_len": context_tokens,
         "max_num_seqs": runtime.sample_budget,
         "enable_prefix_caching": True,
-        # what was sampled is corrected for, so the log-probability must be of the distribution drawn from
+        # For the correction, log-probabilities must be those of the distribution drawn from.
         "logprobs_mode": "processed_logprobs",
-        # the model's own defaults (top_p, penalties) are not part of a job
+        # The model's own defaults (top_p, penalties) are not part of a job.
         "generation_config": "vllm",
         "enforce_eager": on_cpu,
         "enable_sleep_mode": not on_cpu,
@@ -52,19 +49,22 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         "seed": 0,
     }
     if on_cpu:
-        share = int(runtime.sampler_memory * _machine_bytes())
+        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        share = int(runtime.sampler_memory * machine_bytes)
         needed = runtime.sample_budget * cache_bytes(policy, context_tokens)
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": min(needed, share)}
     if policy.peft_model is not None:
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _padded(adapter_rank(policy))}
+        rank = cast(LoraConfig, policy.peft_model.peft_config[TRAINED]).r
+        padded = next(size for size in ADAPTER_RANKS if size >= rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": padded}
     if Ranks.current().world > 1:
-        # each rank has an engine of its own; vLLM must not start a group of processes for it
+        # Each rank has its own engine; vLLM must not start processes for it.
         arguments["distributed_executor_backend"] = "external_launcher"
     return arguments
 
 
 def cache_bytes(policy: Policy, num_tokens: int) -> int:
-    """Keys and values of one sequence in whole pages."""
+    """Bytes of one sequence's keys and values, in whole pages."""
     config = policy.model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -73,38 +73,21 @@ def cache_bytes(policy: Policy, num_tokens: int) -> int:
     return int(pages * CPU_BLOCK_TOKENS * per_token)
 
 
-def adapter_rank(policy: Policy) -> int:
-    assert policy.peft_model is not None
-    return cast(LoraConfig, policy.peft_model.peft_config[TRAINED]).r
-
-
 def why_unsupported(policy: Policy, hyperparameters: ReinforcementHyperparameters) -> str | None:
-    """Why vLLM cannot sample this job; None: nothing known stands against it."""
+    """Why vLLM cannot sample this job; None: no reason is known."""
     lowest, highest = TEMPERATURES
     for name in ("temperature", "eval_temperature"):
         value = getattr(hyperparameters, name)
         if value and not lowest <= value <= highest:
-            return f"{name} is {value}, and vLLM samples at {lowest} to {highest} (or at 0, greedily)"
-    return _why_model_unsupported(policy)
-
-
-def _why_model_unsupported(policy: Policy) -> str | None:
+            return f"{name} is {value}; vLLM supports {lowest} to {highest}, and 0 for greedy"
     architecture = type(policy.model).__name__
     with vllm_environment():
         from vllm import ModelRegistry
         from vllm.model_executor.models import supports_lora
 
-        known = ModelRegistry.models.get(architecture)
-        if known is None:
-            return f"vLLM does not know {architecture}"
-        if policy.peft_model is not None and not supports_lora(known.load_model_cls()):
-            return f"vLLM serves no adapters for {architecture}"
+        entry = ModelRegistry.models.get(architecture)
+        if entry is None:
+            return f"vLLM does not support {architecture}"
+        if policy.peft_model is not None and not supports_lora(entry.load_model_cls()):
+            return f"vLLM does not support adapters for {architecture}"
     return None
-
-
-def _padded(rank: int) -> int:
-    return next(size for size in ADAPTER_RANKS if size >= rank)
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

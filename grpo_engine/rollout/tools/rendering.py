@@ -1,10 +1,10 @@
-"""Tool answers as the token ids that follow a model's turn, up to where its next turn begins.
+"""Tool answers as the token ids between a model's turn and its next one.
 
-The chat template is asked once how it writes tool answers: a made-up conversation is rendered with markers
-in the place of answers, and what stands between the markers is kept as token ids. What the model sampled is
-never rendered, decoded or tokenised again. Answers are data: no special token comes out of their text.
+How a chat template writes tool answers is found once: a made-up conversation is rendered with markers in
+place of the answers, and the text around the markers is kept as token ids. Sampled tokens are never rendered,
+decoded or tokenised again. Answers are data: their text never becomes a special token.
 
-A model without a chat template, or with one that knows no tool answers, reads the plain format:
+A model whose chat template is missing or does not support tool answers gets the plain format:
 
     \\n<tool_response>\\nANSWER\\n</tool_response>   (one for each answer)   \\n
 """
@@ -26,17 +26,17 @@ OPENING, CLOSING = "\n<tool_response>\n", "\n</tool_response>"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around n tool answers."""
+    """The tokens around n tool answers."""
 
     closing: tuple[int, ...]
-    """Ends the model's turn where it did not do so itself (it was ended by a stop string)."""
+    """Ends the model's turn if a stop string ended it without an end-of-turn token."""
     pieces: tuple[tuple[int, ...], ...]
     """n + 1: before the first answer, between two, after the last."""
 
     def around(self, answers: Sequence[Sequence[int]], *, ended: bool, room: int) -> tuple[int, ...] | None:
         """Token ids of the answers in their frame, at most `room`: the longest answers are cut first.
 
-        `ended`: the model's turn ends in its own end-of-turn token. None where not even the frame fits.
+        `ended`: the model's turn has its end-of-turn token. None if not even the frame fits.
         """
         head = () if ended else self.closing
         left = room - len(head) - sum(map(len, self.pieces))
@@ -62,20 +62,20 @@ class AnswerRenderer:
     ) -> tuple[int, ...] | None:
         """Ids of the answers of the tools `names` after a turn that ended in `last_token`.
 
-        Answers are cut to what fits into `room` tokens; None where nothing does.
+        Answers are shortened to `room` tokens in all; None if the frame alone does not fit.
         """
         frame = self.frame(tuple(names))
         ids = [self._plain(answer) for answer in answers]
         return frame.around(ids, ended=last_token in self.stop_ids, room=room)
 
     def frame(self, names: tuple[str, ...]) -> Frame:
-        """What this model's template writes around answers of these tools."""
+        """What this model's template writes around these tools' answers."""
         if names not in self._frames:
             self._frames[names] = next(self._candidates(names))
         return self._frames[names]
 
     def _candidates(self, names: tuple[str, ...]) -> Iterator[Frame]:
-        """Frames that the template gives, the likeliest first; in the end the plain one."""
+        """Possible frames: those of the template, the likeliest first, then the plain one."""
         if self.tokenizer.chat_template is not None:
             for with_calls in (True, False):
                 text = self._rendered(names, with_calls=with_calls)
@@ -86,7 +86,7 @@ class AnswerRenderer:
         yield Frame((), tuple(map(self._structure, pieces)))
 
     def _rendered(self, names: Sequence[str], *, with_calls: bool) -> str | None:
-        """A question, a turn of the model, the markers in the place of answers; None where it is refused."""
+        """A question, a turn of the model, and markers for answers; None if the template refuses it."""
         spoken: dict[str, Any] = {"role": "assistant", "content": "" if with_calls else SPOKEN}
         calls = [{"id": f"call{place:05d}", "name": name} for place, name in enumerate(names)]
         if with_calls:
@@ -109,10 +109,10 @@ class AnswerRenderer:
         return cast(str, text)
 
     def _taken_apart(self, text: str, count: int, with_calls: bool) -> Frame | None:
-        """The frame in a rendered conversation; None where turn or answers are not to be found in it.
+        """The frame in a rendered conversation; None if turn or answers are not found in it.
 
-        The model's turn ends at the first end-of-turn token after what it spoke, or, in templates that write
-        none, right after it.
+        The model's turn ends at the first end-of-turn token after its text, or right after the text if the
+        template writes none.
         """
         places = [text.find(MARKER.format(n)) for n in range(count)]
         spoken = text.rfind(SPOKEN, 0, max(places[0], 0))
@@ -140,7 +140,7 @@ class AnswerRenderer:
 
 
 def _fair(lengths: Sequence[int], room: int) -> list[int]:
-    """How much of each may stay, `room` in all: short ones whole, long ones equal shares of the rest."""
+    """Tokens kept of each answer, at most `room` in all: short ones whole, long ones equal shares."""
     kept = [0] * len(lengths)
     order = sorted(range(len(lengths)), key=lambda place: lengths[place])
     for done, place in enumerate(order):

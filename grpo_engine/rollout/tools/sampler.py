@@ -1,11 +1,12 @@
-"""Tool use as a sampler: the model speaks, its calls run, their answers follow, the model speaks again.
+"""Tool use as a sampler: the model samples a turn, its calls run, their answers follow, and so on.
 
-It wraps any sampler and is one itself, so trainer and collector know nothing of tools. Token-in, token-out:
-each turn continues from exactly the ids that were sampled before it, the answers' ids between them.
+It wraps any sampler and is one itself, so trainer and collector do not depend on tools. Token-in, token-out:
+each turn continues from exactly the ids that were sampled before it, with the answers' ids between them.
 
-A completion ends when a turn calls nothing, or cut (finish reason `length`): at `max_tokens`, which counts
-the tools' tokens too, at the model's context, or when the model calls in its last turn. Answers are cut to
-what leaves the model at least one token; where not even their frame fits, the completion ends before them.
+A completion ends after a turn without calls. It is cut (finish reason `length`) at `max_tokens`, which
+includes the tools' tokens, at the model's context, or if the model calls in its last turn. Answers are
+shortened so that the model has at least one token left; if not even their frame fits, the completion ends
+before them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,25 @@ from grpo_engine.config.tools import HttpTool, PythonTool
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
-from grpo_engine.rollout.sampler.base import AroundSampler, Continuation, OnGroup, Sampler, Sampling
+from grpo_engine.rollout.sampler.base import (
+    AroundSampler,
+    Continuation,
+    GroupAssembly,
+    OnGroup,
+    Sampler,
+    Sampling,
+)
 from grpo_engine.rollout.tools.calls import find_calls
+from grpo_engine.rollout.tools.conversation import Conversation
 from grpo_engine.rollout.tools.rendering import AnswerRenderer
-from grpo_engine.rollout.tools.talks import Groups, Talk
-from grpo_engine.rollout.tools.toolbox import Counter, Toolbox
+from grpo_engine.rollout.tools.toolbox import OpenToolbox, Toolbox
 
 UNKNOWN_TOOL = "unknown"
-"""Name that templates read for a tool that is none: the model's own word is never rendered."""
+"""Name that templates get for an unknown tool: the model's own text is never rendered."""
 
 
 class ToolSampler(AroundSampler):
-    """Samples completions of up to `max_turns` turns. Raises ConfigError where a tool cannot work here."""
+    """Samples completions of up to `max_turns` turns. Raises ConfigError if a tool cannot work here."""
 
     def __init__(
         self, inner: Sampler, policy: Policy, tools: Sequence[PythonTool | HttpTool], *, max_turns: int
@@ -48,84 +56,88 @@ class ToolSampler(AroundSampler):
         on_group: OnGroup | None = None,
     ) -> list[Group]:
         """P prompts → P groups; calls run while other completions are still sampled."""
-        talks = [
-            Talk(prompt, sampling.stream(place, sample), self._limit(prompt, sampling))
+        conversations = [
+            Conversation(prompt, place, sampling.stream(place, sample), self._limit(prompt, sampling))
             for place, prompt in enumerate(prompts_P)
             for sample in range(group_size)
         ]
-        groups = Groups(prompts_P, talks, group_size, on_group)
-        with self.toolbox.open() as counter:
+        groups = GroupAssembly(prompts_P, group_size, on_group)
+        with self.toolbox.open() as toolbox:
 
             def first_turn(place: int, group: Group) -> None:
-                for talk, completion in zip(groups.talks_of(place), group.completions, strict=True):
-                    self._hear(talk, completion, counter, sampling)
-                groups.tell(place)
+                own = conversations[place * group_size : (place + 1) * group_size]
+                for conversation, completion in zip(own, group.completions, strict=True):
+                    self._take_turn(conversation, completion, groups, toolbox, sampling)
 
             self.inner.generate(prompts_P, group_size, sampling, first_turn)
-            while speaking := self._answered(talks, groups):
-                self._next_turn(speaking, groups, counter, sampling)
-        return groups.all()
+            waiting = conversations
+            while waiting := [each for each in waiting if each.waiting and self._answered(each, groups)]:
+                self._next_turn(waiting, groups, toolbox, sampling)
+        return groups.groups()
 
     def _limit(self, prompt: Prompt, sampling: Sampling) -> int:
         """Tokens of a whole completion."""
         context = self.policy.max_length
-        return (
-            sampling.max_tokens
-            if context is None
-            else min(sampling.max_tokens, context - len(prompt.token_ids))
-        )
+        room = sampling.max_tokens if context is None else context - len(prompt.token_ids)
+        return min(sampling.max_tokens, room)
 
-    def _hear(self, talk: Talk, completion: Completion, counter: Counter, sampling: Sampling) -> None:
-        """A turn: it ends the completion, or its calls start running."""
-        talk.hear(completion)
-        if completion.finish_reason is FinishReason.LENGTH:
-            talk.end(self.policy, FinishReason.LENGTH)
+    def _take_turn(
+        self,
+        conversation: Conversation,
+        turn: Completion,
+        groups: GroupAssembly,
+        toolbox: OpenToolbox,
+        sampling: Sampling,
+    ) -> None:
+        """Add a turn; start its calls, or end the completion."""
+        conversation.add_turn(turn)
+        is_cut = turn.finish_reason is FinishReason.LENGTH
+        text = cast(str, self.policy.tokenizer.decode(list(turn.token_ids)))
+        calls = [] if is_cut else find_calls(text)
+        if not calls or conversation.turns >= self.max_turns:
+            self._end(conversation, groups, FinishReason.LENGTH if calls else turn.finish_reason)
             return
-        calls = find_calls(cast(str, self.policy.tokenizer.decode(list(completion.token_ids))))
-        if not calls:
-            talk.end(self.policy, completion.finish_reason)
-        elif talk.turns >= self.max_turns:
-            talk.end(self.policy, FinishReason.LENGTH)
-        else:
-            item, name = talk.prompt.item, f"{sampling.seed}/{sampling.step}/{talk.name}"
-            talk.waiting = [
-                (call, counter.submit(call, item, f"{name}/{number}")) for number, call in enumerate(calls)
-            ]
+        key, item = f"{sampling.seed}/{sampling.step}/{conversation.stream}", conversation.prompt.item
+        conversation.waiting = [
+            (call, toolbox.submit(call, item, f"{key}/{number}")) for number, call in enumerate(calls)
+        ]
 
-    def _answered(self, talks: Sequence[Talk], groups: Groups) -> list[Talk]:
-        """Those whose calls have been answered and that may speak again."""
-        for talk in talks:
-            if talk.waiting and not self._answer(talk):
-                talk.end(self.policy, FinishReason.LENGTH)
-                groups.tell_of(talk)
-        return [talk for talk in talks if talk.completion is None]
+    def _end(self, conversation: Conversation, groups: GroupAssembly, reason: FinishReason) -> None:
+        completion = conversation.completion(self.policy, reason)
+        groups.add(conversation.place, conversation.sample, completion)
 
-    def _answer(self, talk: Talk) -> bool:
-        """Appends the answers of the newest turn; False where there is no room for them."""
-        answered = talk.collect()
+    def _answered(self, conversation: Conversation, groups: GroupAssembly) -> bool:
+        """Append the answers to the newest turn's calls; False if the completion ends without room for
+        them."""
+        answered = conversation.collect_answers()
         ids = self.renderer.render(
             [call.name if call.name in self.toolbox.tools else UNKNOWN_TOOL for call, _ in answered],
             [answer.text for _, answer in answered],
-            last_token=talk.token_ids[-1] if talk.token_ids else None,
-            room=talk.room - 1,
+            last_token=conversation.token_ids[-1] if conversation.token_ids else None,
+            room=conversation.room - 1,
         )
         if ids is None:
+            self._end(conversation, groups, FinishReason.LENGTH)
             return False
-        talk.append(ids)
+        conversation.add_answers(ids)
         return True
 
     def _next_turn(
-        self, speaking: Sequence[Talk], groups: Groups, counter: Counter, sampling: Sampling
+        self,
+        conversations: Sequence[Conversation],
+        groups: GroupAssembly,
+        toolbox: OpenToolbox,
+        sampling: Sampling,
     ) -> None:
-        """All that go on in one call of the inner sampler, each as its own prompt."""
+        """Sample the next turn of all these in one call of the inner sampler, each as its own prompt."""
 
-        def heard(place: int, group: Group) -> None:
-            self._hear(speaking[place], group.completions[0], counter, sampling)
-            groups.tell_of(speaking[place])
+        def on_turn(place: int, group: Group) -> None:
+            self._take_turn(conversations[place], group.completions[0], groups, toolbox, sampling)
 
-        continuing = tuple(Continuation(*talk.name, max_tokens=talk.room) for talk in speaking)
+        continuing = tuple(Continuation(*each.stream, max_tokens=each.room) for each in conversations)
         longest = max(each.max_tokens for each in continuing)
         prompts = [
-            replace(talk.prompt, token_ids=(*talk.prompt.token_ids, *talk.token_ids)) for talk in speaking
+            replace(each.prompt, token_ids=(*each.prompt.token_ids, *each.token_ids))
+            for each in conversations
         ]
-        self.inner.generate(prompts, 1, replace(sampling, max_tokens=longest, continuing=continuing), heard)
+        self.inner.generate(prompts, 1, replace(sampling, max_tokens=longest, continuing=continuing), on_turn)

@@ -1,7 +1,7 @@
-"""Runs tool calls: Python in the sandbox, HTTP through the guarded way out, several at a time.
+"""Runs tool calls: Python in the sandbox, HTTP through the guarded client (`outbound/web.py`).
 
-Boundary: a call goes in, a text for the model comes out, in bounded time and size. Whatever goes wrong in a
-call is its answer and costs that call only.
+Boundary: a call goes in, a text for the model comes out, in bounded time and size. A failure is the answer to
+its call and affects no other call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -31,87 +31,80 @@ from grpo_engine.sandbox import SandboxUnavailable, untrusted_interpreter
 
 CALLS_AT_A_TIME = 8
 OVERTIME_SECONDS = 5.0
-"""Beyond a tool's own time limit: what starting it and looking its name up may take."""
+"""Time beyond a tool's own limit for starting it and resolving its host name."""
 MAX_REQUEST_BYTES = 2**20
 NO_OUTPUT = "(no output)"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the model reads of its call."""
+    """The answer that the model reads."""
 
     text: str
     failed: bool = False
-    """The call could not be read or run, or its tool said that it failed."""
+    """The call could not be read or run, or its tool reported a failure."""
 
 
 class Toolbox:
-    """A job's tools by name. Raises ConfigError where one of them cannot work on this machine."""
+    """A job's tools by name. Raises ConfigError if one of them cannot work on this machine."""
 
     def __init__(self, tools: Sequence[PythonTool | HttpTool]) -> None:
         self.tools = {tool.name: tool for tool in tools}
         self._python = any(isinstance(tool, PythonTool) for tool in tools)
         if self._python:
-            _require_sandbox()
+            try:
+                untrusted_interpreter()
+            except SandboxUnavailable as error:
+                raise ConfigError(
+                    f"the python tool needs a sandbox: {error}",
+                    hint="Install bubblewrap on the worker, or remove the python tool from the job.",
+                ) from error
 
     @contextmanager
-    def open(self) -> Iterator[Counter]:
-        """Where calls are handed in; when the block ends none is waiting or running."""
+    def open(self) -> Iterator[OpenToolbox]:
+        """Accepts calls inside the block; none is waiting or running when it ends."""
         pool = ThreadPoolExecutor(CALLS_AT_A_TIME, thread_name_prefix="tool")
         interpreters = Interpreters(CALLS_AT_A_TIME if self._python else 0)
         try:
-            yield Counter(self.tools, pool, interpreters)
+            yield OpenToolbox(self.tools, pool, interpreters)
         finally:
             pool.shutdown(cancel_futures=True)
             interpreters.close()
 
 
-class Counter:
-    """Takes calls while the toolbox is open."""
-
-    def __init__(
-        self,
-        tools: Mapping[str, PythonTool | HttpTool],
-        pool: ThreadPoolExecutor,
-        interpreters: Interpreters,
-    ) -> None:
-        self._tools = tools
-        self._pool = pool
-        self._interpreters = interpreters
+@dataclass(frozen=True, slots=True)
+class OpenToolbox:
+    tools: Mapping[str, PythonTool | HttpTool]
+    pool: ThreadPoolExecutor
+    interpreters: Interpreters
 
     def submit(self, call: ToolCall, item: Mapping[str, Any], key: str) -> Future[ToolResult]:
-        """The future answer. `item` is the prompt's row, `key` names the call among all of the job's."""
-        return self._pool.submit(self._answer, call, item, key)
+        """The future answer. `item` is the prompt's row, `key` is unique among the job's calls."""
+        return self.pool.submit(self._answer, call, item, key)
 
     def _answer(self, call: ToolCall, item: Mapping[str, Any], key: str) -> ToolResult:
-        """Runs a call; takes at most its tool's time limit and OVERTIME_SECONDS."""
-        tool = self._tools.get(call.name)
+        """Run a call, in at most its tool's time limit and OVERTIME_SECONDS."""
+        tool = self.tools.get(call.name)
         if call.error:
             return ToolResult(f"Error: {call.error}", failed=True)
         if tool is None:
             return ToolResult(f"Error: unknown tool {call.name[:64]!r}", failed=True)
         seconds = tool.timeout_seconds + OVERTIME_SECONDS
-        answer = within(seconds, lambda: self._run(tool, call, item, key))
-        return ToolResult(shortened(answer.text, tool.max_output_chars), answer.failed)
-
-    def _run(
-        self, tool: PythonTool | HttpTool, call: ToolCall, item: Mapping[str, Any], key: str
-    ) -> ToolResult:
         if isinstance(tool, PythonTool):
-            return _run_python(tool, call, self._interpreters)
-        if isinstance(tool, HttpTool):
-            return _run_http(tool, call, item, key)
-        assert_never(tool)
+            answer = within(seconds, lambda: _run_python(tool, call, self.interpreters))
+        else:
+            answer = within(seconds, lambda: _run_http(tool, call, item, key))
+        return ToolResult(shortened(answer.text, tool.max_output_chars), answer.failed)
 
 
 def within(seconds: float, run: Callable[[], ToolResult]) -> ToolResult:
-    """The answer, or an error after `seconds`: the thread is left behind and ends by its own time limits."""
+    """The answer, or an error after `seconds`; the thread then continues until its own time limits."""
     future: Future[ToolResult] = Future()
 
     def fulfil() -> None:
         try:
             future.set_result(run())
-        except Exception as error:  # noqa: BLE001 - whoever waits for the answer must hear of it
+        except Exception as error:  # noqa: BLE001 - raised again below
             future.set_exception(error)
 
     threading.Thread(target=fulfil, daemon=True).start()
@@ -124,7 +117,7 @@ def within(seconds: float, run: Callable[[], ToolResult]) -> ToolResult:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters: a long text's beginning and end, and how long it was."""
+    """At most `limit` characters: a longer text's start and end, and its length."""
     if len(text) <= limit:
         return text
     note = f"\n[... cut from {len(text)} characters ...]\n"
@@ -135,7 +128,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _run_python(tool: PythonTool, call: ToolCall, interpreters: Interpreters) -> ToolResult:
-    """What the code printed, the value of its last line, and its traceback, as a notebook shows them."""
+    """The code's output, the value of its last line and its traceback, as a notebook shows them."""
     code = call.arguments.get("code")
     if not isinstance(code, str):
         return ToolResult("Error: the argument code must be a string", failed=True)
@@ -147,7 +140,7 @@ def _run_python(tool: PythonTool, call: ToolCall, interpreters: Interpreters) ->
 
 
 def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str) -> ToolResult:
-    """The server's answer as it is. Asked once: a call may act, and acting twice may not be the same."""
+    """The server's answer. Never repeated: a call may have effects."""
     try:
         body, headers = http_request(call, item, key)
         answer = post(tool.url, body, headers, timeout_seconds=tool.timeout_seconds)
@@ -162,8 +155,8 @@ def _run_http(tool: HttpTool, call: ToolCall, item: Mapping[str, Any], key: str)
 def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[bytes, dict[str, str]]:
     """Body and headers of a call. Raises ValueError.
 
-    The trace_id follows from the call, its row and its place in the job alone, so a resumed step repeats it.
-    Signed as Standard Webhooks are where GRPO_ENDPOINT_SECRET is set.
+    The trace_id depends only on the call, its row and its place in the job, so a resumed step repeats it.
+    Signed as Standard Webhooks are, if GRPO_ENDPOINT_SECRET is set.
     """
     data = {"name": call.name, "arguments": call.arguments, "item": dict(item)}
     try:
@@ -178,13 +171,3 @@ def http_request(call: ToolCall, item: Mapping[str, Any], key: str) -> tuple[byt
     if secret := os.environ.get("GRPO_ENDPOINT_SECRET"):
         headers |= signature_headers([SecretStr(secret)], trace_id, body)
     return body, headers
-
-
-def _require_sandbox() -> None:
-    try:
-        untrusted_interpreter()
-    except SandboxUnavailable as error:
-        raise ConfigError(
-            f"the python tool needs a sandbox: {error}",
-            hint="Install bubblewrap on the worker, or take the python tool out of the job.",
-        ) from error

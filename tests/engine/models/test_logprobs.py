@@ -27,7 +27,7 @@ def test_chunks_change_neither_values_nor_gradients(
     monkeypatch.setattr(module, "CPU_CHUNK_ELEMENTS", chunk * 13)
     states.requires_grad_(True)
     head.requires_grad_(True)
-    chosen, entropy = token_logprobs(states, targets, lambda h: h @ head.T, temperature=0.5, vocab_size=13)
+    chosen, entropy = token_logprobs(states, targets, lambda h: h @ head.T, temperature=0.5)
     chosen.sum().backward()
     exact = states.detach().double().requires_grad_(True)
     log_all = (exact @ head.detach().double().T / 0.5).log_softmax(-1)
@@ -42,14 +42,14 @@ def test_chunks_change_neither_values_nor_gradients(
 
 def test_all_mass_on_one_token_has_entropy_zero_and_no_nan() -> None:
     logits = torch.tensor([[1e4, -1e4, 0.0]])
-    chosen, entropy = token_logprobs(logits, torch.tensor([0]), lambda h: h, temperature=1.0, vocab_size=3)
+    chosen, entropy = token_logprobs(logits, torch.tensor([0]), lambda h: h, temperature=1.0)
     assert chosen.tolist() == [0.0]
     assert entropy.tolist() == [0.0]
 
 
 def test_no_tokens_are_no_error() -> None:
     chosen, entropy = token_logprobs(
-        torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), lambda h: h, temperature=1.0, vocab_size=4
+        torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), lambda h: h, temperature=1.0
     )
     assert chosen.shape == entropy.shape == (0,)
 
@@ -73,7 +73,7 @@ def found(
     states: Tensor, targets: Tensor, head: LogitsOf, temperature: float, vocab: int = VOCABULARY
 ) -> Found:
     leaf = states.clone().requires_grad_(True)
-    chosen, entropy = token_logprobs(leaf, targets, head, temperature=temperature, vocab_size=vocab)
+    chosen, entropy = token_logprobs(leaf, targets, head, temperature=temperature)
     (gradient,) = torch.autograd.grad((chosen * torch.linspace(-1, 2, len(chosen))).sum(), leaf)
     return chosen.detach(), entropy.detach(), gradient
 
@@ -139,7 +139,7 @@ def test_an_output_layer_that_is_trained_gets_its_gradient(trained: str) -> None
     head = frozen_head(bias=True)
     getattr(head, trained).requires_grad_(True)
     leaf = states.clone().requires_grad_(True)
-    token_logprobs(leaf, targets, head, temperature=1.0, vocab_size=VOCABULARY)[0].sum().backward()
+    token_logprobs(leaf, targets, head, temperature=1.0)[0].sum().backward()
     gradient = getattr(head, trained).grad
     shares = head(states).softmax(-1).detach()
     onehot = torch.nn.functional.one_hot(targets, VOCABULARY)
@@ -193,9 +193,7 @@ def test_an_entropy_with_a_gradient_is_not_taken_from_the_frozen_way() -> None:
     states, _, targets = weights(11, HIDDEN, VOCABULARY)
     leaf = states.clone().requires_grad_(True)
     head = frozen_head()
-    _, entropy = token_logprobs(
-        leaf, targets, head, temperature=1.0, vocab_size=VOCABULARY, entropy_gradient=True
-    )
+    _, entropy = token_logprobs(leaf, targets, head, temperature=1.0, entropy_gradient=True)
     (gradient,) = torch.autograd.grad(entropy.sum(), leaf)
     whole = states.clone().requires_grad_(True)
     log_all = head(whole).log_softmax(-1)

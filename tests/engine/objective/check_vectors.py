@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.objective.loss import (
     LOSSES,
-    LossSettings,
     importance_weights,
     kl_losses,
     ratios,
@@ -129,8 +129,9 @@ def flattened(inputs: Mapping[str, Any], new: Tensor, options: Mapping[str, Any]
     return Tokens(mask, new[mask], old, reference, advantages[mask], sequences)
 
 
-def settings_of(options: Mapping[str, Any]) -> LossSettings:
-    return LossSettings(**{name: options[name] for name in LossSettings.__slots__})
+def settings_of(options: Mapping[str, Any]) -> ReinforcementHyperparameters:
+    names = options.keys() & ReinforcementHyperparameters.model_fields.keys()
+    return ReinforcementHyperparameters.model_construct(**{name: options[name] for name in names})
 
 
 def loss_and_gradient(inputs: Mapping[str, Any], case: Mapping[str, Any]) -> tuple[float, Tensor]:
@@ -138,7 +139,7 @@ def loss_and_gradient(inputs: Mapping[str, Any], case: Mapping[str, Any]) -> tup
     options = canonical(case)
     new = torch.tensor(inputs["new"], dtype=torch.float64, requires_grad=True)
     tokens, settings = flattened(inputs, new, options), settings_of(options)
-    ratio_of = replace(settings, loss_type="gspo" if options["level"] == "sequence" else "grpo")
+    ratio_of = settings.model_copy(update={"loss_type": "gspo" if options["level"] == "sequence" else "grpo"})
     ratio_N = ratios(tokens.new, tokens.old, tokens.sequences, ratio_of.loss_type)
     losses_N = LOSSES[settings.loss_type](ratio_N, tokens.advantages, tokens.new, settings)
 
@@ -147,7 +148,7 @@ def loss_and_gradient(inputs: Mapping[str, Any], case: Mapping[str, Any]) -> tup
     loss = (losses_N * weights_N * chosen_N * corrections(inputs, tokens, options)).sum()
     if settings.beta:
         kl_N = kl_losses(tokens.new, tokens.old, tokens.reference, tokens.sequences, ratio_of)
-        loss = loss + (kl_N * kl_weights_N).sum()
+        loss = loss + (settings.beta * kl_N * kl_weights_N).sum()
     loss = loss / accumulation(options)
     if options["entropy_coef"]:
         mean = (column(inputs, "ent", tokens) * chosen_N).sum() / chosen_N.sum().clamp(min=1)

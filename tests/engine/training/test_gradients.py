@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import ReinforcementHyperparameters, RunConfig
 from grpo_engine.contract.events import StepFinished, StepSkipped
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
-from grpo_engine.objective.loss import LossSettings, policy_losses
+from grpo_engine.objective.loss import policy_losses
 from grpo_engine.objective.packing import training_groups
 from grpo_engine.objective.types import ScoredGroup
 from tests.engine.conftest import largest_difference, parameters_of
@@ -56,7 +56,7 @@ def test_a_second_iteration_compares_with_the_policy_that_sampled(make_policy: C
             old_N,
             batch.advantages_N,
             batch.sequences_N,
-            LossSettings(epsilon_low=0.05, epsilon_high=0.05),
+            ReinforcementHyperparameters(epsilon_low=0.05, epsilon_high=0.05),
         )
         (losses_N * batch.weights_N).sum().backward()
 

@@ -23,7 +23,7 @@ def test_rounding_between_two_programs_passes() -> None:
 @pytest.mark.parametrize(("dtype", "by"), [(torch.float32, 0.01), (torch.bfloat16, 0.2)])
 def test_another_policy_does_not(dtype: torch.dtype, by: float) -> None:
     with pytest.raises(
-        PolicyMismatchError, match="what vLLM serves as policy version 4 is not the trainer's"
+        PolicyMismatchError, match="vLLM does not serve the trainer's weights as policy version 4"
     ):
         prove(Reading(4, BASE, shifted(by)), None, dtype)
 

@@ -44,10 +44,10 @@ def test_a_gpu_without_vllm_samples_with_torch(
     monkeypatch.setattr(choice, "find_spec", lambda name: None)
     policy = make_policy()
     policy.device = CUDA
-    assert not choice._asks_for_vllm(Runtime(), policy)
+    assert not choice._prefers_vllm(Runtime(), policy)
     monkeypatch.setattr(choice, "find_spec", lambda name: object())
-    assert choice._asks_for_vllm(Runtime(), policy)
-    assert not choice._asks_for_vllm(Runtime(sampler="torch"), policy)
+    assert choice._prefers_vllm(Runtime(), policy)
+    assert not choice._prefers_vllm(Runtime(sampler="torch"), policy)
 
 
 def test_a_gpu_gives_vllm_its_share_and_lets_it_sleep(make_policy: Callable[..., Policy]) -> None:

@@ -194,7 +194,7 @@ def test_adapters_of_any_rank_are_served(make_policy: Callable[..., Policy], mak
 
 def test_what_vllm_cannot_serve_is_refused_with_the_reason(make_policy: Callable[..., Policy]) -> None:
     adapter, full = make_policy("gpt2"), make_policy("gpt2", "full")
-    assert why_unsupported(adapter, settings()) == "vLLM serves no adapters for GPT2LMHeadModel"
+    assert why_unsupported(adapter, settings()) == "vLLM does not support adapters for GPT2LMHeadModel"
     assert why_unsupported(full, settings()) is None
     assert "temperature is 3.0" in str(why_unsupported(full, settings(temperature=3.0)))
     assert "eval_temperature is 0.001" in str(why_unsupported(full, settings(eval_temperature=0.001)))

@@ -16,8 +16,7 @@ from grpo_engine.config.job import RunConfig, Runtime
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import StepFinished
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.sampler.vllm_engine import VllmCompletion
-from grpo_engine.rollout.sampler.vllm_environment import vllm_environment
+from grpo_engine.rollout.sampler.vllm_engine import VllmCompletion, vllm_environment
 from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.loop import TrainingLoop
@@ -127,6 +126,6 @@ def test_what_a_failed_start_changed_is_put_back(monkeypatch: pytest.MonkeyPatch
 def test_a_job_that_vllm_cannot_serve_fails_as_its_configuration(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="vLLM serves no adapters for GPT2LMHeadModel") as caught:
+    with pytest.raises(ConfigError, match="vLLM does not support adapters for GPT2LMHeadModel") as caught:
         open_loop(make_config(family="gpt2"), tmp_path)
     assert caught.value.hint == "Set runtime.sampler to torch for this job."

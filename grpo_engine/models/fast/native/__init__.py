@@ -1,9 +1,9 @@
-"""What a CPU computes between the matrix products, compiled: decoding and training in few calls.
+"""Compiled operations for a CPU, between the matrix products.
 
-torch makes a norm, a rotation or an attention of one token a row out of five to fifteen operations whose own
-cost is several times that of the numbers. The C files beside this one are compiled when the package is
-installed, if there is a compiler; whoever calls asks the matching `takes…` first and has torch's operations
-for the other case. Boundary: values without gradient; float32 and bfloat16 on a CPU.
+In torch a norm, a rotation or the attention of one token per row takes five to fifteen operations, whose
+overhead is several times the cost of the arithmetic. The C files in this folder are compiled when the package
+is installed, if there is a compiler. `operations.py` calls the matching `takes…` first and otherwise uses
+torch. Boundary: values without gradient; float32 and bfloat16 on a CPU.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 VERSION = 2
-"""Of the arguments; what was compiled for others is not used."""
+"""Version of the arguments; a library compiled for another version is not used."""
 LANES = 16
 WIDEST_HEAD = 256
 LONGEST_PROMPT = 512
-"""Beyond it the products of a whole group with its prompt are faster as one matrix product."""
+"""With longer prompts, one matrix product of a whole group with its prompt is faster."""
 HALF = {torch.float32: 0, torch.bfloat16: 1}
 
 States = tuple[Tensor, Tensor, Tensor]
@@ -47,7 +47,7 @@ class _Call(ctypes.Structure):
 
 
 ROWS = (c_void_p, c_long)
-"""Where they begin, and entries from one to the next."""
+"""Address of the first row, and entries from one row to the next."""
 ARGUMENTS: dict[str, list[Any]] = {
     "attend": [c_void_p],
     "rms_norm": [*ROWS, *ROWS, c_void_p, *(c_long,) * 3, c_float],
@@ -64,7 +64,7 @@ NEED_MEMORY = ("attend", "draw", "logprobs")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """What was compiled. Its threads are those of torch's OpenMP, whose symbols it finds in this process."""
+    """The compiled library, if there is one. It uses torch's OpenMP, whose symbols are in this process."""
     for suffix in EXTENSION_SUFFIXES:
         try:
             found = ctypes.CDLL(str(Path(__file__).with_name(f"_compiled{suffix}")))
@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def takes(*states: Tensor) -> bool:
-    """Whether these are rows of one dtype, whose entries lie side by side."""
+    """Whether these are rows of one supported dtype with contiguous entries."""
     first = states[0]
     return (
         first.dtype in HALF
@@ -89,16 +89,16 @@ def takes(*states: Tensor) -> bool:
 
 
 def _is_dense(rows: Tensor) -> bool:
-    """[T, W], or [T, H, D] with a row's heads one after another."""
+    """[T, W], or [T, H, D] with contiguous heads."""
     return rows.stride(-1) == 1 and (rows.dim() == 2 or (rows.dim() == 3 and rows.stride(1) == rows.shape[2]))
 
 
-def takes_heads(states: States, prompts: Shared | None) -> bool:
-    """Whether `attend` knows heads of this size, and is the faster way to see such prompts."""
+def takes_heads(states: States, prompts: Shared) -> bool:
+    """Whether `attend` supports heads of this size, and is the faster way for prompts of this length."""
     dim, dtype = states[0].shape[-1], states[0].dtype
     is_whole = dim % (LANES << HALF.get(dtype, 0)) == 0  # bfloat16 is read two parts at a time
-    is_near = prompts is None or prompts[0].shape[2] <= LONGEST_PROMPT
-    return is_whole and is_near and dim <= WIDEST_HEAD and takes(*states)
+    is_short = prompts[0].shape[2] <= LONGEST_PROMPT
+    return is_whole and is_short and dim <= WIDEST_HEAD and takes(*states)
 
 
 def attend(
@@ -106,9 +106,9 @@ def attend(
     buffers: tuple[Tensor, Tensor, Tensor],
     length: int,
     scale: float,
-    prompts: Shared | None,
+    prompts: Shared,
 ) -> Tensor:
-    """What a new token a row sees, its own key and value included → [B, Hq · D].
+    """Attention of one new token per row, its own key and value included → [B, Hq · D].
 
     `buffers`: keys and values [B, Hkv, C, D], the new ones going to column `length - 1`; bias [B, 1, C].
     """
@@ -119,10 +119,9 @@ def attend(
     call = _Call(
         *(batch, key.shape[1], heads // key.shape[1], dim),
         *(query.stride(0), key.stride(0), value.stride(0), bias.stride(0)),
-        *(keys.shape[2], length, prompts[0].shape[2] if prompts else 0),
+        *(keys.shape[2], length, prompts[0].shape[2]),
         scale,
-        *(each.data_ptr() for each in (*states, *buffers)),
-        *((each.data_ptr() for each in prompts) if prompts else (None,) * 4),
+        *(each.data_ptr() for each in (*states, *buffers, *prompts)),
         out.data_ptr(),
     )
     _run("attend", query.dtype, ctypes.byref(call))
@@ -137,7 +136,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rms_norm_back(x: Tensor, weight: Tensor, grad: Tensor, epsilon: float) -> Tensor:
-    """Of its gradient that of x."""
+    """The gradient of x."""
     out = torch.empty(x.shape, dtype=x.dtype)
     given = *_rows(x), *_each_head(weight), *_rows(grad)
     _run("rms_norm_back", x.dtype, *given, out.data_ptr(), *_by_head(x), epsilon)
@@ -149,7 +148,7 @@ def _rows(x: Tensor) -> tuple[int, int]:
 
 
 def _each_head(weight: Tensor) -> tuple[int, int]:
-    """One for all heads is as far from the next as from itself."""
+    """Address and stride; stride 0 if all heads share one weight."""
     return weight.data_ptr(), weight.shape[-1] if weight.dim() == 2 else 0
 
 
@@ -165,14 +164,14 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """gate and up [T, W], rows as far apart in both."""
+    """gate and up [T, W], of equal strides."""
     out = torch.empty(gate.shape, dtype=gate.dtype)
     _run("swiglu", gate.dtype, gate.data_ptr(), *_rows(up), out.data_ptr(), *gate.shape)
     return out
 
 
 def swiglu_back(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of its gradient those of gate and up."""
+    """The gradients of gate and up."""
     of_gate, of_up = (torch.empty(gate.shape, dtype=gate.dtype) for _ in range(2))
     given = gate.data_ptr(), *_rows(up), *_rows(grad)
     _run("swiglu_back", gate.dtype, *given, of_gate.data_ptr(), of_up.data_ptr(), *gate.shape)
@@ -189,9 +188,9 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
 
 
 def logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logits [N, V], one row behind the other, and token ids [N] → their log-probabilities and entropies [N].
+    """Contiguous logits [N, V] and token ids [N] → their log-probabilities and entropies [N].
 
-    The logits become p − 1 at the target and p elsewhere.
+    Overwrites the logits with p − 1 at the target and p elsewhere.
     """
     chosen, entropies = (torch.empty(len(logits), dtype=torch.float32) for _ in range(2))
     made = chosen.data_ptr(), entropies.data_ptr()

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from grpo_engine.models.fast.attention import DENSE_KEYS, DenseLayout, KernelLayout, attention_for
-from grpo_engine.models.fast.model import Attention
-from grpo_engine.models.shared_prompt_attention import WASTE, PackedLayout, blocks_of
+from grpo_engine.models.fast.attention import DENSE_KEYS, DenseLayout, attention_for
+from grpo_engine.models.shared_prompt_attention import WASTE, Attention, PackedLayout, blocks_of
 from grpo_engine.objective.types import GroupSpan
 from tests.engine.injection import CPU
 
@@ -92,7 +91,7 @@ def test_dense_and_kernel_attention_equal_each_row_alone(name: str, heads: int, 
     given = states(spans[-1].end, heads, shared)
     expected = row_by_row(spans)
     assert_agree(DenseLayout(spans, CPU, torch.float64), expected, given)
-    assert_agree(KernelLayout(PackedLayout(spans, CPU)), expected, given)
+    assert_agree(PackedLayout(spans, CPU), expected, given)
 
 
 def test_these_shapes_have_blocks_of_several_groups_with_padding() -> None:
@@ -182,5 +181,5 @@ def test_long_rows_go_through_the_librarys_kernel() -> None:
         return type(attention_for(spans_of(((2, (1,)), (prompt, completions))), CPU, torch.float32))
 
     assert chosen(DENSE_KEYS - 5, (5, 1)) is DenseLayout
-    assert chosen(DENSE_KEYS - 5, (5, 6)) is KernelLayout
+    assert chosen(DENSE_KEYS - 5, (5, 6)) is PackedLayout
     assert chosen(DENSE_KEYS, ()) is DenseLayout

@@ -156,8 +156,9 @@ def test_a_row_is_bit_for_bit_the_same_alone_as_among_others(dtype: torch.dtype)
 def test_a_machine_without_memory_says_so() -> None:
     states = normal(1, 2, 32), normal(1, 2, 32), normal(1, 2, 32)
     buffers = torch.zeros(1, 2, 4, 32), torch.zeros(1, 2, 4, 32), torch.zeros(1, 1, 4)
+    prompts = torch.zeros(1, 2, 1, 32), torch.zeros(1, 2, 1, 32), torch.zeros(1, 1, 1), torch.tensor([0])
     with pytest.raises(MemoryError, match="attend"):
-        native.attend(states, buffers, 2**50, 1.0, None)
+        native.attend(states, buffers, 2**50, 1.0, prompts)
 
 
 def test_what_was_compiled_for_other_arguments_or_not_at_all_is_not_used(

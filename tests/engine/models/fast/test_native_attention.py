@@ -31,9 +31,9 @@ def new_tokens(steps: int, dim: int, dtype: torch.dtype) -> list[tuple[Tensor, .
     return [each.split([QUERY_HEADS, KEY_HEADS, KEY_HEADS], 1) for each in read]
 
 
-def by_cache(steps: int, dim: int, dtype: torch.dtype, *, shared: bool) -> list[Tensor]:
+def by_cache(steps: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
     keys, values = prompts_of(dim, dtype)
-    cache = RowCache(Prefill({LAYER: keys}, {LAYER: values}, LENGTHS), GROUP, shared=shared)
+    cache = RowCache(Prefill({LAYER: keys}, {LAYER: values}, LENGTHS), GROUP)
     made = []
     for query, key, value in new_tokens(steps, dim, dtype):
         if cache.is_full:
@@ -75,22 +75,18 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["prompts shared", "prompts in each row"])
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_is_its_formula_while_the_buffers_grow(
-    dtype: torch.dtype, dim: int, shared: bool, attended: list[int]
+    dtype: torch.dtype, dim: int, attended: list[int]
 ) -> None:
-    found = by_cache(40, dim, dtype, shared=shared)
-    for step, exact in zip(found, by_formula(40, dim, dtype), strict=True):
+    for step, exact in zip(by_cache(40, dim, dtype), by_formula(40, dim, dtype), strict=True):
         assert_near(step, exact)
     assert attended == [ROWS] * 40
 
 
 def test_heads_of_sixteen_are_attended_in_float32(attended: list[int]) -> None:
-    for step, exact in zip(
-        by_cache(3, 16, torch.float32, shared=True), by_formula(3, 16, torch.float32), strict=True
-    ):
+    for step, exact in zip(by_cache(3, 16, torch.float32), by_formula(3, 16, torch.float32), strict=True):
         assert_near(step, exact)
     assert attended == [ROWS] * 3
 
@@ -101,7 +97,7 @@ def test_a_row_is_bit_for_bit_the_same_by_one_thread_and_by_several(dtype: torch
     made = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        made.append([*by_cache(5, 64, dtype, shared=True), *choose(logits, numbers, 0.9)])
+        made.append([*by_cache(5, 64, dtype), *choose(logits, numbers, 0.9)])
     torch.set_num_threads(1)
     assert all(
         torch.equal(one, other) for others in made[1:] for one, other in zip(made[0], others, strict=True)
@@ -116,7 +112,7 @@ def test_what_they_do_not_know_is_left_to_torch(attended: list[int]) -> None:
     assert not native.takes(rows, rows.bfloat16())
     assert not native.takes(torch.empty(4, 6, device="meta"))
     for dtype, dim in ((torch.float32, 24), (torch.bfloat16, 48), (torch.float32, 272)):
-        for step, exact in zip(by_cache(2, dim, dtype, shared=True), by_formula(2, dim, dtype), strict=True):
+        for step, exact in zip(by_cache(2, dim, dtype), by_formula(2, dim, dtype), strict=True):
             assert bool(((step.double() - exact).abs() < 0.05).all())
     assert attended == []
 

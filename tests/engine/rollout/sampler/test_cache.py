@@ -13,14 +13,12 @@ from torch import Tensor
 
 from grpo_engine.models import lora
 from grpo_engine.models.policy import Policy
-from grpo_engine.rollout.sampler import cache, decoding
+from grpo_engine.rollout.sampler import cache
 from grpo_engine.rollout.sampler.cache import Prefill, RowCache
 from grpo_engine.rollout.sampler.decoding import Kernels, OwnLayers, SharedDecoder
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 VOCABULARY = 60
-ALWAYS, NEVER = 1, 10_000
-"""Prompt tokens from which on a prompt is kept once for its group."""
 
 
 def decoder_of(policy: Policy, way: str = "kernels") -> SharedDecoder:
@@ -75,13 +73,10 @@ class Followed:
 
 
 @pytest.fixture
-def follow(
-    make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int, int, str], Followed]:
+def follow(make_policy: Callable[..., Policy], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Followed]:
     policies = {family: make_policy(family) for family in ("qwen3", "llama")}
 
-    def made(shared_from: int, growth: int, way: str = "kernels", family: str = "qwen3") -> Followed:
-        monkeypatch.setattr(decoding, "SHARED_FROM", shared_from)
+    def made(growth: int, way: str = "kernels", family: str = "qwen3") -> Followed:
         monkeypatch.setitem(cache.GROWTH, "cpu", growth)
         return Followed(policies[family], decoder_of(policies[family], way))
 
@@ -98,16 +93,15 @@ schedules = st.lists(st.one_of(steps, leavings, joins), min_size=1, max_size=7)
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(beginning=beginnings, schedule=schedules, shared=st.booleans(), growth=st.sampled_from([1, 3, 16]))
+@given(beginning=beginnings, schedule=schedules, growth=st.sampled_from([1, 3, 16]))
 def test_any_order_of_steps_leavings_and_joins_is_each_row_alone(
     follow: Callable[..., Followed],
     beginning: tuple[list[int], int],
     schedule: list[tuple[str, object]],
-    shared: bool,
     growth: int,
 ) -> None:
     with torch.no_grad():
-        run = follow(ALWAYS if shared else NEVER, growth)
+        run = follow(growth)
         run.begin(*beginning)
         for what, how in schedule:
             if what == "step":
@@ -118,20 +112,14 @@ def test_any_order_of_steps_leavings_and_joins_is_each_row_alone(
                 run.keep(chosen or [len(run.rows) - 1])
             else:
                 run.join(*how)  # type: ignore[misc]
-        assert (run.decoder.cache.prompts is not None) == shared
         run.step()
 
 
-CASES = [(shared, way) for shared in (ALWAYS, NEVER) for way in ("kernels", "own layers")]
-
-
-@pytest.mark.parametrize(("shared_from", "way"), CASES)
+@pytest.mark.parametrize("way", ["kernels", "own layers"])
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @torch.no_grad()
-def test_a_longer_prompt_joins_rows_that_run(
-    follow: Callable[..., Followed], shared_from: int, way: str, family: str
-) -> None:
-    run = follow(shared_from, 2, way, family)
+def test_a_longer_prompt_joins_rows_that_run(follow: Callable[..., Followed], way: str, family: str) -> None:
+    run = follow(2, way, family)
     run.begin([2, 3], 2)
     run.step()
     run.join([20, 1], 3)
@@ -141,30 +129,24 @@ def test_a_longer_prompt_joins_rows_that_run(
     run.step()
 
 
-@pytest.mark.parametrize(("shared_from", "way"), CASES)
+@pytest.mark.parametrize("way", ["kernels", "own layers"])
 @torch.no_grad()
-def test_a_prompt_whose_rows_have_all_left_is_gone(
-    follow: Callable[..., Followed], shared_from: int, way: str
-) -> None:
-    run = follow(shared_from, 4, way)
+def test_a_prompt_is_dropped_with_its_last_row(follow: Callable[..., Followed], way: str) -> None:
+    run = follow(4, way)
     run.begin([5, 8, 3], 3)
     run.step()
     run.keep([0, 1, 2, 7])
     run.step()
-    if run.decoder.cache.prompts is not None:
-        assert len(run.decoder.cache.prompts.bias) == 2
+    assert len(run.decoder.cache.prompts.bias) == 2
     run.keep([3])
     run.step()
     run.join([6], 2)
     run.step()
 
 
-@pytest.mark.parametrize("shared_from", [ALWAYS, NEVER])
 @torch.no_grad()
-def test_rows_join_before_any_step_and_leave_in_another_order(
-    follow: Callable[..., Followed], shared_from: int
-) -> None:
-    run = follow(shared_from, 4)
+def test_rows_join_before_any_step_and_leave_in_another_order(follow: Callable[..., Followed]) -> None:
+    run = follow(4)
     run.begin([3], 2)
     run.join([9, 2], 2)
     run.step()
@@ -173,17 +155,11 @@ def test_rows_join_before_any_step_and_leave_in_another_order(
 
 
 @torch.no_grad()
-def test_long_prompts_are_kept_once_for_their_group_and_short_ones_are_not(
-    make_policy: Callable[..., Policy],
-) -> None:
+def test_prompts_are_kept_once_for_their_group(make_policy: Callable[..., Policy]) -> None:
     run = Followed(make_policy(), decoder_of(make_policy()))
-    run.begin([cache.SHARED_FROM, 3], 4)
-    assert run.decoder.cache.prompts is not None
+    run.begin([64, 3], 4)
     assert run.decoder.cache.prompts.keys[0].shape[0] == 2
     assert run.decoder.cache.length == 0
-    run.begin([cache.SHARED_FROM - 1, 3], 4)
-    assert run.decoder.cache.prompts is None
-    assert run.decoder.cache.keys[0].shape[0] == 8
 
 
 def random_prefill(lengths: tuple[int, ...], heads: int, dtype: torch.dtype = torch.float64) -> Prefill:
@@ -196,52 +172,54 @@ def random_prefill(lengths: tuple[int, ...], heads: int, dtype: torch.dtype = to
 
 
 @pytest.mark.parametrize(("heads", "shared"), [(2, 1), (2, 2), (1, 4), (3, 4)])
-def test_shared_prompts_and_spread_prompts_give_the_same_attention(heads: int, shared: int) -> None:
-    prefill = random_prefill((5, 1, 9), heads)
-    caches = [RowCache(prefill, 3, shared=kept_once) for kept_once in (True, False)]
-    generator = torch.Generator().manual_seed(1)
+def test_attention_to_a_shared_prompt_equals_its_formula(heads: int, shared: int) -> None:
+    lengths, group, scale = (5, 1, 9), 3, 0.3
+    prefill = random_prefill(lengths, heads)
+    rows, generator = RowCache(prefill, group), torch.Generator().manual_seed(1)
+    seen = [
+        [states[0].split(lengths)[row // group] for states in (prefill.keys, prefill.values)]
+        for row in range(9)
+    ]
     for turn in range(5):
-        rows = len(caches[0].bias)
-        query = torch.randn(rows, heads * shared, 4, generator=generator, dtype=torch.float64)
-        key, value = (torch.randn(rows, heads, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-        made = []
-        for each in caches:
-            each.length += 1
-            each.advance()
-            made.append(each.attend(0, query, key, value, 0.3))
-        assert torch.allclose(made[0], made[1], rtol=0, atol=1e-12)
+        query = torch.randn(len(seen), heads * shared, 4, generator=generator, dtype=torch.float64)
+        new = [torch.randn(len(seen), heads, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+        rows.length += 1
+        rows.advance()
+        made = rows.attend(0, query, new[0], new[1], scale)
+        for row, states in enumerate(seen):
+            seen[row] = [torch.cat([old, each[row : row + 1]]) for old, each in zip(states, new, strict=True)]
+            keys, values = (each.repeat_interleave(shared, 1) for each in seen[row])
+            weights = (torch.einsum("hd,thd->ht", query[row], keys) * scale).softmax(-1)
+            expected = torch.einsum("ht,thd->hd", weights, values).flatten()
+            assert torch.allclose(made[row], expected, rtol=0, atol=1e-12)
         if turn == 2:
-            for each in caches:
-                each.keep(torch.tensor([0, 4, 6, 7, 8]))
+            kept = [0, 4, 6, 7, 8]
+            rows.keep(torch.tensor(kept))
+            seen = [seen[row] for row in kept]
 
 
-def test_growing_keeps_what_was_there_and_hides_what_is_new() -> None:
-    rows = RowCache(random_prefill((5, 2), 2), 2, shared=False)
+def test_growing_keeps_the_old_columns_and_hides_the_new_ones() -> None:
+    rows = RowCache(random_prefill((5, 2), 2), 2)
+    rows.keys[0].normal_()
     before, capacity = rows.keys[0].clone(), rows.capacity
     rows.grow()
     assert torch.equal(rows.keys[0][:, :, :capacity], before)
     assert rows.capacity > capacity
     assert bool((rows.bias[:, :, capacity:] == float("-inf")).all())
-    rows.grow(left=3)
-    assert torch.equal(rows.keys[0][:, :, 3 : capacity + 3], before)
-    assert (rows.length, rows.column.tolist()) == (8, [7])
-    assert bool((rows.bias[:, :, :3] == float("-inf")).all())
 
 
 @torch.no_grad()
 def test_bfloat16_rows_stay_close_to_float64() -> None:
     """Within four roundings of the largest number."""
-    for kept_once in (True, False):
-        exact = RowCache(random_prefill((5, 9), 2), 2, shared=kept_once)
-        rounded = RowCache(random_prefill((5, 9), 2, torch.bfloat16), 2, shared=kept_once)
-        query, key, value = torch.randn(3, 4, 2, 4, dtype=torch.float64)
-        made = []
-        for each, dtype in ((exact, torch.float64), (rounded, torch.bfloat16)):
-            each.length += 1
-            each.advance()
-            made.append(each.attend(0, query.to(dtype), key.to(dtype), value.to(dtype), 0.5))
-        assert made[1].dtype == torch.bfloat16
-        assert float((made[0] - made[1].double()).abs().max()) < 2**-6 * float(made[0].abs().max())
+    query, key, value = torch.randn(3, 4, 2, 4, dtype=torch.float64)
+    made = []
+    for dtype in (torch.float64, torch.bfloat16):
+        cache = RowCache(random_prefill((5, 9), 2, dtype), 2)
+        cache.length += 1
+        cache.advance()
+        made.append(cache.attend(0, query.to(dtype), key.to(dtype), value.to(dtype), 0.5))
+    assert made[1].dtype == torch.bfloat16
+    assert float((made[0] - made[1].double()).abs().max()) < 2**-6 * float(made[0].abs().max())
 
 
 @torch.no_grad()
@@ -281,15 +259,14 @@ def test_a_row_that_goes_on_beyond_the_models_last_position_disturbs_no_other(
 
 
 @torch.no_grad()
-def test_columns_that_no_row_uses_any_more_are_given_back(follow: Callable[..., Followed]) -> None:
-    """However many rows come and go, there is room for the longest that runs and not for all there were."""
-    for shared_from in (ALWAYS, NEVER):
-        run = follow(shared_from, 2)
-        run.begin([3, 5], 1)
-        for _ in range(10):
-            for _ in range(4):
-                run.step()
-            run.join([2], 1)
-            run.keep(range(1, len(run.rows)))
-        assert run.decoder.cache.length < 20
-        assert run.decoder.cache.capacity < 30
+def test_unused_columns_are_released(follow: Callable[..., Followed]) -> None:
+    """The cache stays as long as the longest running row, however many rows join and leave."""
+    run = follow(2)
+    run.begin([3, 5], 1)
+    for _ in range(10):
+        for _ in range(4):
+            run.step()
+        run.join([2], 1)
+        run.keep(range(1, len(run.rows)))
+    assert run.decoder.cache.length < 20
+    assert run.decoder.cache.capacity < 30

@@ -140,15 +140,12 @@ class Pair:
             assert torch.allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("shared_from", [1, 10_000])
 @torch.no_grad()
 def test_a_recording_holds_until_rows_leave_join_or_outgrow_the_cache(
     make_policy: Callable[..., Policy],
     monkeypatch: pytest.MonkeyPatch,
     recordings: list[Recording],
-    shared_from: int,
 ) -> None:
-    monkeypatch.setattr(decoding, "SHARED_FROM", shared_from)
     monkeypatch.setitem(cache.GROWTH, "cpu", 20)
     pair = Pair(make_policy())
     pair.start([[7, 8, 9], [10]], 2)

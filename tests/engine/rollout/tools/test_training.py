@@ -15,12 +15,12 @@ from grpo_engine.config.tools import HttpTool, PythonTool, function_schemas
 from grpo_engine.contract.events import RolloutsRecorded, StepFinished
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
+from grpo_engine.objective.metrics import tool_metrics
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Continuation, Sampling, uniforms
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
-from grpo_engine.rollout.tools.metrics import tool_metrics
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import PolicyGradient

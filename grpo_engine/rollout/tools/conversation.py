@@ -1,0 +1,79 @@
+"""A completion of several turns while it grows: its exact tokens, tool calls and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.rollout.tools.calls import ToolCall
+from grpo_engine.rollout.tools.toolbox import ToolResult
+
+
+class Conversation:
+    def __init__(self, prompt: Prompt, place: int, stream: tuple[int, int, int], limit: int) -> None:
+        """`place`: the prompt's position among the prompts; `stream`: as `Sampling.stream`; `limit`: tokens
+        of the whole completion."""
+        self.prompt = prompt
+        self.place = place
+        self.number, self.sample, _ = stream
+        self.limit = limit
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.sampled: list[bool] = []
+        self.turns = 0
+        self.calls: list[dict[str, object]] = []
+        self.waiting: list[tuple[ToolCall, Future[ToolResult]]] = []
+        """Calls of the newest turn, while they run."""
+
+    @property
+    def stream(self) -> tuple[int, int, int]:
+        """(prompt, sample, turn) of its next turn."""
+        return self.number, self.sample, self.turns
+
+    @property
+    def room(self) -> int:
+        """Remaining tokens."""
+        return self.limit - len(self.token_ids)
+
+    def add_turn(self, turn: Completion) -> None:
+        self.last = turn
+        self.turns += 1
+        self.token_ids += turn.token_ids
+        self.logprobs += turn.logprobs
+        self.sampled += [True] * len(turn.token_ids)
+
+    def collect_answers(self) -> list[tuple[ToolCall, ToolResult]]:
+        """Wait for the newest turn's calls and record them with their answers."""
+        answered = [(call, future.result()) for call, future in self.waiting]
+        self.waiting = []
+        self.calls += [
+            {"name": call.name, "arguments": call.arguments, "answer": answer.text, "error": answer.failed}
+            for call, answer in answered
+        ]
+        return answered
+
+    def add_answers(self, ids: Sequence[int]) -> None:
+        """Append tokens that tools wrote."""
+        self.token_ids += ids
+        self.logprobs += [0.0] * len(ids)
+        self.sampled += [False] * len(ids)
+
+    def completion(self, policy: Policy, finish_reason: FinishReason) -> Completion:
+        """The whole completion."""
+        last = replace(self.last, finish_reason=finish_reason)
+        if self.turns == 1 and not self.calls:
+            return last
+        return replace(
+            last,
+            text=policy.completion_text(self.token_ids),
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            sampled=tuple(self.sampled),
+            turns=self.turns,
+            tool_calls=tuple(self.calls),
+            answer=last.text,
+        )
