@@ -15,7 +15,7 @@ from grpo_engine.contract.events import RolloutsRecorded, Split
 from grpo_engine.contract.records import OVERLONG, CompletionRecord, GradeError, GroupRecord, Sample, Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool.pool import Grading
-from grpo_engine.objective.advantages import GroupRewards, advantages
+from grpo_engine.objective.advantages import GroupAdvantages, GroupRewards, advantages
 from grpo_engine.objective.metrics import PASS_REWARD
 from grpo_engine.objective.packing import trained_tokens
 from grpo_engine.objective.types import Completion, GradedGroup, Group, ScoredGroup
@@ -141,9 +141,15 @@ def with_advantages(
         for graded, each in zip(graded_P, penalties, strict=True)
     ]
     found = advantages(rewards, settings.advantage, ddof=settings.advantage_ddof, weights=weights)
+    return scored_groups(graded_P, found)
+
+
+def scored_groups(
+    graded_P: Sequence[GradedGroup], advantages_P: Sequence[GroupAdvantages]
+) -> list[ScoredGroup]:
     return [
         ScoredGroup(graded.group, graded.scores, each.values, each.has_signal, each.by_token)
-        for graded, each in zip(graded_P, found, strict=True)
+        for graded, each in zip(graded_P, advantages_P, strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,12 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.contract.errors import ConfigError, DatasetError
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.graders import Grader
-from grpo_engine.graders.pool.pool import Grading, open_grading
+from grpo_engine.graders.pool.pool import open_grading
 from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader, read_rows
 from grpo_engine.rollout.evaluation import HeldOutSet
-from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.export import ExportRun
@@ -48,11 +47,7 @@ def build_run(config: RunConfig, run_dir: Path) -> TrainingLoop[Any] | ExportRun
 
 def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:
     """Load everything that the run needs. Raises an EngineError that names the problem."""
-    if config.runtime.num_threads is not None:
-        torch.set_num_threads(config.runtime.num_threads)
-    device = choose_device(config.runtime)
-    keep_freed_memory(device.type)
-    dtype = choose_dtype(config.runtime, device)
+    device, dtype = prepare_device(config.runtime)
     if isinstance(config.method, TrainingFree):
         unchanged = SupervisedHyperparameters.model_validate({})
         load = partial(load_policy, config.model, unchanged, device, dtype, config.seed)
@@ -94,18 +89,30 @@ def _reinforcement(
         _refuse_long(made, settings.max_completion_tokens, policy.max_length)
         return made
 
+    grading_of = partial(
+        open_grading,
+        processes=config.runtime.grader_processes,
+        deadline_seconds=settings.grader_timeout_seconds,
+    )
+
     training = prompts(config.training_file)
     files = [config.training_file, config.validation_file, *config.retention_files.values()]
     longest = max(len(prompt.token_ids) for path in files if path for prompt in prompts(path))
     context = longest + settings.max_completion_tokens
-    sampler = _sampler(config, method, policy, context, run_dir)
+    sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
+    if method.tools:
+        sampler = ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns)
     shard(policy, config)
     sampler = with_gathered_weights(sampler, policy)
-    grading = _grading(config, method, method.grader)
+    grading = grading_of(method.grader)
     if config.probe is not None:
         probe = Probe(config, config.probe, method, policy, sampler, grading, training)
         return TrainingLoop(config, run_dir, probe, Schedule.of(settings, probe.total_steps))
-    held_out = _held_out(config, method, grading, prompts)
+    held_out = [
+        HeldOutSet(rows[: settings.eval_rows(len(rows))], grading_of(grader) if grader else grading, name)
+        for name, path, grader in _held_out_files(config, method)
+        for rows in [prompts(path)]
+    ]
     trainer = Trainer(config, method, policy, sampler, grading, training, held_out)
     schedule = Schedule.of(
         settings, trainer.total_steps, guards=settings.guards, early_stopping=settings.early_stopping
@@ -115,40 +122,18 @@ def _reinforcement(
     )
 
 
-def _sampler(
-    config: RunConfig, method: ReinforcementMethod, policy: Policy, context_tokens: int, run_dir: Path
-) -> Sampler:
-    """The job's sampler, wrapped in a `ToolSampler` if it has tools."""
-    inner = open_sampler(config.runtime, policy, method.hyperparameters, context_tokens, run_dir)
-    if not method.tools:
-        return inner
-    return ToolSampler(inner, policy, method.tools, max_turns=method.hyperparameters.max_turns)
-
-
-def _grading(config: RunConfig, method: ReinforcementMethod, grader: Grader) -> Grading:
-    return open_grading(
-        grader,
-        processes=config.runtime.grader_processes,
-        deadline_seconds=method.hyperparameters.grader_timeout_seconds,
-    )
-
-
-def _held_out(
-    config: RunConfig, method: ReinforcementMethod, grading: Grading, prompts: Callable[[str], list[Prompt]]
-) -> list[HeldOutSet]:
-    """The validation rows, then the retention sets, each with its own grader if it has one."""
-    if method.hyperparameters.early_stopping is not None and config.validation_file is None:
+def _held_out_files(
+    config: RunConfig, method: ReinforcementMethod
+) -> Iterator[tuple[str, str, Grader | None]]:
+    """Name, file and own grader of the validation rows and then of the retention sets."""
+    if config.validation_file is not None:
+        yield VALIDATION, config.validation_file, method.eval_grader
+    elif method.hyperparameters.early_stopping is not None:
         raise ConfigError("early_stopping needs validation_file: it watches the held-out reward")
-    sets = [(each.name, config.retention_files.get(each.name), each.grader) for each in method.retention]
-    made = []
-    for name, path, grader in [(VALIDATION, config.validation_file, method.eval_grader), *sets]:
-        if path is not None:
-            rows = prompts(path)
-            chosen = rows[: method.hyperparameters.eval_rows(len(rows))]
-            made.append(HeldOutSet(chosen, _grading(config, method, grader) if grader else grading, name))
-        elif name != VALIDATION:
-            raise ConfigError(f"retention_files has no file for the retention set {name!r}")
-    return made
+    for each in method.retention:
+        if each.name not in config.retention_files:
+            raise ConfigError(f"retention_files has no file for the retention set {each.name!r}")
+        yield each.name, config.retention_files[each.name], each.grader
 
 
 def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: int | None) -> None:
@@ -161,6 +146,15 @@ def _refuse_long(prompts: list[Prompt], max_completion_tokens: int, max_length: 
                 f"max_completion_tokens {max_completion_tokens} exceed the model's {max_length}",
                 hint="Shorten the prompt or lower max_completion_tokens.",
             )
+
+
+def prepare_device(runtime: Runtime) -> tuple[torch.device, torch.dtype]:
+    """The device and number format to compute with; sets up threads and heap. Raises ConfigError."""
+    if runtime.num_threads is not None:
+        torch.set_num_threads(runtime.num_threads)
+    device = choose_device(runtime)
+    keep_freed_memory(device.type)
+    return device, choose_dtype(runtime, device)
 
 
 def choose_device(runtime: Runtime) -> torch.device:

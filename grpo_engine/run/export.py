@@ -1,7 +1,6 @@
 """An export: base model and adapter merged by PEFT into one model that loads without it.
 
-Boundary: one folder of safetensors, tokenizer and configuration; the worker adds the card and packs it. It
-runs on the CPU, in the number format of the base's own files.
+Runs on the CPU, in the number format of the base's own files. The worker adds the model card and the archive.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -137,30 +137,21 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class EventLog(Protocol):
-    """Receives an engine's events."""
-
-    def write(self, event: BaseEvent) -> BaseEvent | None: ...
-
-    def close(self) -> None: ...
-
-
+@dataclass(frozen=True, slots=True)
 class FailureReport:
     """Log of a later rank: stores only its failure, because the first rank writes all other events."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
-    def write(self, event: BaseEvent) -> BaseEvent | None:
+    def write(self, event: BaseEvent) -> None:
         if isinstance(event, Failed):
             self.path.write_text(event.model_dump_json())
-        return None
 
     def close(self) -> None:
         """Nothing to close."""
 
 
-def open_log(config: RunConfig, run_dir: Path) -> EventLog:
+def open_log(config: RunConfig, run_dir: Path) -> Journal | FailureReport:
     """The run's event log on the first rank; a failure report on the others."""
     rank = os.environ.get("RANK", "0")
     return FailureReport(_report(run_dir, rank)) if rank != "0" else open_journal(config, run_dir)

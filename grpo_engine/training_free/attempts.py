@@ -1,7 +1,6 @@
 """Attempts at rows with the library in the prompt: made, graded and compared.
 
-Boundary: groups and their metrics. An attempt that the model failed to make is unscorable, like one that a
-grader could not score.
+An attempt that the model failed to make is unscorable, like one that a grader could not score.
 """
 
 from __future__ import annotations
@@ -14,19 +13,17 @@ from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import GroupRewards, advantages
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
-from grpo_engine.rollout.scoring import PendingScores
-from grpo_engine.training_free.library import Experience, Library
-from grpo_engine.training_free.model_client import AnswerSettings, ModelClient
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.scoring import PendingScores, scored_groups
+from grpo_engine.training_free.library import Library, number_of
+from grpo_engine.training_free.model_client import ModelClient
 from grpo_engine.training_free.prompts import Row, task_text, with_experiences
 
 
 def with_advantages(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
     """The groups with their advantages (`group_std`); those without signal get exactly 0."""
     rewards = [GroupRewards(tuple(score.reward for score in group.scores)) for group in groups_P]
-    return [
-        ScoredGroup(graded.group, graded.scores, found.values, found.has_signal)
-        for graded, found in zip(groups_P, advantages(rewards), strict=True)
-    ]
+    return scored_groups(groups_P, advantages(rewards))
 
 
 class Attempts:
@@ -41,27 +38,26 @@ class Attempts:
 
         Lessons that were useful longest ago are left out first.
         """
-        by_use = library.by_use()
-        for count in range(len(by_use), -1, -1):
-            kept = {each.id for each in by_use[:count]}
-            shown: list[Experience] = [each for each in library.experiences if each.id in kept]
-            prompted = with_experiences(row, shown, self.settings.template)
-            if count == 0 or self.client.fits(prompted, self.settings.max_completion_tokens):
-                return prompted, len(by_use) - count
-        return row, len(by_use)
+        kept = library.by_use()
+        while True:
+            prompted = with_experiences(row, sorted(kept, key=number_of), self.settings.template)
+            if not kept or self.client.fits(prompted, self.settings.max_completion_tokens):
+                return prompted, len(library.experiences) - len(kept)
+            kept.pop()
 
     def graded(
         self,
         prompts_P: Sequence[Prompt],
         rows_P: Sequence[Row],
         count: int,
-        asking: AnswerSettings,
+        sampling: Sampling,
+        version: int,
         grading: Grading,
         timer: PhaseTimer,
     ) -> list[GradedGroup]:
         """P groups of `count` attempts with their scores; `rows_P` are sent unchanged.
 
-        A finished group is graded while others are being made.
+        A finished group is graded while others are being made. `version`: the library's.
         """
         pending = PendingScores(grading)
 
@@ -69,7 +65,7 @@ class Attempts:
             pending.submit(place, Group(prompts_P[place], completions))
 
         with timer.measure("sample"):
-            made = self.client.answer(rows_P, count, asking, submit)
+            made = self.client.answer(rows_P, count, sampling, version=version, on_row=submit)
         groups = [
             Group(replace(prompt, text=task_text(row)), completions)
             for prompt, row, completions in zip(prompts_P, rows_P, made, strict=True)

@@ -1,14 +1,14 @@
 """Answers with a model behind one of the operator's endpoints: bounded threads, ordered results, a budget.
 
-The chat client retries temporary errors. Other errors count as a failure of that answer, until so many fail
-that the endpoint is considered down. Boundary: messages contain no key and no address.
+The chat client retries temporary errors. Another error fails only its answer, unless `BREAK_AFTER` answers
+in a row fail. Boundary: messages contain no key and no address.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +19,8 @@ from grpo_engine.graders.model_spending import Account, Ledger, SpendLimitError
 from grpo_engine.objective.types import Completion
 from grpo_engine.outbound import chat_client
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
-from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.training_free.model_client import OnRow, Reply, failed_reply
 from grpo_engine.training_free.prompts import Row
 
 ACCOUNT = "job"
@@ -54,72 +55,85 @@ class EndpointBudget:
 
 class EndpointModelClient:
     def __init__(
-        self, asked: EndpointModel, settings: TrainingFreeHyperparameters, budget: EndpointBudget
+        self, model: EndpointModel, settings: TrainingFreeHyperparameters, budget: EndpointBudget
     ) -> None:
         """Raises ConfigError if the operator has no such endpoint, model or price."""
-        self.asked = asked
-        self.label = asked.label
+        self.model = model
+        self.label = model.label
         self.budget = budget
         self.concurrent_calls = settings.concurrent_calls
         try:
-            self.endpoint = find_endpoint(asked.endpoint)
+            self.endpoint = find_endpoint(model.endpoint)
             self.client = chat_client.ChatClient.named(
-                asked.endpoint, asked.model, timeout=settings.request_timeout_seconds
+                model.endpoint, model.model, timeout=settings.request_timeout_seconds
             )
         except EndpointError as error:
             raise ConfigError(str(error)) from None
         if budget.max_cost_usd is not None and self.endpoint.cost_usd(0, 0) is None:
-            raise ConfigError(f"max_cost_usd needs the prices of the endpoint {asked.endpoint!r}")
+            raise ConfigError(f"max_cost_usd needs the prices of the endpoint {model.endpoint!r}")
         self._lock = threading.Lock()
         self._failures_in_a_row = 0
 
     def answer(
-        self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
+        self,
+        rows: Sequence[Row],
+        count: int,
+        sampling: Sampling,
+        *,
+        version: int = 0,
+        on_row: OnRow | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Answers in order. Raises EndpointDownError if more than half of several fail, and OverspentError if
         the budget is used up."""
         with ThreadPoolExecutor(self.concurrent_calls, thread_name_prefix="endpoint") as threads:
-            futures = [[threads.submit(self._ask, row, settings) for _ in range(count)] for row in rows]
+            futures = [
+                [threads.submit(self._reply, row, sampling, version) for _ in range(count)] for row in rows
+            ]
+            answers: list[tuple[Completion, ...]] = []
             try:
-                answers = [self._gathered(place, each, on_row) for place, each in enumerate(futures)]
+                for place, each in enumerate(futures):
+                    answers.append(tuple(future.result() for future in each))
+                    if on_row is not None:
+                        on_row(place, answers[-1])
             finally:
                 threads.shutdown(cancel_futures=True)
-        self._refuse_silence([reply for group in answers for reply in group])
+        replies = [reply for group in answers for reply in group]
+        failures = [failure for reply in replies if (failure := reply.failure) is not None]
+        if len(replies) > 1 and 2 * len(failures) > len(replies):
+            raise self._down(failures)
         return answers
 
     def fits(self, row: Row, max_tokens: int) -> bool:
         """Always true: the server's limit is unknown, and exceeding it is a failed answer."""
         return True
 
-    def _gathered(
-        self, place: int, futures: Sequence[Future[Completion]], on_row: OnRow | None
-    ) -> tuple[Completion, ...]:
-        found = tuple(future.result() for future in futures)
-        if on_row is not None:
-            on_row(place, found)
-        return found
-
-    def _ask(self, row: Row, settings: AnswerSettings) -> Completion:
-        request = self._request(row, settings)
-        try:
-            answer = self._paid(request, settings.max_tokens)
-        except chat_client.ChatServerError as error:
-            self._note_failure(error)
-            return _failed(self._words(error), settings.version)
-        except chat_client.ChatParseError as error:
-            return _failed(str(error), settings.version)
-        with self._lock:
-            self._failures_in_a_row = 0
-        return _reply(answer, settings.version)
-
-    def _request(self, row: Row, settings: AnswerSettings) -> dict[str, Any]:
+    def _reply(self, row: Row, sampling: Sampling, version: int) -> Reply:
+        """One answer; a refusal counts as an answer."""
         messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
-        return {
+        request = {
             "messages": messages,
-            "temperature": settings.temperature,
-            self.asked.length_field: settings.max_tokens,
+            "temperature": sampling.temperature,
+            self.model.length_field: sampling.max_tokens,
             "tools": row.get("tools") or None,
         }
+        try:
+            answer = self._paid(request, sampling.max_tokens)
+        except chat_client.ChatServerError as error:
+            self._note_failure(error)
+            return failed_reply(self._public_message(error), version)
+        except chat_client.ChatParseError as error:
+            return failed_reply(str(error), version)
+        with self._lock:
+            self._failures_in_a_row = 0
+        return Reply(
+            answer.text or answer.refusal or "",
+            (),
+            (),
+            FinishReason.LENGTH if answer.finish_reason == "length" else FinishReason.STOP,
+            version,
+            num_tokens=answer.usage.output_tokens,
+            num_prompt_tokens=answer.usage.input_tokens,
+        )
 
     def _paid(self, request: dict[str, Any], max_tokens: int) -> chat_client.ChatAnswer:
         """Send the request within the budget. Raises ChatServerError, ChatParseError, OverspentError."""
@@ -142,35 +156,12 @@ class EndpointModelClient:
             self._failures_in_a_row += 1
             is_down = self._failures_in_a_row >= BREAK_AFTER
         if is_down or error.status in HOPELESS:
-            raise self._down([self._words(error)])
+            raise self._down([self._public_message(error)])
 
-    def _words(self, error: chat_client.ChatServerError) -> str:
+    def _public_message(self, error: chat_client.ChatServerError) -> str:
         """The error message with the endpoint's name in place of the operator's host."""
-        return str(error).replace(urlsplit(self.endpoint.url).hostname or "\0", self.asked.endpoint)
-
-    def _refuse_silence(self, replies: Sequence[Completion]) -> None:
-        failures = [failure for reply in replies if (failure := reply.failure) is not None]
-        if len(replies) > 1 and 2 * len(failures) > len(replies):
-            raise self._down(failures)
+        return str(error).replace(urlsplit(self.endpoint.url).hostname or "\0", self.model.endpoint)
 
     def _down(self, failures: Sequence[str]) -> EndpointDownError:
         evidence = tuple(dict.fromkeys(failures))[:SHOWN_FAILURES]
         return EndpointDownError(f"{self.label} does not answer: {evidence[0]}", evidence=evidence)
-
-
-def _failed(reason: str, version: int) -> Reply:
-    return Reply("", (), (), FinishReason.STOP, version, failure=reason)
-
-
-def _reply(answer: chat_client.ChatAnswer, version: int) -> Reply:
-    """The answer as a completion; a refusal counts as an answer."""
-    cut = answer.finish_reason == "length"
-    return Reply(
-        answer.text or answer.refusal or "",
-        (),
-        (),
-        FinishReason.LENGTH if cut else FinishReason.STOP,
-        version,
-        num_tokens=answer.usage.output_tokens,
-        num_prompt_tokens=answer.usage.input_tokens,
-    )

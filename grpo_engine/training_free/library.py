@@ -1,12 +1,9 @@
-"""The experience library E: short lessons with ids, changed only by operations.
-
-Boundary: plain data. `reflection.py` proposes the operations; `prompts.py` writes the prompts.
-"""
+"""The experience library E: short lessons with ids, changed only by operations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -61,7 +58,7 @@ class Experience(Record):
     """Newest step that added, changed or kept the lesson."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class LibraryChanges:
     """Effects of a step's operations."""
 
@@ -78,8 +75,7 @@ class LibraryChanges:
         return bool(self.added or self.modified or self.deleted or self.evicted)
 
     def metrics(self) -> dict[str, float]:
-        names = ("added", "modified", "deleted", "evicted", "ignored")
-        return {f"experiences/{name}": float(getattr(self, name)) for name in names}
+        return {f"experiences/{name}": float(count) for name, count in asdict(self).items()}
 
 
 class Library(Record):
@@ -124,18 +120,18 @@ class _Draft:
     next_number: int
     step: int
     max_chars: int
-    changes: LibraryChanges = LibraryChanges()
+    changes: LibraryChanges = field(default_factory=LibraryChanges)
 
     def apply(self, operation: Operation) -> None:
         if isinstance(operation, Add):
             self._add(one_line(operation.text, self.max_chars))
         elif operation.id not in self.lessons:
-            self._count("ignored")
+            self.changes.ignored += 1
         elif isinstance(operation, Modify):
             self._modify(operation.id, one_line(operation.text, self.max_chars))
         elif isinstance(operation, Delete):
             del self.lessons[operation.id]
-            self._count("deleted")
+            self.changes.deleted += 1
         else:
             self._touch(operation.id)
 
@@ -143,20 +139,20 @@ class _Draft:
         while len(self.lessons) > limit:
             oldest = min(self.lessons.values(), key=lambda each: (each.useful_step, number_of(each)))
             del self.lessons[oldest.id]
-            self._count("evicted")
+            self.changes.evicted += 1
 
     def _add(self, text: str) -> None:
-        same = next((each.id for each in self.lessons.values() if each.text == text), None)
-        if same is not None:
-            self._touch(same)
-            self._count("ignored")
-            return
+        for each in self.lessons.values():
+            if each.text == text:
+                self._touch(each.id)
+                self.changes.ignored += 1
+                return
         name = f"G{self.next_number}"
         self.next_number += 1
         self.lessons[name] = Experience(
             id=name, text=text, created_step=self.step, changed_step=self.step, useful_step=self.step
         )
-        self._count("added")
+        self.changes.added += 1
 
     def _modify(self, name: str, text: str) -> None:
         if self.lessons[name].text == text:
@@ -164,13 +160,10 @@ class _Draft:
             return
         update = {"text": text, "changed_step": self.step, "useful_step": self.step}
         self.lessons[name] = self.lessons[name].model_copy(update=update)
-        self._count("modified")
+        self.changes.modified += 1
 
     def _touch(self, name: str) -> None:
         self.lessons[name] = self.lessons[name].model_copy(update={"useful_step": self.step})
-
-    def _count(self, what: str) -> None:
-        self.changes = replace(self.changes, **{what: getattr(self.changes, what) + 1})
 
 
 def one_line(text: str, max_chars: int) -> str:

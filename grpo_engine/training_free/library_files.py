@@ -16,8 +16,8 @@ from grpo_engine.training_free.prompts import Row, library_text, with_experience
 
 FOLDER = "experiences"
 PLACEMENT = (
-    "prompt.txt stands before the text of the system message, with an empty line between; without a system "
-    "message before the text of the first user message. `example` is the first training row as it is sent."
+    "Put prompt.txt before the text of the system message, with an empty line between; without a system "
+    "message, before the text of the first user message. `example` is the first training row as it was sent."
 )
 
 

@@ -1,60 +1,56 @@
 """Answers with the job's own model: its tokenizer's chat template and a sampler.
 
-Boundary: no network. Without a chat template, a conversation is joined into one text.
+Without a chat template, a conversation is joined into one text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from grpo_engine.contract.records import FinishReason
-from grpo_engine.objective.types import Completion, Prompt
+from grpo_engine.config.job import RunConfig
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.rollout.dataset import RowReader, joined
-from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.training_free.model_client import AnswerSettings, OnRow, Reply
+from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from grpo_engine.training_free.model_client import OnRow, failed_reply
 from grpo_engine.training_free.prompts import Row
-
-ROUND = 1_000_000
-"""Distance between the prompt numbers of two rounds, so that each draws different tokens."""
 
 
 class LocalModelClient:
-    def __init__(
-        self,
-        reader: RowReader,
-        sampler: Sampler,
-        *,
-        max_length: int | None,
-        seed: int,
-        has_template: bool,
-    ) -> None:
-        self.label = type(sampler).__name__
-        self.reader = reader
-        self.sampler = sampler
-        self.max_length = max_length
-        self.seed = seed
-        self.has_template = has_template
+    label = TorchSampler.__name__
+
+    def __init__(self, config: RunConfig, policy: Policy) -> None:
+        self.reader = RowReader(policy.tokenizer, config.created_at)
+        self.sampler = TorchSampler(policy, config.runtime.sample_budget)
+        self.max_length = policy.max_length
+        self.has_template = bool(policy.tokenizer.chat_template)
 
     def answer(
-        self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
+        self,
+        rows: Sequence[Row],
+        count: int,
+        sampling: Sampling,
+        *,
+        version: int = 0,
+        on_row: OnRow | None = None,
     ) -> list[tuple[Completion, ...]]:
         """Completions; a row without room for an answer gets a failure."""
         prompts = self._prompts(rows)
         places = [
-            place for place, prompt in enumerate(prompts) if self._has_room(prompt, settings.max_tokens)
+            place for place, prompt in enumerate(prompts) if self._has_room(prompt, sampling.max_tokens)
         ]
-        self.sampler.load_policy(settings.version)
-        groups = self.sampler.generate(
-            [prompts[place] for place in places],
-            count,
-            self._sampling(settings),
-            None if on_row is None else lambda position, group: on_row(places[position], group.completions),
-        )
-        answers: list[tuple[Completion, ...]] = [(_too_long(settings.version),) * count for _ in rows]
-        for place, group in zip(places, groups, strict=True):
-            answers[place] = group.completions
+        too_long = failed_reply("the prompt leaves no room for an answer", version)
+        answers: list[tuple[Completion, ...]] = [(too_long,) * count for _ in rows]
+
+        def on_group(position: int, group: Group) -> None:
+            answers[places[position]] = group.completions
+            if on_row is not None:
+                on_row(places[position], group.completions)
+
+        self.sampler.load_policy(version)
+        self.sampler.generate([prompts[place] for place in places], count, sampling, on_group)
         if on_row is not None:
             for place in sorted({*range(len(rows))} - {*places}):
                 on_row(place, answers[place])
@@ -70,22 +66,8 @@ class LocalModelClient:
     def _has_room(self, prompt: Prompt, max_tokens: int) -> bool:
         return self.max_length is None or len(prompt.token_ids) + max_tokens <= self.max_length
 
-    def _sampling(self, settings: AnswerSettings) -> Sampling:
-        return Sampling(
-            max_tokens=settings.max_tokens,
-            temperature=settings.temperature,
-            seed=self.seed,
-            step=settings.step,
-            first_prompt=settings.round * ROUND,
-        )
 
-
-def _too_long(version: int) -> Reply:
-    reason = "the prompt leaves no room for an answer"
-    return Reply("", (), (), FinishReason.LENGTH, version, failure=reason)
-
-
-def _flat(row: Row) -> dict[str, Any]:
+def _flat(row: Row) -> Row:
     """A conversation for a model without a chat template."""
     if "messages" not in row:
         return row

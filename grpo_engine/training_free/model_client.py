@@ -1,7 +1,4 @@
-"""The interface to a model that runs in this process or behind an endpoint.
-
-Boundary: rows in, completions out, in order; callers interpret the text.
-"""
+"""The interface to a model that runs in this process or behind an endpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from grpo_engine.contract.records import FinishReason
 from grpo_engine.objective.types import Completion
+from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.training_free.prompts import Row
 
 
@@ -24,18 +23,8 @@ class Reply(Completion):
     """Why there is no answer; then the text is empty and is not graded."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerSettings:
-    """How a model is asked."""
-
-    max_tokens: int
-    temperature: float
-    """0 is greedy."""
-    step: int = 0
-    round: int = 0
-    """Number of the question round in the step; each round draws different tokens."""
-    version: int = 0
-    """Version of the library; completions carry it as their policy version."""
+def failed_reply(reason: str, version: int) -> Reply:
+    return Reply("", (), (), FinishReason.STOP, version, failure=reason)
 
 
 OnRow = Callable[[int, tuple[Completion, ...]], None]
@@ -48,9 +37,18 @@ class ModelClient(Protocol):
     label: str
 
     def answer(
-        self, rows: Sequence[Row], count: int, settings: AnswerSettings, on_row: OnRow | None = None
+        self,
+        rows: Sequence[Row],
+        count: int,
+        sampling: Sampling,
+        *,
+        version: int = 0,
+        on_row: OnRow | None = None,
     ) -> list[tuple[Completion, ...]]:
-        """`count` answers to each row, in the order of the rows. Raises EngineError if the model fails."""
+        """`count` answers to each row, in the order of the rows; they carry `version` as policy version.
+
+        Raises EngineError if the model fails.
+        """
         ...
 
     def fits(self, row: Row, max_tokens: int) -> bool:

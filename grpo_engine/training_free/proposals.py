@@ -1,6 +1,6 @@
 """Parses a reflecting model's answer into operations.
 
-Boundary: pure. Strict: one JSON object, alone or in a code fence, with known and complete operations only.
+Strict: one JSON object, alone or in a code fence, with known and complete operations only.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_engine.graders.untrusted_json import parse_json
+from grpo_engine.rollout.tools.calls import THOUGHTS_END
 from grpo_engine.training_free.library import Operation
 
 MAX_LISTED = 512
-THOUGHTS_END = "</think>"
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -32,7 +32,7 @@ def read_operations(text: str) -> list[Operation]:
     except ValueError:
         raise ValueError("it is not a JSON object") from None
     if not isinstance(found, dict):
-        raise ValueError("it is JSON, but no object")
+        raise ValueError("it is JSON, but not an object")
     try:
         return _Answer.model_validate(found).operations
     except ValidationError as error:

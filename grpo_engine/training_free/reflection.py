@@ -1,7 +1,7 @@
 """From a batch's groups to operations on the library: summarise, compare, consolidate.
 
 The semantic advantage of Training-Free GRPO (arXiv 2510.08191 §2): numeric advantages show which attempts
-won, a model describes why. Boundary: makes no attempts and does not change the library.
+won, a model describes why.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from grpo_engine.config.training_free import TrainingFreeHyperparameters
 from grpo_engine.objective.types import Completion, ScoredGroup
+from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.training_free.library import Library, Operation
-from grpo_engine.training_free.model_client import AnswerSettings, ModelClient, Reply
+from grpo_engine.training_free.model_client import ModelClient, Reply
 from grpo_engine.training_free.prompts import (
     MAX_OPERATIONS,
     AttemptView,
@@ -27,6 +28,8 @@ from grpo_engine.training_free.prompts import (
 )
 from grpo_engine.training_free.proposals import read_operations, without_thoughts
 
+ROUND = 1_000_000
+"""Distance between the prompt numbers of two rounds of questions, so that each draws different tokens."""
 MAX_SUMMARY_CHARS = 2000
 MAX_FEEDBACK_CHARS = 1000
 
@@ -50,6 +53,8 @@ class ReflectionStats:
         self.tokens += completion.num_tokens
         if isinstance(completion, Reply):
             self.tokens += completion.num_prompt_tokens
+        if completion.failure is not None:
+            self.add_error(completion.failure)
 
     def metrics(self) -> dict[str, float]:
         names = ("calls", "tokens", "errors", "dropped")
@@ -65,11 +70,17 @@ class Reflection:
     """The reflection of one step."""
 
     def __init__(
-        self, client: ModelClient, settings: TrainingFreeHyperparameters, library: Library, step: int
+        self,
+        client: ModelClient,
+        settings: TrainingFreeHyperparameters,
+        library: Library,
+        seed: int,
+        step: int,
     ) -> None:
         self.client = client
         self.settings = settings
         self.library = library
+        self.seed = seed
         self.step = step
         self.stats = ReflectionStats()
         self.round = 0
@@ -93,7 +104,7 @@ class Reflection:
 
     def _summarised(self, groups: Sequence[ScoredGroup], tasks: Sequence[str]) -> list[list[AttemptView]]:
         """A summary of every scored attempt by the reflecting model; the attempt's text if that fails."""
-        attempts = [list(scored_attempts(group)) for group in groups]
+        attempts = [scored_attempts(group) for group in groups]
         questions = [
             summarise_messages(task, self._shown(completion), view.reward, view.feedback)
             for task, group in zip(tasks, attempts, strict=True)
@@ -150,35 +161,26 @@ class Reflection:
         """One answer to each question, None if it failed."""
         if not questions:
             return []
-        asking = AnswerSettings(
+        self.round += 1
+        sampling = Sampling(
             max_tokens=self.settings.reflection_max_tokens,
             temperature=self.settings.reflection_temperature,
+            seed=self.seed,
             step=self.step,
-            round=self._next_round(),
+            first_prompt=self.round * ROUND,
         )
         rows: list[Row] = [{"messages": messages} for messages in questions]
-        return [self._text(answers[0]) for answers in self.client.answer(rows, 1, asking)]
-
-    def _text(self, completion: Completion) -> str | None:
-        self.stats.count(completion)
-        failure = completion.failure
-        if failure is not None:
-            self.stats.add_error(failure)
-            return None
-        return completion.text
-
-    def _next_round(self) -> int:
-        self.round += 1
-        return self.round
+        texts: list[str | None] = []
+        for (completion,) in self.client.answer(rows, 1, sampling):
+            self.stats.count(completion)
+            texts.append(completion.text if completion.failure is None else None)
+        return texts
 
 
 def scored_attempts(group: ScoredGroup) -> list[tuple[Completion, AttemptView]]:
-    """The group's attempts that have a reward, with the view that the comparing model gets."""
+    """The group's attempts that have a reward, as the comparing model sees them, without a summary."""
     return [
-        (
-            completion,
-            AttemptView("", score.reward, advantage, excerpt(score.feedback, MAX_FEEDBACK_CHARS)),
-        )
+        (completion, AttemptView("", score.reward, advantage, excerpt(score.feedback, MAX_FEEDBACK_CHARS)))
         for completion, score, advantage in zip(
             group.group.completions, group.scores, group.advantages, strict=True
         )

@@ -7,21 +7,14 @@ group's attempts, let a model describe what made the difference, change the libr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.config.training_free import TrainingFreeHyperparameters
-from grpo_engine.contract.events import (
-    VALIDATION,
-    BaseEvent,
-    Finished,
-    StepFinished,
-    StepSkipped,
-    Warned,
-)
+from grpo_engine.contract.events import VALIDATION, BaseEvent, Finished, StepFinished, StepSkipped, Warned
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PhaseTimer, completion_metrics, finite, reward_metrics
@@ -29,15 +22,16 @@ from grpo_engine.objective.types import GradedGroup, Prompt, ScoredGroup
 from grpo_engine.rollout.dataset import item_of
 from grpo_engine.rollout.evaluation import Rewards, evaluation_events
 from grpo_engine.rollout.prompt_source import PromptSource
+from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.scoring import refuse_broken_grader, rollouts
 from grpo_engine.training.method import Method, MethodState
 from grpo_engine.training_free import library_files
 from grpo_engine.training_free.attempts import Attempts, unanswered, with_advantages
 from grpo_engine.training_free.endpoint_client import EndpointBudget
 from grpo_engine.training_free.library import Library
-from grpo_engine.training_free.model_client import AnswerSettings, ModelClient
+from grpo_engine.training_free.model_client import ModelClient
 from grpo_engine.training_free.prompts import Row
-from grpo_engine.training_free.reflection import Reflection, ReflectionStats
+from grpo_engine.training_free.reflection import Reflection
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +90,22 @@ class ExperienceTrainer(Method):
         timer = PhaseTimer()
         prompts = self.source.batch(step)
         rows = [self.rows[prompt.row] for prompt in prompts]
-        asked, num_left_out = self._prompted(rows)
-        yield from self._warn_left_out(num_left_out)
-        asking = self._answer_settings(step, self.settings.temperature)
+        prompted, num_left_out = yield from self._prompted(rows)
         graded = self.attempts.graded(
-            prompts, asked, self.settings.group_size, asking, self.resources.grading, timer
+            prompts,
+            prompted,
+            self.settings.group_size,
+            self._sampling(step, self.settings.temperature),
+            self.state.policy_version,
+            self.resources.grading,
+            timer,
         )
         self._refuse_broken(graded)
         scored = with_advantages(graded)
         yield from rollouts(step, scored)
-        reflection = Reflection(self.resources.reflecting, self.settings, self.state.library, step)
+        reflection = Reflection(
+            self.resources.reflecting, self.settings, self.state.library, self.config.seed, step
+        )
         with timer.measure("reflect"):
             operations = reflection.operations(scored, rows)
         library, changes = self.state.library.changed(
@@ -128,16 +128,25 @@ class ExperienceTrainer(Method):
             **changes.metrics(),
             **reflection.stats.metrics(),
         }
-        yield from self._warn_unreadable(reflection.stats)
+        if reflection.stats.errors:
+            notes = "; ".join(reflection.stats.notes)
+            yield from self._warn_once(
+                "reflection_errors", f"Some answers of the reflecting model cannot be used: {notes}."
+            )
         yield self._step_event(step, scored, metrics, timer)
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
         """Make one attempt at each held-out row and score it."""
-        rows, num_left_out = self._prompted(self.validation)
-        yield from self._warn_left_out(num_left_out)
-        asking = self._answer_settings(step, self.settings.eval_temperature)
-        prompts = _row_prompts(self.validation)
-        graded = self.attempts.graded(prompts, rows, 1, asking, self.resources.eval_grading, PhaseTimer())
+        prompted, _ = yield from self._prompted(self.validation)
+        graded = self.attempts.graded(
+            _row_prompts(self.validation),
+            prompted,
+            1,
+            self._sampling(step, self.settings.eval_temperature),
+            self.state.policy_version,
+            self.resources.eval_grading,
+            PhaseTimer(),
+        )
         scored = with_advantages(graded)
         metrics = {
             **unanswered(scored),
@@ -148,18 +157,20 @@ class ExperienceTrainer(Method):
         )
         self.state = replace(self.state, baseline=baseline)
 
-    def _prompted(self, rows: Sequence[Row]) -> tuple[list[Row], int]:
+    def _prompted(self, rows: Sequence[Row]) -> Generator[Warned, None, tuple[list[Row], int]]:
         """The rows with the library, and the largest number of lessons left out of one."""
         found = [self.attempts.prompted(row, self.state.library) for row in rows]
-        return [row for row, _ in found], max(left_out for _, left_out in found)
+        num_left_out = max(left_out for _, left_out in found)
+        if num_left_out:
+            yield from self._warn_once(
+                "experiences_left_out",
+                f"{num_left_out} lessons do not fit the model's context beside the longest prompt and are "
+                "left out: lower max_experiences, max_experience_chars or max_completion_tokens.",
+            )
+        return [row for row, _ in found], num_left_out
 
-    def _answer_settings(self, step: int, temperature: float) -> AnswerSettings:
-        return AnswerSettings(
-            max_tokens=self.settings.max_completion_tokens,
-            temperature=temperature,
-            step=step,
-            version=self.state.policy_version,
-        )
+    def _sampling(self, step: int, temperature: float) -> Sampling:
+        return Sampling(self.settings.max_completion_tokens, temperature, self.config.seed, step)
 
     def _refuse_broken(self, graded: Sequence[GradedGroup]) -> None:
         """Raises GraderError if the grader fails on too many of the attempts that were made."""
@@ -187,20 +198,10 @@ class ExperienceTrainer(Method):
             return StepFinished(step=step, metrics=everything)
         return StepSkipped(step=step, reason="no_signal", metrics=everything)
 
-    def _warn_left_out(self, num_left_out: int) -> Iterator[Warned]:
-        if num_left_out and "experiences_left_out" not in self.warned:
-            self.warned.add("experiences_left_out")
-            message = (
-                f"{num_left_out} lessons do not fit the model's context beside the longest prompt and are "
-                "left out: lower max_experiences, max_experience_chars or max_completion_tokens."
-            )
-            yield Warned(code="experiences_left_out", message=message)
-
-    def _warn_unreadable(self, stats: ReflectionStats) -> Iterator[Warned]:
-        if stats.errors and "reflection_errors" not in self.warned:
-            self.warned.add("reflection_errors")
-            message = f"Some answers of the reflecting model cannot be used: {'; '.join(stats.notes)}."
-            yield Warned(code="reflection_errors", message=message)
+    def _warn_once(self, code: str, message: str) -> Iterator[Warned]:
+        if code not in self.warned:
+            self.warned.add(code)
+            yield Warned(code=code, message=message)
 
     def finish(self, finished: Finished) -> Iterator[BaseEvent]:
         if not self.state.library.experiences:
