@@ -1,13 +1,11 @@
 """Tests whether training changed the held-out rewards, by a paired bootstrap over rows.
 
-Boundary: pure functions of rewards by row. A row that could not be scored before or after training is left
-out of both sides.
+A row that could not be scored before or after training is left out of both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -36,60 +34,55 @@ def bootstrap_interval(differences: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
+HELD_OUT = (
+    "improved by {amount}, {interval}",
+    "worse by {amount}, {interval}",
+    "not shown: {signed}, {interval}",
+)
+RETENTION = (
+    "kept: {signed} on {name}, {interval}",
+    "lost {amount} on {name}, {interval}",
+    "kept: {signed} on {name}, {interval}",
+)
+"""Texts of a significant gain, of a significant loss, and of no significant change."""
+
+
 def held_out_verdict(before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
     """Rewards by row before and after training → "improved by …", "worse by …" or "not shown: …"."""
-    return _verdict(before, after, _changed)
+    return _verdict(before, after, HELD_OUT)
 
 
 def retention_verdict(name: str, before: Mapping[str, float], after: Mapping[str, float]) -> Verdict:
     """The same for rows of another domain: "kept: …", or "lost … on <name>" if the loss is significant."""
-    return _verdict(before, after, partial(_retained, name))
+    return _verdict(before, after, RETENTION, name)
 
 
-class _Unit:
-    """Points are hundredths of a reward between 0 and 1; other rewards keep their own unit."""
-
-    def __init__(self, is_share: bool) -> None:
-        self.is_share = is_share
-
-    def number(self, value: float, sign: str = "") -> str:
-        rounded = round(value * 100, 1) if self.is_share else value
-        return f"{rounded + 0.0:{sign}{'.1f' if self.is_share else '.3g'}}"  # + 0.0: never "-0.0"
-
-    def amount(self, value: float, sign: str = "") -> str:
-        return f"{self.number(value, sign)} {'points' if self.is_share else 'reward units'}"
-
-    def interval(self, low: float, high: float) -> str:
-        return f"95% {self.number(low)}–{self.number(high)}"
-
-
-Say = Callable[[_Unit, float, float, float], str]
-"""Unit, difference, low, high → text."""
-
-
-def _verdict(before: Mapping[str, float], after: Mapping[str, float], say: Say) -> Verdict:
+def _verdict(
+    before: Mapping[str, float], after: Mapping[str, float], texts: tuple[str, str, str], name: str = ""
+) -> Verdict:
     rows = sorted(before.keys() & after.keys())
     if len(rows) < 2:
         count = "no row was" if not rows else "only 1 row was"
         return Verdict(text=f"not shown: {count} scored both before and after training", rows=len(rows))
     first = np.array([before[row] for row in rows], dtype=np.float64)
     last = np.array([after[row] for row in rows], dtype=np.float64)
-    unit = _Unit(min(first.min(), last.min()) >= 0 and max(first.max(), last.max()) <= 1)
+    is_share = min(first.min(), last.min()) >= 0 and max(first.max(), last.max()) <= 1
     difference = float((last - first).mean())
     low, high = bootstrap_interval(last - first)
-    text = say(unit, difference, low, high)
+
+    def number(value: float, sign: str = "") -> str:
+        """In hundredths for rewards between 0 and 1; other rewards keep their own unit."""
+        shown = round(value * 100, 1) if is_share else value
+        return f"{shown + 0.0:{sign}{'.1f' if is_share else '.3g'}}"  # + 0.0: never "-0.0"
+
+    gain, loss, unclear = texts
+    text = gain if low > 0 else loss if high < 0 else unclear
+    start, end = (-high, -low) if high < 0 else (low, high)
+    unit = "points" if is_share else "reward units"
+    text = text.format(
+        amount=f"{number(abs(difference))} {unit}",
+        signed=f"{number(difference, '+')} {unit}",
+        interval=f"95% {number(start)}–{number(end)}",
+        name=name,
+    )
     return Verdict(text=text, difference=difference, low=low, high=high, rows=len(rows))
-
-
-def _changed(unit: _Unit, difference: float, low: float, high: float) -> str:
-    if low > 0:
-        return f"improved by {unit.amount(difference)}, {unit.interval(low, high)}"
-    if high < 0:
-        return f"worse by {unit.amount(-difference)}, {unit.interval(-high, -low)}"
-    return f"not shown: {unit.amount(difference, '+')}, {unit.interval(low, high)}"
-
-
-def _retained(name: str, unit: _Unit, difference: float, low: float, high: float) -> str:
-    if high < 0:
-        return f"lost {unit.amount(-difference)} on {name}, {unit.interval(-high, -low)}"
-    return f"kept: {unit.amount(difference, '+')} on {name}, {unit.interval(low, high)}"

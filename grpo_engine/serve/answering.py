@@ -1,11 +1,8 @@
-"""One loaded model and how it answers one request: prompt → tokens → pieces of text.
-
-Boundary: no processes and no turns (`serving.py`); the sampler is the one that trains.
-"""
+"""One loaded model and its answer to one request: prompt → tokens → pieces of text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,20 +12,19 @@ from grpo_engine.config.job import SupervisedHyperparameters
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy, load_policy
-from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
-from grpo_engine.run.build import choose_device, choose_dtype
+from grpo_engine.run.build import prepare_device
 from grpo_engine.serve.protocol import Answer, Ask, Piece, Refusal, ServedModel, Token, Usage
 from grpo_engine.serve.streaming import Growth, StreamingSampler
 from grpo_engine.serve.text_stream import TextStream
 
 DEFAULT_MAX_TOKENS = 1024
-"""Of a request that sets no limit, where the context leaves so much."""
+"""Limit of a request that sets none, if the context has that much room."""
 
 
 class Refused(Exception):
-    """The request cannot be answered as it is."""
+    """The request cannot be answered."""
 
     def __init__(self, code: str, message: str, param: str) -> None:
         super().__init__(message)
@@ -45,13 +41,8 @@ class Answering:
     @classmethod
     def load(cls, served: ServedModel) -> Answering:
         """Raises EngineError."""
-        runtime = served.runtime
-        if runtime.num_threads is not None:
-            torch.set_num_threads(runtime.num_threads)
-        device = choose_device(runtime)
-        keep_freed_memory(device.type)
-        dtype = choose_dtype(runtime, device)
-        # Nothing is trained: in float32 an adapter is merged once and for all, in fewer bits it stays apart.
+        device, dtype = prepare_device(served.runtime)
+        # In float32 an adapter is merged at load; in lower precision the merge would lose accuracy.
         given = {"lora": "full"} if dtype == torch.float32 else {}
         policy = load_policy(served.model, SupervisedHyperparameters.model_validate(given), device, dtype, 0)
         policy.model.requires_grad_(False)
@@ -59,7 +50,7 @@ class Answering:
         return cls(policy, StreamingSampler(policy), min(limits, default=None))
 
     def answer(self, ask: Ask) -> Iterator[Answer]:
-        """News of the request, the last one with its usage. Raises Refused before the first."""
+        """The answer piece by piece, the last one with its usage. Raises Refused before the first."""
         token_ids = self._prompt(ask)
         sampling = Sampling(
             max_tokens=self._max_tokens(ask, len(token_ids)),
@@ -70,7 +61,7 @@ class Answering:
         completions = [_Completion(self.policy, ask) for _ in range(ask.n)]
         for growths in self.sampler.grow(token_ids, ask.n, sampling):
             pieces = [piece for growth in growths if (piece := completions[growth.index].grow(growth))]
-            if all(completion.has_ended for completion in completions):
+            if all(completion.is_finished for completion in completions):
                 break
             yield Answer(id=ask.id, pieces=tuple(pieces))
         num_tokens = sum(completion.num_tokens for completion in completions)
@@ -86,11 +77,11 @@ class Answering:
         except DatasetError as error:
             raise Refused("invalid_messages", error.message.removeprefix("row 1: "), param) from error
         if not prompt.token_ids:
-            raise Refused("empty_prompt", f"{param}: there is nothing to go on from", param)
+            raise Refused("empty_prompt", f"{param} is empty", param)
         return prompt.token_ids
 
     def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
-        """Tokens that each completion may have. Raises Refused where the context has no room for them."""
+        """Limit of each completion, in tokens. Raises Refused if the context has no room for it."""
         wanted = ask.max_tokens or 1
         if self.context_tokens is None:
             return ask.max_tokens or DEFAULT_MAX_TOKENS
@@ -98,8 +89,8 @@ class Answering:
         if wanted > room:
             raise Refused(
                 "context_length_exceeded",
-                f"The model's context is {self.context_tokens} tokens; the prompt has {num_prompt}, and "
-                f"{wanted} more are asked for.",
+                f"The model's context is {self.context_tokens} tokens; the prompt has {num_prompt}, and the "
+                f"request asks for {wanted} more. Shorten the prompt or lower max_tokens.",
                 "prompt" if ask.messages is None else "messages",
             )
         return ask.max_tokens or min(room, DEFAULT_MAX_TOKENS)
@@ -113,28 +104,25 @@ class _Completion:
         self._text = TextStream(policy.decode, ask.stop)
         self._shows_tokens = ask.logprobs
         self.num_tokens = 0
-        self.has_ended = False
+        self.is_finished = False
 
     def grow(self, growth: Growth) -> Piece | None:
-        """What there is to tell; None: nothing yet. After a stop string nothing counts any more."""
-        if self.has_ended:
+        """The new text, None if there is none yet. Ignores everything after a stop string."""
+        if self.is_finished:
             return None
         self.num_tokens += len(growth.token_ids)
-        text = self._text.add(self._shown(growth.token_ids))
+        # A decoder may not treat every stop token as a special one.
+        text = self._text.add([token for token in growth.token_ids if token not in self._policy.stop_set])
         reason = growth.finish_reason
         if reason is not None:
             text += self._text.end()
         if self._text.is_stopped:
             reason = FinishReason.STOP
-        self.has_ended = reason is not None
+        self.is_finished = reason is not None
         tokens = self._tokens(growth) if self._shows_tokens else ()
         if not (text or tokens or reason):
             return None
         return Piece(index=growth.index, text=text, tokens=tokens, finish_reason=reason)
-
-    def _shown(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Without the end-of-sequence token, which a decoder may not know to be one."""
-        return [token for token in token_ids if token not in self._policy.stop_set]
 
     def _tokens(self, growth: Growth) -> tuple[Token, ...]:
         pairs = zip(growth.token_ids, growth.logprobs, strict=True)

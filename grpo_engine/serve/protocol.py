@@ -1,8 +1,8 @@
-"""What a serving engine is asked and what it answers (`serving.py`): one record a line, either way.
+"""Requests to a serving engine (`serving.py`) and its answers: one record per line.
 
-In: a `ServedModel` first, then each an `Ask` or a `Cancel`. Out: `Loaded` or `Unloadable`, then `Answer`s of
-all open requests, as they grow.
-Boundary: plain data, part of the door; the API makes the records and the worker hands them on.
+In: a `ServedModel`, then `Ask` and `Cancel` records. Out: `Loaded` or `Unloadable`, then parts of the answers
+to all open requests.
+Boundary: plain data; the API creates the requests and the worker forwards them.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from grpo_engine.config.job import ModelSource, Runtime
 from grpo_engine.contract.records import FinishReason, Record
 
 MAX_COMPLETIONS = 8
-"""Of one request."""
+"""Per request."""
 MAX_STOPS = 4
 
 
 class ServedModel(Record):
-    """Which weights, and how they use the machine."""
+    """The weights, and how they use the machine."""
 
     model: ModelSource
     runtime: Runtime = Field(default_factory=Runtime)
     context_tokens: int | None = Field(None, ge=1)
-    """The operator's limit of prompt and completion together; None: what the model says."""
+    """The operator's limit of prompt and completion together; None: the model's."""
 
 
 class Ask(Record):
-    """One request. Exactly one of `messages` and `prompt` is given."""
+    """One request, with either `messages` or `prompt`."""
 
     type: Literal["ask"] = "ask"
     id: str
     messages: tuple[dict[str, Any], ...] | None = None
     prompt: str | None = None
     max_tokens: int | None = Field(None, ge=1)
-    """Of each completion; None: what the context leaves, up to `DEFAULT_MAX_TOKENS`."""
+    """Per completion; None: as many as fit the context, at most `DEFAULT_MAX_TOKENS`."""
     temperature: float = Field(1.0, ge=0)
     seed: int = Field(0, ge=0, lt=2**63)
     stop: tuple[str, ...] = Field((), max_length=MAX_STOPS)
-    """A completion ends before the first of these."""
+    """A completion ends before the first of these texts."""
     n: int = Field(1, ge=1, le=MAX_COMPLETIONS)
     logprobs: bool = False
 
 
 class Cancel(Record):
-    """Nobody waits for the answer any more."""
+    """The client no longer waits for the answer."""
 
     type: Literal["cancel"] = "cancel"
     id: str
 
 
 class Token(Record):
-    """A sampled token, where log-probabilities were asked for."""
+    """A sampled token, if the request has `logprobs`."""
 
     text: str
     logprob: float
@@ -61,7 +61,7 @@ class Token(Record):
 
 
 class Piece(Record):
-    """What one completion has grown by."""
+    """New text of one completion."""
 
     index: int
     text: str = ""
@@ -74,11 +74,11 @@ class Piece(Record):
 class Usage(Record):
     prompt_tokens: int
     completion_tokens: int
-    """Of all completions, end-of-sequence tokens included."""
+    """All completions, end-of-sequence tokens included."""
 
 
 class Refusal(Record):
-    """Why there is no answer, or no more of it. The message may reach the client."""
+    """Why there is no answer, or not the rest of it. The message may be shown to the client."""
 
     code: str
     message: str
@@ -86,7 +86,7 @@ class Refusal(Record):
 
 
 class Answer(Record):
-    """News of one request; with usage or a refusal it is the last."""
+    """Part of the answer to one request; the last one has `usage` or `refusal`."""
 
     type: Literal["answer"] = "answer"
     id: str
@@ -104,7 +104,7 @@ class Loaded(Record):
 
 
 class Unloadable(Record):
-    """The engine ends."""
+    """The model cannot be loaded; the engine ends."""
 
     type: Literal["unloadable"] = "unloadable"
     code: str

@@ -1,9 +1,9 @@
-"""`python -m grpo_engine.serve.serving --answers-to FD`: one model that answers requests (`generation.py`).
+"""`python -m grpo_engine.serve.serving --answers-to FD`: one model that answers requests (`protocol.py`).
 
-The first line on standard input names the model; when standard input ends, the engine ends. Answers go to the
-descriptor that was handed over, so that nothing a library prints gets among them. It runs beside jobs and
-gives way: lowest priority on the CPU, and the first to go where the machine's memory is short.
-Boundary: the weights and the sampler are those of training; who may ask is the worker's business.
+The first line on standard input names the model; the process ends when standard input ends. Answers go to the
+given descriptor, so that output of a library cannot mix with them. Jobs on the same machine take precedence:
+the process has the lowest CPU priority and is killed first when memory runs out.
+Boundary: weights and sampler are those of training; the worker decides who may use the model.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from grpo_engine.serve.answering import Answering, Refused  # noqa: E402
 
 Orders = queue.SimpleQueue[Ask | Cancel | None]
 NICENESS = 10
-BROKE_OFF = "The answer broke off because of an error of the engine."
+INTERRUPTED = "The answer was interrupted by an internal error."
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0 where its orders end, 1 where the model cannot be served."""
+    """Exit status: 0 when standard input ends, 1 if the model cannot be served."""
     parser = argparse.ArgumentParser(prog="python -m grpo_engine.serve.serving", description=__doc__)
     parser.add_argument("--answers-to", type=int, required=True, metavar="FD", help="open for writing")
     options = parser.parse_args(arguments)
-    give_way()
+    yield_to_jobs()
     with os.fdopen(options.answers_to, "w", encoding="utf-8") as out:
         first = sys.stdin.readline()
         if not first:
@@ -55,27 +55,27 @@ def main(arguments: list[str] | None = None) -> int:
         write(out, Loaded())
         orders: Orders = queue.SimpleQueue()
         threading.Thread(target=read_orders, args=(orders,), name="orders", daemon=True).start()
-        with suppress(BrokenPipeError):  # who asked has gone
+        with suppress(BrokenPipeError):  # the worker has ended
             serve(model, orders, out)
     return 0
 
 
-def give_way() -> None:
-    """To jobs, on the CPU and where memory runs out."""
+def yield_to_jobs() -> None:
+    """Lower this process's CPU priority, and make it the first to be killed when memory runs out."""
     os.nice(NICENESS)
-    with suppress(OSError):  # only Linux has it
+    with suppress(OSError):  # Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def read_orders(orders: Orders) -> None:
-    """Standard input → orders; None at its end."""
+    """Put each line of standard input into the queue, and None at its end."""
     for line in sys.stdin:
         orders.put(Order.validate_json(line))
     orders.put(None)
 
 
 def serve(model: Answering, orders: Orders, out: TextIO) -> None:
-    """Until the orders end: a token of each open request in turn."""
+    """Answer until the orders end, one token of each open request in turn."""
     running: dict[str, Iterator[Answer]] = {}
     with torch.no_grad(), model.policy.sampling():
         while True:
@@ -88,26 +88,26 @@ def serve(model: Answering, orders: Orders, out: TextIO) -> None:
                     case Ask() as ask:
                         running[ask.id] = model.answer(ask)
             for id, answers in list(running.items()):
-                answer = advanced(id, answers)
+                answer = next_answer(id, answers)
                 write(out, answer)
                 if answer.is_last:
                     del running[id]
 
 
-def advanced(id: str, answers: Iterator[Answer]) -> Answer:
-    """The next answer of one request, whatever happens to it; the others go on."""
+def next_answer(id: str, answers: Iterator[Answer]) -> Answer:
+    """The next part of one answer; an error ends this request only."""
     refuse = partial(Answer, id=id)
     try:
         return next(answers)
     except Refused as refused:
         return refuse(refusal=refused.refusal)
     except torch.OutOfMemoryError:
-        message = "The request does not fit the device's memory: shorten it or lower max_tokens."
+        message = "The request does not fit the device's memory. Shorten it or lower max_tokens."
         return refuse(refusal=Refusal(code="out_of_memory", message=message))
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and the others go on
-        # without its text, which may quote the prompt
+    except Exception as error:  # noqa: BLE001 - reported, and the other requests continue
+        # Without the error's text, which may quote the prompt.
         print("".join(traceback.format_tb(error.__traceback__)), type(error).__name__, file=sys.stderr)
-        return refuse(refusal=Refusal(code="engine_error", message=BROKE_OFF))
+        return refuse(refusal=Refusal(code="engine_error", message=INTERRUPTED))
 
 
 def write(out: TextIO, record: BaseModel) -> None:

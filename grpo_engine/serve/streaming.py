@@ -1,8 +1,7 @@
-"""The torch sampler for requests that come one by one and are read while they grow.
+"""The torch sampler for single requests whose completions are read while they grow.
 
-Each request is a decoding of its own that pauses after every token (on a GPU: every few), so that several
-go on side by side by taking turns, and one that nobody wants any more is simply dropped.
-Boundary: token ids; text is `text_stream.py`'s, the taking of turns `serving.py`'s.
+Each request is its own decoding that pauses after every token (on a GPU: every few), so several requests run
+by taking turns, and an abandoned one is simply dropped.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.decoding import choose_decoder
-from grpo_engine.rollout.sampler.rows import Rows, steps
+from grpo_engine.rollout.sampler.rows import steps
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a completion has grown by."""
+    """New tokens of one completion."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -30,7 +29,7 @@ class Growth:
 
 
 class StreamingSampler(TorchSampler):
-    """Of a policy that is not trained any more."""
+    """Samples from a policy that is no longer trained."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy, sample_budget=1)
@@ -39,34 +38,27 @@ class StreamingSampler(TorchSampler):
     def grow(
         self, token_ids: Sequence[int], num_completions: int, sampling: Sampling
     ) -> Iterator[list[Growth]]:
-        """A prompt's completions, with the tokens that a step of training would draw with this sampling.
+        """A prompt's completions, with the tokens that a training step would draw with this sampling.
 
-        Used inside `policy.sampling()` and without gradient.
+        Use inside `policy.sampling()` and without gradient.
         """
-        ended: list[Growth] = []
-        told = [0] * num_completions
+        found: list[Growth] = []
+        sent = [0] * num_completions
 
-        def end(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
-            reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-            ended.append(Growth(row, tuple(tokens[told[row] :]), tuple(logprobs[told[row] :]), reason))
+        def grown(row: int, tokens: list[int], logprobs: list[float], reason: FinishReason | None) -> None:
+            new = slice(sent[row], None)
+            found.append(Growth(row, tuple(tokens[new]), tuple(logprobs[new]), reason))
+            sent[row] = len(tokens)
 
-        rows = self.rows([0], num_completions, sampling, end)
+        def on_row(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
+            grown(row, tokens, logprobs, FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+        rows = self.rows([0], num_completions, sampling, on_row)
         for _ in steps(self._decoder(), [token_ids], num_completions, 1, rows):
-            news = ended + _of_running(rows, told)
-            ended.clear()
-            for growth in news:
-                told[growth.index] += len(growth.token_ids)
-            yield news
-
-
-def _of_running(rows: Rows, told: Sequence[int]) -> list[Growth]:
-    """New tokens of the completions that go on."""
-    found = []
-    for row, length, is_running in zip(
-        rows.live.tolist(), rows.at.tolist(), rows.running.tolist(), strict=True
-    ):
-        if is_running and length > told[row]:
-            new = slice(told[row], length)
-            tokens, logprobs = rows.tokens[row, new].tolist(), rows.logprobs[row, new].tolist()
-            found.append(Growth(row, tuple(tokens), tuple(logprobs), None))
-    return found
+            for row, length, is_running in zip(
+                rows.live.tolist(), rows.at.tolist(), rows.running.tolist(), strict=True
+            ):
+                if is_running and length > sent[row]:
+                    grown(row, rows.tokens[row, :length].tolist(), rows.logprobs[row, :length].tolist(), None)
+            yield found
+            found = []

@@ -1,7 +1,6 @@
-"""Tokens → text that can be shown while more is to come: whole characters, and nothing of a stop string.
+"""Decodes tokens to text while they are sampled: whole characters only, and no part of a stop string.
 
-All that was told together is what decoding the whole completion at once gives.
-Boundary: one completion; the decoding itself is the tokenizer's.
+The pieces together equal the decoded whole completion.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 BROKEN = "�"
-"""What a decoder gives for bytes that are no character (yet)."""
+"""What a decoder returns for bytes that are not a character (yet)."""
 MAX_OPEN_TOKENS = 16
-"""A character has four bytes: what is broken after so many tokens will not become whole."""
+"""A character has four bytes: an incomplete one after this many tokens stays incomplete."""
 
 
 class TextStream:
@@ -19,31 +18,31 @@ class TextStream:
         self._decode = decode
         self._stop = tuple(stop)
         self._tokens: list[int] = []
-        """From the last settled place but one on: a token's text may depend on the one before it."""
+        """From the last piece of text on: a token's text may depend on the one before."""
         self._num_settled = 0
-        """Of these, whose text has been taken."""
+        """Of these, whose text has been returned."""
         self._held = ""
-        """Decoded, but perhaps the beginning of a stop string."""
+        """Decoded, but perhaps the start of a stop string."""
         self.is_stopped = False
-        """A stop string came; nothing follows."""
+        """Whether a stop string was found; nothing follows."""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """What can be told now that these tokens have come."""
-        told = ""
+        """New text after these tokens."""
+        text = ""
         for token in tokens:
             self._tokens.append(token)
             num_open = len(self._tokens) - self._num_settled
-            told += self._tell(self._settled(even_broken=num_open >= MAX_OPEN_TOKENS))
-        return told
+            text += self._before_stop(self._settled(even_broken=num_open >= MAX_OPEN_TOKENS))
+        return text
 
     def end(self) -> str:
-        """The rest: nothing more comes."""
-        told = self._tell(self._settled(even_broken=True))
+        """The rest of the text, after the last token."""
+        text = self._before_stop(self._settled(even_broken=True))
         rest, self._held = self._held, ""
-        return told + rest
+        return text + rest
 
     def _settled(self, *, even_broken: bool) -> str:
-        """Text of the tokens whose characters are whole."""
+        """Text of the tokens whose characters are complete."""
         before = self._decode(self._tokens[: self._num_settled])
         text = self._decode(self._tokens)
         if len(text) <= len(before) or (text.endswith(BROKEN) and not even_broken):
@@ -52,7 +51,8 @@ class TextStream:
         self._num_settled = len(self._tokens)
         return text[len(before) :]
 
-    def _tell(self, text: str) -> str:
+    def _before_stop(self, text: str) -> str:
+        """The text up to a stop string; holds back an end that may be the start of one."""
         if self.is_stopped:
             return ""
         text = self._held + text
@@ -66,6 +66,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text with which the stop string begins."""
+    """Length of the longest end of the text that starts the stop string."""
     most = min(len(text), len(stop) - 1)
     return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,8 @@ def save(
         return path
     with new_checkpoint(folder, state.step) as temporary:
         write(temporary)
-        own = {name: getattr(state, name) for name in LoopState.__slots__}
-        (temporary / "state.json").write_text(
-            json.dumps({"loop": own, "method": method_state}, sort_keys=True)
-        )
+        content = {"loop": asdict(state), "method": method_state}
+        (temporary / "state.json").write_text(json.dumps(content, sort_keys=True))
         facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}
         seal(temporary, {**facts, **artifact.facts()})
     return path

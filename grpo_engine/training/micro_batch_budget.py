@@ -1,7 +1,7 @@
 """How many tokens a training pass takes at a time: as many as fit the device.
 
 Smaller micro-batches give the same result (`test_invariance.py`), so an out-of-memory error only costs a
-repetition. Boundary: sizes; the caller computes.
+repetition.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Optimiser steps on a policy's weights, in micro-batches that fit the device.
-
-Boundary: a method supplies the gradients; this module owns the memory budget, the optimiser and, as the run's
-artifact, the weights and moments in a checkpoint.
-"""
+"""Optimiser steps on a policy's weights, in micro-batches that fit the device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A probe: samples and scores the job's prompts as its first steps would, and trains nothing.
 
-Boundary: counts only; the service interprets them. A probe has no checkpoint: if interrupted, it starts again
-and draws the same completions.
+A probe has no checkpoint: if interrupted, it starts again and draws the same completions.
 """
 
 from __future__ import annotations
