@@ -178,34 +178,28 @@ class Policy:
         """Freeze a copy of the whole model (full fine-tuning with β > 0)."""
         self.reference_model = copy.deepcopy(self.model).requires_grad_(False)
 
-    def prove_shared_prompts(self) -> float:
-        """Compare the packed forward passes with the plain one; use the fastest that agrees.
-
-        Returns the largest difference of a log-probability of the packed pass through the model's own layers;
-        infinite if that pass fails.
-        """
+    def prove_shared_prompts(self) -> None:
+        """Compare the packed forward passes with the plain one; use the fastest that agrees."""
         self.shares_prompts, self.fast = False, None
         if _has_attention_windows(self.model.config):
-            return float("inf")
+            return
         batch = proof_batch(self.model.config.vocab_size, self.device)
-        tolerance = PROOF_TOLERANCE[self.compute_dtype]
         with torch.no_grad():
             plain, _ = self.logprobs(batch)
             self.shares_prompts = True
-            difference = self._difference(plain, batch)
-            self.shares_prompts = difference <= tolerance
+            self.shares_prompts = self._agrees(plain, batch)
             if self.shares_prompts and not self.autocast:
                 self.fast = FastModel.fitting(self.model)
-                if self.fast is not None and self._difference(plain, batch) > tolerance:
+                if self.fast is not None and not self._agrees(plain, batch):
                     self.fast = None
-        return difference
 
-    def _difference(self, plain_N: Tensor, batch: PackedBatch) -> float:
-        """Largest difference of log-probabilities; infinite if the forward pass fails on this model."""
+    def _agrees(self, plain_N: Tensor, batch: PackedBatch) -> bool:
+        """Whether the current forward pass works for this model and gives these log-probabilities."""
         try:
-            return float((plain_N - self.logprobs(batch)[0]).abs().max())
+            difference = float((plain_N - self.logprobs(batch)[0]).abs().max())
         except (RuntimeError, AttributeError, TypeError, KeyError):
-            return float("inf")
+            return False
+        return difference <= PROOF_TOLERANCE[self.compute_dtype]
 
 
 def _has_attention_windows(config: PreTrainedConfig) -> bool:

@@ -80,10 +80,7 @@ class GradedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredGroup:
-    group: Group
-    scores: tuple[Score, ...]
-    """G scores; a reward of None is unscorable."""
+class ScoredGroup(GradedGroup):
     advantages: tuple[float, ...]
     """G; exactly 0 if the group has no signal or the completion is unscorable."""
     has_signal: bool

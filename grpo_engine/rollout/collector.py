@@ -10,10 +10,15 @@ from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import has_signal
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import GradedGroup, Prompt
-from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.prompt_source import PromptSource
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.rollout.scoring import Decode, PendingScores, group_rewards, punished, refuse_broken_grader
+from grpo_engine.rollout.scoring import (
+    Decode,
+    group_rewards,
+    punished,
+    refuse_broken_grader,
+    sample_and_grade,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +84,10 @@ class Collector:
         return groups + without[:missing], without[missing:]
 
     def graded(self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer) -> list[GradedGroup]:
-        """Groups with their scores, sampled and graded by all ranks and exchanged between them.
-
-        A completion's random numbers do not depend on the number of ranks.
-        """
-        ranks = Ranks.current()
-        first, own = ranks.part(prompts_P)
-        graded = self._graded(own, sampling.starting_at(sampling.first_prompt + first), timer)
-        with timer.measure("score"):
-            return ranks.joined(graded)
-
-    def _graded(
-        self, prompts_P: Sequence[Prompt], sampling: Sampling, timer: PhaseTimer
-    ) -> list[GradedGroup]:
-        pending = PendingScores(self.grading)
-        with timer.measure("sample"):
-            groups = self.sampler.generate(
-                prompts_P, self.hyperparameters.group_size, sampling, pending.submit
-            )
-        with timer.measure("score"):
-            return [punished(graded, self.hyperparameters) for graded in pending.graded(groups)]
+        """Groups with their scores, overlong ones punished."""
+        size = self.hyperparameters.group_size
+        graded = sample_and_grade(self.sampler, self.grading, prompts_P, size, sampling, timer)
+        return [punished(each, self.hyperparameters) for each in graded]
 
     def _split(self, graded: Sequence[GradedGroup]) -> tuple[list[GradedGroup], list[GradedGroup]]:
         """The groups with signal, and those without."""

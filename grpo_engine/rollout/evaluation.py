@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from grpo_engine.contract.events import VALIDATION, BaseEvent, Evaluated, Split, Verdict
 from grpo_engine.graders.pool.pool import Grading
-from grpo_engine.objective.metrics import completion_metrics, finite, reward_metrics
+from grpo_engine.objective.metrics import PhaseTimer, completion_metrics, finite, reward_metrics
 from grpo_engine.objective.significance import held_out_verdict, retention_verdict
 from grpo_engine.objective.types import Prompt, ScoredGroup
-from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
-from grpo_engine.rollout.scoring import PendingScores, rollouts, with_zero_advantages
+from grpo_engine.rollout.scoring import rollouts, sample_and_grade, with_zero_advantages
 
 Rewards = dict[str, float]
 """Row number (as text, for JSON) → reward; unscorable rows are left out."""
@@ -42,19 +41,12 @@ def evaluate_sets(
     """
     offset = 0  # of a retention set's groups in the split that all retention sets share
     for held_out in sets:
-        scored = sample_and_score(held_out, sampler, sampling)
+        prompts, grading = held_out.prompts, held_out.grading
+        graded = sample_and_grade(sampler, grading, prompts, 1, sampling, PhaseTimer())
+        scored = [with_zero_advantages(each) for each in graded]
         baseline = yield from evaluation_events(step, held_out.name, scored, baseline, offset=offset)
         offset += len(scored) if held_out.name != VALIDATION else 0
     return baseline
-
-
-def sample_and_score(held_out: HeldOutSet, sampler: Sampler, sampling: Sampling) -> list[ScoredGroup]:
-    """One completion per row, graded while others are sampled; each rank handles its part of the rows."""
-    ranks = Ranks.current()
-    first, own = ranks.part(held_out.prompts)
-    pending = PendingScores(held_out.grading)
-    groups = sampler.generate(own, 1, sampling.starting_at(sampling.first_prompt + first), pending.submit)
-    return ranks.joined([with_zero_advantages(graded) for graded in pending.graded(groups)])
 
 
 def evaluation_events(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from grpo_engine.objective.types import Prompt
+from grpo_engine.rollout.sampler.base import named_generator
 
 
 class PromptSource:
@@ -30,9 +30,8 @@ class PromptSource:
         """At most `count` prompts to replace groups without signal; none of the rows in `used`."""
         if count <= 0:
             return []
-        digest = hashlib.blake2b(f"{self.seed}/{step}/{attempt}".encode(), digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-        order = [self.prompts[int(index)] for index in generator.permutation(len(self.prompts))]
+        places = named_generator(f"{self.seed}/{step}/{attempt}").permutation(len(self.prompts))
+        order = [self.prompts[int(place)] for place in places]
         return [prompt for prompt in order if self._is_available(prompt) and prompt.row not in used][:count]
 
     def observe(self, outcomes: Mapping[int, PromptOutcome]) -> None:

@@ -16,10 +16,12 @@ from grpo_engine.contract.records import OVERLONG, CompletionRecord, GradeError,
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool.pool import Grading
 from grpo_engine.objective.advantages import GroupAdvantages, GroupRewards, advantages
-from grpo_engine.objective.metrics import PASS_REWARD
+from grpo_engine.objective.metrics import PASS_REWARD, PhaseTimer
 from grpo_engine.objective.packing import trained_tokens
-from grpo_engine.objective.types import Completion, GradedGroup, Group, ScoredGroup
+from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt, ScoredGroup
+from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.prompt_source import PromptOutcome
+from grpo_engine.rollout.sampler.base import Sampler, Sampling
 
 UNANSWERED = "rollout"
 """Part that carries the reason for a missing completion."""
@@ -62,6 +64,28 @@ class PendingScores:
             )
             for position, group in enumerate(groups)
         ]
+
+
+def sample_and_grade(
+    sampler: Sampler,
+    grading: Grading,
+    prompts_P: Sequence[Prompt],
+    group_size: int,
+    sampling: Sampling,
+    timer: PhaseTimer,
+) -> list[GradedGroup]:
+    """The prompts' groups with their scores, sampled and graded by all ranks and exchanged between them.
+
+    A completion's random numbers do not depend on the number of ranks.
+    """
+    ranks = Ranks.current()
+    first, own = ranks.part(prompts_P)
+    pending = PendingScores(grading)
+    with timer.measure("sample"):
+        place = sampling.first_prompt + first
+        groups = sampler.generate(own, group_size, sampling.starting_at(place), pending.submit)
+    with timer.measure("score"):
+        return ranks.joined(pending.graded(groups))
 
 
 def _unscorable(failure: str) -> Score:

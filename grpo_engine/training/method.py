@@ -23,6 +23,9 @@ class MethodState:
     num_tokens: int = 0
     """Completion or target tokens of all steps so far."""
 
+    def metrics(self) -> dict[str, float]:
+        return {"num_tokens": float(self.num_tokens), "policy_version": float(self.policy_version)}
+
 
 class Method(Protocol):
     """A training method. Members with a body are optional: inherit from `Method` to get them."""

@@ -54,8 +54,7 @@ class SupervisedTrainer(Method):
         tokens = sum(len(row.target_ids) for row in rows)
         self.state = MethodState(self.state.policy_version + 1, self.state.num_tokens + tokens)
         own = {
-            "num_tokens": float(self.state.num_tokens),
-            "policy_version": float(self.state.policy_version),
+            **self.state.metrics(),
             "perf/trained_tokens_per_second": tokens / max(1e-9, timer.seconds["train"]),
             "memory/peak_bytes": peak_memory_bytes(self.policy.device),
         }

@@ -241,11 +241,7 @@ class Trainer(Method):
         self, step: int, scored: Sequence[ScoredGroup], metrics: Mapping[str, float], timer: PhaseTimer
     ) -> StepFinished | StepSkipped:
         """The step's metrics; StepSkipped with the reason if nothing was trained."""
-        own = {
-            "num_tokens": float(self.state.num_tokens),
-            "policy_version": float(self.state.policy_version),
-            **self.source.metrics(),
-        }
+        own = self.state.metrics() | self.source.metrics()
         if self.tools:
             own |= tool_metrics([each for group in scored for each in group.group.completions])
         trained = "train" in timer.seconds

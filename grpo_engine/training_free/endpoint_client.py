@@ -38,19 +38,11 @@ class EndpointBudget:
         self.max_calls = settings.max_calls
         self.max_cost_usd = settings.max_cost_usd
         self.ledger = Ledger()
-        self.restore(0, 0.0)
+        self.restore(num_calls=0, cost_usd=0.0)
 
     def restore(self, num_calls: int, cost_usd: float) -> None:
-        """Continue from what an earlier attempt spent."""
-        self.ledger.accounts[ACCOUNT] = Account(calls=num_calls, usd=cost_usd)
-
-    @property
-    def num_calls(self) -> int:
-        return self.ledger.accounts[ACCOUNT].calls
-
-    @property
-    def cost_usd(self) -> float:
-        return self.ledger.accounts[ACCOUNT].usd
+        """Continue after an earlier attempt that spent this much."""
+        self.account = self.ledger.accounts[ACCOUNT] = Account(calls=num_calls, usd=cost_usd)
 
 
 class EndpointModelClient:

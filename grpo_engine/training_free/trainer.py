@@ -186,10 +186,9 @@ class ExperienceTrainer(Method):
     ) -> StepFinished | StepSkipped:
         """The step's metrics; StepSkipped if no group has signal."""
         own = {
-            "num_tokens": float(self.state.num_tokens),
-            "policy_version": float(self.state.policy_version),
-            "endpoint/calls": float(self.resources.budget.num_calls),
-            "endpoint/cost_usd": self.resources.budget.cost_usd,
+            **self.state.metrics(),
+            "endpoint/calls": float(self.resources.budget.account.calls),
+            "endpoint/cost_usd": self.resources.budget.account.usd,
         }
         completions = [each for group in scored for each in group.group.completions]
         shared = {**reward_metrics(scored), **completion_metrics(completions)}
@@ -210,8 +209,8 @@ class ExperienceTrainer(Method):
         yield finished
 
     def state_dict(self) -> dict[str, Any]:
-        budget = self.resources.budget
-        spent = {"num_calls": budget.num_calls, "cost_usd": budget.cost_usd}
+        account = self.resources.budget.account
+        spent = {"num_calls": account.calls, "cost_usd": account.usd}
         return {**super().state_dict(), "library": self.state.library.model_dump(), "spent": spent}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

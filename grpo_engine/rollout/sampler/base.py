@@ -154,6 +154,10 @@ def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn
     change nothing, and there is no generator state to save.
     """
     name = f"{seed}/{step}/{prompt}/{sample}" + (f"/{turn}" if turn else "")
+    return named_generator(name).random(count, dtype=np.float32)
+
+
+def named_generator(name: str) -> np.random.Generator:
+    """Random numbers that depend on the name only."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-    return generator.random(count, dtype=np.float32)
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

@@ -1,4 +1,4 @@
-"""Causal language models of every kind: windows, biases, scaled logits, experts, no attention at all."""
+"""Causal language models of every kind: windows, biases, scaled logits, experts, no attention."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sample(policy: Policy) -> list[Group]:
     "ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"
 )  # peft on fused experts
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_sampled_is_what_is_trained(kind: str, tmp_path: Path) -> None:
+def test_the_sampled_policy_is_the_trained_one(kind: str, tmp_path: Path) -> None:
     policy = policy_of(kind, tmp_path)
     assert policy.shares_prompts == KINDS[kind][0]
     for group in sample(policy):
@@ -99,7 +99,7 @@ def test_all_weights_survive_a_checkpoint(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*:UserWarning")  # peft on merging for good
-def test_an_adapter_on_tied_embeddings_is_sampled_as_it_is_trained(target: str, tmp_path: Path) -> None:
+def test_an_adapter_on_tied_embeddings_is_sampled_as_trained(target: str, tmp_path: Path) -> None:
     lora = Lora(rank=4, target_modules=(target, "q_proj"))
     policy = policy_of("Qwen2Config", tmp_path, lora, tie_word_embeddings=True)
     for group in sample(policy):

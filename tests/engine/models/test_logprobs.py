@@ -157,7 +157,7 @@ def test_tokens_that_cannot_be_drawn_have_no_part_in_entropy_and_gradient() -> N
     assert_near(found(states, targets, head, 0.9), exact(states, targets, few, 0.9), 2e-6)
 
 
-def test_a_token_that_cannot_be_drawn_says_so() -> None:
+def test_an_impossible_token_has_log_probability_minus_infinity() -> None:
     states, _, targets = weights(3, HIDDEN, VOCABULARY)
     head = frozen_head(bias=True)
     head.bias.data[int(targets[1])] = float("-inf")

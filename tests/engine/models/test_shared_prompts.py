@@ -68,8 +68,7 @@ def test_a_model_that_disagrees_when_packed_is_trained_the_plain_way(
     policy.model.base_model.forward = lambda **kwargs: original(  # type: ignore[method-assign]
         **{**kwargs, "position_ids": None}
     )
-    difference = policy.prove_shared_prompts()
-    assert difference > 1e-4
+    policy.prove_shared_prompts()
     assert not policy.shares_prompts
 
 

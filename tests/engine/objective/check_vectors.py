@@ -72,7 +72,7 @@ DEFAULTS: Mapping[str, Any] = {
     "entropy_coef": 0.0,
     "sapo_temperature_positive": 1.0,
     "sapo_temperature_negative": 1.05,
-    # what the measured `dr_grpo` divides by
+    # divisor of the measured `dr_grpo`
     "max_completion_tokens": 16,
     "correction": "none",
     "cap": 3.0,
@@ -163,7 +163,7 @@ def column(inputs: Mapping[str, Any], name: str, tokens: Tokens) -> Tensor:
 
 
 def kept_tokens(inputs: Mapping[str, Any], tokens: Tokens, share: float) -> Tensor:
-    """[N] 1 where the entropy is among the highest; the threshold in float32, as it was measured."""
+    """[N] 1 if the entropy is among the highest; the threshold is in float32, as measured."""
     if share >= 1:
         return torch.ones_like(tokens.advantages)
     entropies_N = column(inputs, "ent", tokens)
@@ -189,7 +189,7 @@ def corrections(inputs: Mapping[str, Any], tokens: Tokens, options: Mapping[str,
 
 
 def accumulation(options: Mapping[str, Any]) -> float:
-    """What the measured engine divides a micro-batch's loss by."""
+    """Divisor of a micro-batch's loss in the measured engine."""
     steps = float(options["accumulation"])
     return steps / options["per_generation"] if options["loss_type"] in TOKEN_LEVEL else steps
 

@@ -58,7 +58,7 @@ def test_an_estimator_agrees_with_the_other_engine(estimator: str, engine: str, 
     assert of_table(estimator) == pytest.approx(expected, abs=1e-6)
 
 
-def test_whitening_over_tokens_agrees_with_verl_where_there_is_signal_and_is_zero_elsewhere() -> None:
+def test_whitening_over_tokens_agrees_with_verl_with_signal_and_is_zero_without() -> None:
     expected = TABLE["verl"]["reinforce_plus_plus_baseline"]
     found = of_table("reinforce_plus_plus")
     assert found[:4] + found[8:] == pytest.approx(expected[:4] + expected[8:], abs=1e-6)
@@ -105,7 +105,7 @@ def test_an_unscorable_completion_is_left_out_and_gets_exactly_zero(estimator: s
 
 
 @pytest.mark.parametrize("estimator", EVERY)
-def test_nobody_to_compare_with_is_no_signal(estimator: str) -> None:
+def test_a_single_scored_completion_has_no_signal(estimator: str) -> None:
     for rewards in ([None, None], [None, 0.3, None]):
         assert alone(rewards, estimator) == [0.0] * len(rewards)
         assert not has_signal(group(rewards), estimator)
@@ -199,7 +199,7 @@ def parts(*of_each: dict[str, float | None]) -> GroupRewards:
 
 
 def test_gdpo_makes_parts_of_very_different_scale_count_the_same() -> None:
-    """Each part's z-scores are ±1/√2; they cancel where the parts disagree. By hand, ε left out.
+    """Each part's z-scores are ±1/√2; they cancel if the parts disagree. By hand, ε left out.
 
     Sums: √2, 0, 0, −√2 (a group of its own z-scores), with mean 0 and Bessel's deviation √(4/3).
     """

@@ -38,7 +38,7 @@ def test_every_case_agrees_with_trl_in_value_and_gradient() -> None:
     assert max(max(loss, gradient) for _, loss, gradient in found) < 1e-12
 
 
-def test_the_vector_check_exits_1_where_a_value_is_wrong_or_not_a_number(tmp_path: Path) -> None:
+def test_the_vector_check_exits_1_for_a_wrong_value_or_nan(tmp_path: Path) -> None:
     vectors = json.loads(VECTORS.read_text())
     right = vectors["cases"]["grpo"]["loss"]
     assert main([str(VECTORS)]) == 0
@@ -66,7 +66,7 @@ def test_the_vector_check_knows_the_options_by_more_than_one_name(options: dict[
     "options",
     [{"loss_type": "vespo"}, {"loss_type": "grpo", "opsm": 0.5}, {"loss_type": "grpo", "level": "x"}],
 )
-def test_the_vector_check_says_what_it_cannot_check(options: dict[str, object]) -> None:
+def test_the_vector_check_reports_unsupported_cases(options: dict[str, object]) -> None:
     assert not supported(options)
 
 
@@ -136,7 +136,7 @@ def test_an_estimators_mean_over_the_policys_own_tokens_is_the_kl(estimator: str
     assert estimated.item() == pytest.approx(exact.item(), rel=1e-12)
 
 
-def test_k3_is_zero_with_zero_gradient_where_policy_and_reference_agree() -> None:
+def test_k3_is_zero_with_zero_gradient_if_policy_and_reference_agree() -> None:
     logprobs = torch.tensor([-0.5, -2.0], requires_grad=True)
     kl = kl_estimate(logprobs, logprobs.detach())
     kl.sum().backward()
@@ -209,7 +209,7 @@ def test_a_completion_without_trained_tokens_still_counts_as_a_completion() -> N
     assert token_weights("dapo", [0, 0], 16) == [1.0, 1.0]
 
 
-def test_clipping_is_counted_only_where_it_takes_effect() -> None:
+def test_only_effective_clipping_is_counted() -> None:
     ratio = torch.tensor([0.5, 0.5, 1.5, 1.5])
     advantages = torch.tensor([-1.0, 1.0, 1.0, -1.0])
     assert clip_counts(ratio, advantages, Settings()) == (1.0, 1.0)

@@ -24,7 +24,7 @@ def packed(*groups: TrainingGroup, budget: int = 1000) -> list[PackedBatch]:
     return list(pack(groups, budget, CPU))
 
 
-def test_the_prompt_stands_once_and_positions_start_again_after_it() -> None:
+def test_the_prompt_occurs_once_and_positions_restart_after_it() -> None:
     (batch,) = packed(group((10, 11, 12), (20, 21), (30,)))
     assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 30]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 3]]

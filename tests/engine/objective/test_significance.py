@@ -23,20 +23,20 @@ def shifted(count: int, before: int, after: int) -> tuple[dict[str, float], dict
     )
 
 
-def test_a_clear_gain_is_told_in_points_with_its_interval() -> None:
+def test_a_clear_gain_is_reported_in_points_with_its_interval() -> None:
     verdict = held_out_verdict(*shifted(50, 10, 35))
     assert verdict.text == "improved by 50.0 points, 95% 36.0–64.0"
     assert verdict.difference == pytest.approx(0.5)
     assert (verdict.low, verdict.high, verdict.rows) == (pytest.approx(0.36), pytest.approx(0.64), 50)
 
 
-def test_a_clear_loss_is_told_with_positive_numbers() -> None:
+def test_a_clear_loss_is_reported_with_positive_numbers() -> None:
     verdict = held_out_verdict(*shifted(50, 35, 10))
     assert verdict.text == "worse by 50.0 points, 95% 36.0–64.0"
     assert verdict.difference == pytest.approx(-0.5)
 
 
-def test_what_the_rows_cannot_show_is_not_claimed() -> None:
+def test_an_insignificant_change_is_not_claimed() -> None:
     before, after = rewards([0, 1, 0, 1, 0, 1, 0, 1, 0, 0]), rewards([1, 0, 1, 0, 0, 1, 0, 1, 1, 0])
     verdict = held_out_verdict(before, after)
     assert verdict.text.startswith("not shown: +10.0 points, 95% -")
@@ -50,7 +50,7 @@ def test_nothing_changed_is_not_shown_and_has_no_minus_zero() -> None:
     assert held_out_verdict(before, before).text == "not shown: +0.0 points, 95% 0.0–0.0"
 
 
-def test_rewards_beyond_one_keep_their_unit_and_say_so() -> None:
+def test_rewards_beyond_one_keep_and_name_their_unit() -> None:
     before, after = rewards([1.0, 2.0, 1.5, 3.0] * 10), rewards([2.0, 3.0, 2.0, 4.0] * 10)
     assert held_out_verdict(before, after).text == "improved by 0.875 reward units, 95% 0.8–0.938"
 
@@ -74,7 +74,7 @@ def test_too_few_rows_show_nothing(before: dict[str, float], after: dict[str, fl
         assert (verdict.text, verdict.difference, verdict.low, verdict.high) == (text, None, None, None)
 
 
-def test_retention_says_what_was_lost_and_where() -> None:
+def test_a_retention_verdict_names_the_loss_and_the_set() -> None:
     verdict = retention_verdict("general", *shifted(50, 35, 10))
     assert verdict.text == "lost 50.0 points on general, 95% 36.0–64.0"
 
@@ -92,7 +92,7 @@ def test_the_interval_agrees_with_the_normal_one_for_many_rows() -> None:
     assert high == pytest.approx(differences.mean() + error, abs=2e-3)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_truth_95_percent_of_the_time() -> None:
     generator = np.random.default_rng(2)
     covered = 0
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""What a step trains on: groups without signal are replaced, overlong answers punished, dull prompts rest."""
+"""A step's groups: those without signal are replaced, overlong answers punished, dull prompts rest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def completion(reward: float | None, tokens: int = 2) -> Completion:
 
 
 class RowSampler:
-    """Rows in `alive` give completions that differ; all others are equal. Remembers what was asked."""
+    """Rows in `alive` give completions that differ; all others are equal. Records its calls."""
 
     shares_weights = True
 
@@ -108,7 +108,7 @@ def test_resampling_ends_after_its_rounds_and_keeps_the_size_of_the_step() -> No
     assert (len(found.groups), len(found.discarded)) == (3, 6)
 
 
-def test_resampling_ends_where_there_are_no_fresh_prompts() -> None:
+def test_resampling_ends_without_fresh_prompts() -> None:
     found = collected(RowSampler(alive={0}), rows=5, dynamic_sampling=20)
     assert (len(found.groups), len(found.discarded)) == (3, 2)
     assert 0 in rows_of(found.groups)
@@ -135,7 +135,7 @@ def test_a_lost_sandbox_is_the_machines_fault_and_a_wrong_grader_the_graders() -
         refuse_broken_grader([group(wrong, wrong)], limit=0.5)
 
 
-def test_a_step_with_resampling_records_and_counts_what_it_threw_away(
+def test_a_step_with_resampling_records_and_counts_discarded_groups(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     steps = random_steps(1, 4, 4)
@@ -167,7 +167,7 @@ def test_the_overlong_punishment_falls_linearly_over_the_buffer() -> None:
     assert overlong_punishment(8, settings()) == 0.0
 
 
-def test_a_punished_score_says_so_and_an_unscorable_one_stays_so() -> None:
+def test_a_punished_score_names_its_part_and_an_unscorable_one_stays_unscorable() -> None:
     options = settings(overlong_buffer_tokens=4)
     group = Group(Prompt(0, "", (1,), {}), (completion(1.0, tokens=6), completion(None, tokens=8)))
     graded = GradedGroup(group, (Score(reward=1.0, parts={"a": 1.0}), Score(reward=None)))
@@ -177,7 +177,7 @@ def test_a_punished_score_says_so_and_an_unscorable_one_stays_so() -> None:
     assert punished(graded, settings()) == graded
 
 
-def test_an_unscorable_completion_is_compared_with_nobody() -> None:
+def test_an_unscorable_completion_is_left_out_of_the_comparison() -> None:
     graded = GradedGroup(
         Group(Prompt(0, "", (1,), {}), tuple(completion(r) for r in (1.0, None, 0.0))),
         (Score(reward=1.0), Score(reward=None), Score(reward=0.0)),
@@ -203,7 +203,7 @@ def test_the_ends_of_steps_are_counted_in_tokens() -> None:
     assert step_ends(turns, steps, decode) == ((3, 1.0), (4, 0.0))
 
 
-def test_a_curriculum_rests_what_taught_nothing_and_says_how_many(
+def test_a_curriculum_rests_prompts_without_signal_and_counts_them(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     trainer = injected_trainer(make_config(curriculum="rest"), random_steps(1, 4, 4))

@@ -56,7 +56,7 @@ def make_job(make_config: Callable[..., RunConfig], tmp_path: Path) -> Callable[
 
 
 def run(config: RunConfig, folder: Path, until: int | None = None) -> list[BaseEvent]:
-    """All events, of a run that is asked to stop after step `until`."""
+    """All events of a run that is stopped after step `until`."""
     trainer = build_loop(config, folder)
     return list(trainer.run(lambda: until is not None and trainer.state.step >= until))
 

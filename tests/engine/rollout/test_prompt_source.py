@@ -99,7 +99,7 @@ def test_a_row_that_teaches_again_is_awake_at_once() -> None:
     assert made.difficulty[2].visits == 3
 
 
-def test_where_all_rows_rest_resting_ones_come_all_the_same() -> None:
+def test_if_all_rows_rest_resting_ones_are_used() -> None:
     made = CurriculumSource(prompts(3), 2, 0)
     everything = dict.fromkeys(range(3), SOLVED)
     for _ in range(12):
@@ -128,7 +128,7 @@ def test_fresh_rows_are_awake() -> None:
     assert sorted(rows(made.fresh(2, 1, 9, set()))) == [2, 3]
 
 
-def test_the_metrics_say_how_many_rest_and_why() -> None:
+def test_the_metrics_count_resting_rows_by_reason() -> None:
     made = CurriculumSource(prompts(4), 4, 0)
     assert made.metrics()["curriculum/resting"] == 0.0
     visit(made, 1, {0: SOLVED, 1: HOPELESS, 2: HOPELESS})

@@ -58,7 +58,7 @@ def test_the_weights_keep_the_number_format_of_the_base(tmp_path: Path) -> None:
     assert {each.dtype for each in tensors_of(folder).values()} == {torch.bfloat16}
 
 
-def test_whole_weights_are_exported_as_they_are(base: Path, tmp_path: Path) -> None:
+def test_whole_weights_are_exported_unchanged(base: Path, tmp_path: Path) -> None:
     before, after = tensors_of(base), tensors_of(exported(base, None, tmp_path / "run"))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

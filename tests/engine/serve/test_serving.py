@@ -48,7 +48,7 @@ def texts(found: list[Answer], num_completions: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_streamed_is_what_training_would_draw(
+def test_streamed_tokens_are_those_that_training_would_draw(
     make_policy: Callable[..., Policy], family: str
 ) -> None:
     policy = make_policy(family)
@@ -159,7 +159,7 @@ class Served:
         return News.validate_json(self.answers.readline())
 
     def close(self) -> tuple[int, str]:
-        """Exit status, and what it has printed."""
+        """Exit status and output."""
         printed, _ = self.process.communicate(timeout=30)
         self.answers.close()
         return self.process.returncode, printed.decode()
@@ -179,7 +179,7 @@ def serve() -> Iterator[Callable[[Path], Served]]:
         each.process.wait()
 
 
-def test_the_process_takes_turns_forgets_what_is_cancelled_and_survives_what_fails(
+def test_the_process_takes_turns_drops_cancelled_requests_and_survives_failed_ones(
     serve: Callable[[Path], Served], model_folder: Callable[[str], Path]
 ) -> None:
     served = serve(model_folder("qwen3"))

@@ -1,4 +1,4 @@
-"""Text that can be shown while more is to come: what decoding it at once gives, in whole characters."""
+"""Streamed text: it equals the text decoded at once, in whole characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from grpo_engine.serve.text_stream import BROKEN, TextStream
 
 BYTES = Tokenizer(models.BPE({f"<0x{n:02X}>": n for n in range(256)}, [], byte_fallback=True))
-"""One token a byte, as models write what is in no vocabulary."""
+"""One token per byte, as models write text outside their vocabulary."""
 BYTES.decoder = decoders.ByteFallback()
 WORDS = Tokenizer(models.WordLevel({"▁a": 0, "▁be": 1, "c": 2, "!": 3}, unk_token="c"))
 """Its first space is no part of the text, so that a token's text depends on the one before it."""
@@ -32,7 +32,7 @@ def told(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()) -> 
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(max_size=12))
-def test_no_half_character_is_told(text: str) -> None:
+def test_no_partial_character_is_returned(text: str) -> None:
     pieces = told(BYTES, list(text.encode()))
     assert "".join(pieces) == text
     assert BROKEN in text or not any(BROKEN in piece for piece in pieces)
@@ -44,7 +44,7 @@ def test_pieces_together_are_the_whole_text(ids: list[int]) -> None:
     assert "".join(told(WORDS, ids)) == decode(WORDS, ids)
 
 
-def test_bytes_that_are_no_character_are_told_in_time() -> None:
+def test_invalid_bytes_are_returned_after_a_few_tokens() -> None:
     pieces = told(BYTES, [0xFF] * 100)
     assert "".join(pieces) == decode(BYTES, [0xFF] * 100)
     assert len(pieces[20] + "".join(pieces[:20])) >= 16
@@ -62,7 +62,7 @@ def test_bytes_that_are_no_character_are_told_in_time() -> None:
         ("héé", ["éé"], "h"),
     ],
 )
-def test_nothing_of_a_stop_string_is_told(text: str, stop: list[str], shown: str) -> None:
+def test_no_part_of_a_stop_string_is_returned(text: str, stop: list[str], shown: str) -> None:
     stream = TextStream(partial(decode, BYTES), stop)
     pieces = [stream.add([token]) for token in text.encode()]
     assert "".join(pieces) + stream.end() == shown

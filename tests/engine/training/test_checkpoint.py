@@ -1,4 +1,4 @@
-"""Checkpoints: complete or invisible, verified before use, the next older where the newest is damaged."""
+"""Checkpoints: complete or invisible, verified before use, the next older one if the newest is damaged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_newest_is_used_and_the_oldest_are_gone(finished: tuple[RunConfig, P
         (come_from_the_future, "has an unknown format"),
     ],
 )
-def test_a_damaged_checkpoint_is_skipped_for_the_next_older_one_and_said_so(
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     finished: tuple[RunConfig, Path], damage: Callable[[Path], None], reason: str
 ) -> None:
     config, folder = finished

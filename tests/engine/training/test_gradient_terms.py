@@ -147,7 +147,7 @@ def test_the_samplers_mismatch_is_corrected(
     assert found["sampling/sampling_logp_difference/max"] == pytest.approx(by, rel=1e-3)
 
 
-def test_auto_corrects_only_where_the_sampler_is_another_program(
+def test_auto_corrects_only_samplers_with_other_numerics(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     steps = random_steps(1, 3, 4)

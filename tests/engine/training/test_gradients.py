@@ -145,7 +145,7 @@ def plain_logprobs(policy: Policy, token_ids: tuple[int, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_tool_tokens_are_context_of_what_follows(make_policy: Callable[..., Policy], shared: bool) -> None:
+def test_tool_tokens_are_context_of_later_tokens(make_policy: Callable[..., Policy], shared: bool) -> None:
     policy = make_policy()
     policy.shares_prompts = shared
     group = scored((WITH_TOOL, completion(SECOND)))
@@ -158,7 +158,7 @@ def test_tool_tokens_are_context_of_what_follows(make_policy: Callable[..., Poli
     assert float((other - expected[1]).abs()) > 1e-3
 
 
-def test_a_step_without_signal_moves_no_bit_also_where_it_is_trained(
+def test_a_step_without_signal_moves_no_bit_even_if_trained(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     steps = [

@@ -1,4 +1,4 @@
-"""How a step gives way to a device that is too small, and what the probe of it trains."""
+"""How a step adapts to a device that is too small, and the memory probe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine.injection import CPU, injected_trainer, random_steps
 
 
 class Device:
-    """Fits `most` tokens, or a quarter of them where activations are kept."""
+    """Fits `most` tokens, or a quarter of them if activations are kept."""
 
     def __init__(self, policy: Policy, most: int) -> None:
         self.policy, self.most = policy, most
@@ -46,7 +46,7 @@ def given_way(policy: Policy, tokens: int, most: int) -> tuple[Device, MicroBatc
     return device, budget
 
 
-def test_what_fits_is_taken_whole_and_nothing_is_told(make_policy: Callable[..., Policy]) -> None:
+def test_a_step_that_fits_is_computed_at_once_without_warning(make_policy: Callable[..., Policy]) -> None:
     device, budget = given_way(make_policy(), 16_384, most=100_000)
     assert (device.asked, device.cleared, budget.take_warnings()) == ([16_384], 0, [])
 
@@ -62,7 +62,7 @@ def test_without_a_stated_budget_a_larger_model_takes_fewer_tokens_at_a_time(
     assert MicroBatchBudget(policy, None).tokens == CPU_TOKENS.start
 
 
-def test_the_longest_prompt_finds_room_beside_what_is_trained_where_nobody_stated_a_budget(
+def test_the_default_budget_adds_room_for_the_longest_prompt(
     make_policy: Callable[..., Policy],
 ) -> None:
     free, stated = MicroBatchBudget(make_policy(), None), MicroBatchBudget(make_policy(), 256)
@@ -84,13 +84,13 @@ def test_first_fewer_tokens_then_fewer_activations_then_fewer_tokens_again(
     assert budget.take_warnings() == []
 
 
-def test_recomputing_spares_the_halves_where_it_is_enough(make_policy: Callable[..., Policy]) -> None:
+def test_recomputation_comes_before_smaller_micro_batches(make_policy: Callable[..., Policy]) -> None:
     device, budget = given_way(make_policy(), 4096, most=4096)
     assert device.asked == [4096, 4096]
     assert budget.tokens == 4096
 
 
-def test_what_was_found_holds_for_the_steps_that_follow(make_policy: Callable[..., Policy]) -> None:
+def test_a_reduced_budget_applies_to_later_steps(make_policy: Callable[..., Policy]) -> None:
     device, budget = given_way(make_policy(), 8192, most=1024)
     device.asked.clear()
     budget.run(device.gradients, device.clear, 4)
@@ -111,7 +111,7 @@ def test_a_model_without_our_kernels_gives_way_by_tokens_alone(make_policy: Call
     assert asked == [400, 200, 100]
 
 
-def test_what_does_not_fit_in_the_smallest_pieces_fails_with_the_devices_words(
+def test_a_step_that_never_fits_fails_with_the_devices_message(
     make_policy: Callable[..., Policy],
 ) -> None:
     device = Device(make_policy(), most=10)

@@ -1,4 +1,4 @@
-"""A probe samples and scores as the job's first steps would, trains nothing, and counts what it saw."""
+"""A probe samples and scores as the job's first steps would, trains nothing, and counts the results."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_resuming_without_the_optimisers_moments_would_differ(
 
 
 def forget_moments(folder: Path, config: RunConfig) -> None:
-    """A checkpoint that lost Adam's moments, with a manifest that says it is whole."""
+    """A checkpoint without Adam's moments whose manifest is valid."""
     path = folder / "optimizer.safetensors"
     save_file({name: tensor * 0 for name, tensor in load_file(path).items()}, path)
     content = json.loads((folder / manifest.MANIFEST).read_text())

@@ -1,4 +1,4 @@
-"""SDPO: gradients against a plain implementation, who is taught what, and a model that learns from it."""
+"""SDPO: gradients against a plain implementation, the choice of attempts, and a model that learns from it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_gradients_do_not_depend_on_how_the_step_is_cut(
     assert other == pytest.approx(metrics, abs=1e-6)
 
 
-def test_nothing_is_learnt_where_the_teacher_reads_what_the_pupil_read(
+def test_a_teacher_with_the_same_prompt_teaches_nothing(
     make_policy: Callable[..., Policy],
 ) -> None:
     policy = make_policy()
@@ -141,7 +141,7 @@ def test_tokens_of_a_tool_are_not_distilled(make_policy: Callable[..., Policy]) 
     assert all(bool(gradient.isfinite().all()) for gradient in found.values())
 
 
-def test_a_failed_attempt_is_told_the_graders_message_and_the_best_sibling(
+def test_feedback_holds_the_graders_message_and_the_best_sibling(
     make_policy: Callable[..., Policy],
 ) -> None:
     policy = make_policy()
@@ -233,7 +233,7 @@ def step_events(config: RunConfig, folder: Path) -> list[Any]:
     return list(build_loop(config, folder).method.step(1))
 
 
-def test_a_step_without_signal_trains_where_failed_attempts_have_feedback(
+def test_a_step_without_signal_trains_on_failed_attempts_with_feedback(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     without = step_events(make_config(grader=NEVER, beta=0.0), tmp_path / "a")

@@ -98,7 +98,7 @@ def test_the_held_out_loss_falls(supervised: Callable[..., RunConfig], tmp_path:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_a_grpo_job_goes_on_from_the_adapter_and_takes_it_as_reference(
+def test_a_grpo_job_continues_the_adapter_and_takes_it_as_reference(
     supervised: Callable[..., RunConfig], make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     parent = trained(supervised(), tmp_path / "sft")

@@ -62,7 +62,7 @@ def test_three_steps_do_not_depend_on_sharing_the_prompt(
     assert largest_difference(parameters_of(shared), parameters_of(plain.method)) < 1e-6
 
 
-def test_a_step_without_signal_moves_nothing_and_says_so(
+def test_a_step_without_signal_moves_nothing_and_reports_it(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     trainer = build_loop(make_config(grader=NOTHING, beta=0.1), tmp_path).method
@@ -75,7 +75,7 @@ def test_a_step_without_signal_moves_nothing_and_says_so(
     assert trainer.state.policy_version == 0
 
 
-def test_many_steps_without_signal_fail_the_job_and_say_why(
+def test_many_steps_without_signal_fail_the_job_with_the_reason(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     trainer = build_loop(make_config(grader=NOTHING, n_steps=9, max_skipped_steps=3), tmp_path)

@@ -1,4 +1,4 @@
-"""What tests of training-free jobs share: a run's events, and what it left."""
+"""Helpers of training-free tests: a run's events and its result."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_grader_that_fails_on_most_attempts_ends_the_job(
         ({"max_cost_usd": 5.0}, "max_cost_usd needs the prices"),
     ],
 )
-def test_what_the_operator_does_not_offer_is_refused_before_the_first_call(
+def test_an_unoffered_endpoint_is_refused_before_the_first_call(
     make_job: Make, serve: Any, tmp_path: Path, hyperparameters: dict[str, Any], reason: str
 ) -> None:
     server = serve(CapableModel())

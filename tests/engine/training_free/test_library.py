@@ -1,4 +1,4 @@
-"""The library, what is read as operations, and where the lessons stand in a prompt. No model, no network."""
+"""The library, the parsing of operations, and the lessons' place in a prompt. No model, no network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_number_is_never_given_twice() -> None:
     assert texts(library) == {"G1": "two"}
 
 
-def test_what_is_there_already_is_not_added_again_but_was_of_use() -> None:
+def test_an_existing_lesson_is_not_added_again_but_counts_as_useful() -> None:
     library, _ = changed(Library(), add("one"))
     library, changes = changed(library, add("  one\n"), step=5)
     assert (changes, library.version) == (LibraryChanges(ignored=1), 1)
@@ -128,7 +128,7 @@ def rows_with(*messages: tuple[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in messages], "answer": "1"}
 
 
-def test_the_library_stands_before_the_system_message_or_else_the_first_user_turn() -> None:
+def test_the_library_precedes_the_system_message_or_the_first_user_turn() -> None:
     lessons = changed(Library(), add("Look twice."))[0].experiences
     block = "Lessons:\n[G0] Look twice."
     assert library_text(lessons, TEMPLATE) == block
@@ -143,7 +143,7 @@ def test_the_library_stands_before_the_system_message_or_else_the_first_user_tur
     assert with_experiences({"prompt": "Hi"}, lessons, TEMPLATE) == {"prompt": f"{block}\n\nHi"}
 
 
-def test_an_empty_library_leaves_the_row_as_it_is() -> None:
+def test_an_empty_library_leaves_the_row_unchanged() -> None:
     row = rows_with(("user", "Hi"))
     assert with_experiences(row, (), TEMPLATE) is row
 

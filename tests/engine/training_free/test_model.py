@@ -112,7 +112,7 @@ def test_the_jobs_own_model_attempts_with_the_library_in_its_chat_template(
     assert repeated == texts
 
 
-def test_lessons_that_do_not_fit_the_context_stay_out_and_it_is_told(
+def test_lessons_that_do_not_fit_the_context_are_left_out_with_a_warning(
     make_job: Callable[..., RunConfig], helper: ChatServer, tmp_path: Path
 ) -> None:
     config = make_job(max_experience_chars=300, max_completion_tokens=16, n_epochs=3, eval_interval=1)
@@ -164,7 +164,7 @@ def spawn(config_path: Path, run_dir: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_from_its_library_without_asking_again_for_finished_steps(
+def test_a_killed_run_continues_from_its_library_without_repeating_finished_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocking = Blocking()

@@ -1,4 +1,4 @@
-"""Training-free GRPO on a scripted endpoint: what it learns, says, costs and leaves behind."""
+"""Training-free GRPO on a scripted endpoint: lessons, events, costs and results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_lesson_of_the_winners_comes_into_the_prompt_and_held_out_answers_be
     assert example == [{"role": "user", "content": f"{prompt}\n\nWhat is zorb(2, 2)?"}]
 
 
-def test_metrics_tell_rewards_the_library_and_what_reflection_cost(
+def test_metrics_hold_rewards_the_library_and_the_cost_of_reflection(
     make_job: Make, serve: Any, tmp_path: Path
 ) -> None:
     model = CapableModel()
@@ -142,7 +142,7 @@ def test_a_resumed_run_ends_with_the_same_library_and_repeats_no_call_of_a_finis
     assert of(second, Evaluated)[-1].verdict == of(expected, Evaluated)[-1].verdict
 
 
-def test_an_unreadable_proposal_is_asked_for_once_more_then_dropped_and_counted(
+def test_an_unreadable_proposal_is_requested_once_more_then_dropped_and_counted(
     make_job: Make, serve: Any, tmp_path: Path
 ) -> None:
     model = CapableModel()
@@ -187,7 +187,7 @@ def test_operations_on_unknown_ids_are_ignored_and_counted(
     assert (step.metrics["experiences/ignored"], step.metrics["experiences/count"]) == (2.0, 0.0)
 
 
-def test_nothing_to_learn_leaves_the_prompt_as_it_was_and_says_so(
+def test_without_a_lesson_the_prompt_is_unchanged_and_the_run_warns(
     make_job: Make, serve: Any, tmp_path: Path
 ) -> None:
     model = CapableModel(lucky_every=10**6)

@@ -42,7 +42,7 @@ def make_sampler(make_policy: Callable[..., Policy], tmp_path: Path) -> Callable
 
 @pytest.fixture
 def shared_sampler(make_sampler: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, made once for all tests that leave its policy as it is."""
+    """The same, made once for all tests that do not change its policy."""
 
     def find(family: str = "qwen3", lora: Any = None) -> Any:
         if (family, lora) not in _SHARED:

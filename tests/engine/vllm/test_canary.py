@@ -33,7 +33,7 @@ def test_log_probabilities_that_are_not_numbers_do_not() -> None:
         prove(Reading(4, BASE, (float("nan"),) * 10), None, torch.float32)
 
 
-def test_a_server_that_stays_where_it_was_is_stale_however_small_the_step() -> None:
+def test_an_unchanged_server_is_stale_after_any_step() -> None:
     before = Reading(3, BASE, shifted(0.03))
     now = Reading(4, shifted(1e-6), shifted(0.03))
     with pytest.raises(PolicyMismatchError, match="vLLM still serves policy version 3, not policy version 4"):

@@ -1,4 +1,4 @@
-"""Which sampler a job gets, and what vLLM is started with: no vLLM is needed to know."""
+"""Which sampler a job gets, and vLLM's arguments, without vLLM."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_full_fine_tuning_starts_vllm_without_adapters(make_policy: Callable[...
 
 
 class _Core:
-    """What of vLLM sleeps: only a GPU's really does."""
+    """A fake vLLM that records sleeping and waking, which only a GPU supports."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

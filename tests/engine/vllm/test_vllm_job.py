@@ -1,4 +1,4 @@
-"""Jobs on vLLM through the engine's own door: they learn as on torch, die without a trace and go on."""
+"""Jobs on vLLM as engine processes: they learn as on torch, leave nothing behind and resume."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_killed_engine_leaves_nothing_behind(runs: dict[str, Run]) -> None:
     assert (runs["vllm"].folder.parent / "left").read_text() == ""
 
 
-def test_a_killed_job_goes_on_from_its_checkpoint(runs: dict[str, Run]) -> None:
+def test_a_killed_job_continues_from_its_checkpoint(runs: dict[str, Run]) -> None:
     started = [event for event in events(runs["vllm"].folder) if event["type"] == "started"]
     assert [event["resumed_from_step"] for event in started] == [0, 10]
     assert [event["sampler"] for event in started] == ["VllmSampler"] * 2
@@ -151,7 +151,7 @@ def test_the_mismatch_of_every_step_is_logged_and_is_rounding(runs: dict[str, Ru
     assert all(abs(each["sampling/importance_sampling_ratio/mean"] - 1) < 1e-4 for each in trained)
 
 
-def test_a_run_says_little_in_its_log(runs: dict[str, Run]) -> None:
+def test_a_run_logs_little(runs: dict[str, Run]) -> None:
     lines = (runs["vllm"].folder / "engine.log").read_text().splitlines()
     assert len([line for line in lines if line.strip()]) <= 6
     assert not any("Traceback" in line or "Exception" in line for line in lines)

@@ -56,9 +56,7 @@ def test_sampled_log_probabilities_are_the_trainers(
         assert float((logprobs - batch.sampled_logprobs_N).abs().max()) < 1e-4
 
 
-def test_tokens_depend_on_their_name_and_not_on_what_is_sampled_together(
-    shared_sampler: Make, make_sampler: Make
-) -> None:
+def test_tokens_depend_on_their_name_and_not_on_the_batch(shared_sampler: Make, make_sampler: Make) -> None:
     sampler = shared_sampler()
     together = tokens(sampler.generate(PROMPTS, 6, SAMPLING))
     assert len({ids for group in together for ids in group}) > 12
@@ -80,7 +78,7 @@ def test_every_part_of_a_completions_name_changes_its_seed() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_completions_say_why_they_ended(shared_sampler: Make) -> None:
+def test_completions_have_their_finish_reason(shared_sampler: Make) -> None:
     sampler = shared_sampler()
     completions = [c for g in sampler.generate(PROMPTS, 32, SAMPLING) for c in g.completions]
     assert {c.policy_version for c in completions} == {0}
@@ -122,7 +120,7 @@ def test_rows_with_limits_of_their_own_are_those_sampled_alone_with_that_limit(s
     assert begins[2][1] != together[2].completions[0].token_ids
 
 
-def test_every_group_is_told_once_as_soon_as_it_is_whole(shared_sampler: Make) -> None:
+def test_every_group_is_reported_once_when_it_is_complete(shared_sampler: Make) -> None:
     told: dict[int, Group] = {}
     order: list[int] = []
 

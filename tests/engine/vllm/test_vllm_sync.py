@@ -73,7 +73,7 @@ def test_a_version_that_is_served_already_costs_nothing(
     assert tokens(sampler)
 
 
-def test_a_sampler_that_rested_goes_on_where_it_was(make_sampler: Make) -> None:
+def test_a_sampler_continues_after_a_rest(make_sampler: Make) -> None:
     sampler = make_sampler()
     before = tokens(sampler)
     sampler.rest()
@@ -93,7 +93,7 @@ def test_only_the_newest_adapter_is_kept_and_its_folder_is_gone(make_sampler: Ma
     assert not Path(sampler.engine.adapter.lora_path).exists()
 
 
-def test_an_adapters_weights_never_reach_the_disk_and_what_a_kill_left_is_cleared(tmp_path: Path) -> None:
+def test_an_adapters_weights_never_reach_the_disk_and_leftovers_of_a_kill_are_cleared(tmp_path: Path) -> None:
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "left").write_text("by a killed engine")
@@ -172,7 +172,7 @@ def save_halved(model: Any, *arguments: Any) -> None:
             parameter.data = kept.get(name, parameter.data * 2)
 
 
-def test_a_job_that_goes_on_from_an_adapter_serves_that_adapter(
+def test_a_job_that_continues_an_adapter_serves_that_adapter(
     make_policy: Callable[..., Policy], make_sampler: Make, tmp_path: Path
 ) -> None:
     parent = make_policy()
@@ -192,7 +192,7 @@ def test_adapters_of_any_rank_are_served(make_policy: Callable[..., Policy], mak
         assert_most_likely(policy, group)
 
 
-def test_what_vllm_cannot_serve_is_refused_with_the_reason(make_policy: Callable[..., Policy]) -> None:
+def test_an_unsupported_model_is_refused_with_the_reason(make_policy: Callable[..., Policy]) -> None:
     adapter, full = make_policy("gpt2"), make_policy("gpt2", "full")
     assert why_unsupported(adapter, settings()) == "vLLM does not support adapters for GPT2LMHeadModel"
     assert why_unsupported(full, settings()) is None

@@ -73,7 +73,7 @@ def test_a_small_mismatch_weighs_each_completion_by_its_ratio(
     assert weighed["grad_norm"] / honest["grad_norm"] == pytest.approx(1.6487, abs=1e-2)
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_stopped_run_continues_as_if_uninterrupted(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = make_config(n_steps=4)
@@ -107,7 +107,7 @@ def test_vllm_leaves_the_process_as_it_was(
     torch.set_num_threads(1)
 
 
-def test_what_a_failed_start_changed_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_a_failed_start_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_TEST_KEPT", "1")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
 

@@ -98,7 +98,7 @@ def test_rows_without_a_gradient_of_their_own_train_the_adapter(case: str) -> No
     assert_same(made[1], expected[1])
 
 
-def test_frozen_linears_of_frozen_rows_ask_for_no_gradient() -> None:
+def test_frozen_linears_of_frozen_rows_need_no_gradient() -> None:
     x = normal(TOKENS, INPUTS, grad=False)
     made = lora_linears(x, *linears_of(None, biased=True, trained=False))
     assert [out.requires_grad for out in made] == [False] * 3
@@ -126,7 +126,7 @@ def test_one_side_of_an_adapter_is_trained_without_the_other(trained: str) -> No
     assert_same(found, value_and_gradients(plain_linears(x, weights, biases, down, ups), leaves)[1])
 
 
-def test_an_output_that_nobody_uses_moves_nothing() -> None:
+def test_an_unused_output_moves_nothing() -> None:
     x = normal(TOKENS, INPUTS)
     weights, biases, down, ups = linears_of((2, 2, 2), biased=False, trained=True)
     lora_linears(x, weights, biases, down, ups)[1].sum().backward()
@@ -153,7 +153,7 @@ def test_the_norm_equals_its_formula_in_value_and_gradient(shape: tuple[int, ...
 
 
 def test_the_norm_of_a_slice_of_a_larger_tensor_is_the_same() -> None:
-    """Queries are a part of what one product made."""
+    """Queries are a slice of one product."""
     whole, weight = normal(TOKENS, 4, INPUTS), normal(INPUTS)
     found = value_and_gradients([rms_norm(whole[:, 1:3], weight, 1e-6)], [whole])
     expected = value_and_gradients([plain_norm(whole[:, 1:3], weight, 1e-6)], [whole])

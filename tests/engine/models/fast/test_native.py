@@ -1,4 +1,4 @@
-"""The compiled operations: their formulas in float64, each row by itself, and what they leave to torch."""
+"""The compiled operations: their formulas in float64, each row alone, and the cases left to torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_gate_is_its_formula_from_the_smallest_to_the_largest(dtype: torch.dty
     assert_near(native.swiglu(gate, up), silu(gate.double()) * up.double())
 
 
-def test_where_they_fit_the_kernels_ask_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_use_compiled_operations_if_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     x, angle = normal(4, 2, 8), normal(4, 1, 8, seed=1)
     calls = [
         lambda: rms_norm(x[:, 0].contiguous(), normal(8), 1e-6),
@@ -153,7 +153,7 @@ def test_a_row_is_bit_for_bit_the_same_alone_as_among_others(dtype: torch.dtype)
     assert all(torch.equal(one[4:5], other) for one, other in zip(among, alone, strict=True))
 
 
-def test_a_machine_without_memory_says_so() -> None:
+def test_failed_memory_allocation_raises_memory_error() -> None:
     states = normal(1, 2, 32), normal(1, 2, 32), normal(1, 2, 32)
     buffers = torch.zeros(1, 2, 4, 32), torch.zeros(1, 2, 4, 32), torch.zeros(1, 1, 4)
     prompts = torch.zeros(1, 2, 1, 32), torch.zeros(1, 2, 1, 32), torch.zeros(1, 1, 1), torch.tensor([0])
@@ -161,9 +161,7 @@ def test_a_machine_without_memory_says_so() -> None:
         native.attend(states, buffers, 2**50, 1.0, prompts)
 
 
-def test_what_was_compiled_for_other_arguments_or_not_at_all_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_or_outdated_library_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
     assert native.library.__wrapped__() is None
     monkeypatch.undo()

@@ -45,7 +45,7 @@ def by_cache(steps: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def by_formula(steps: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
-    """softmax(q Kᵀ / √D) V of each row by itself, in float64."""
+    """softmax(q Kᵀ / √D) V of each row alone, in float64."""
     prompts = [states.double().split(LENGTHS) for states in prompts_of(dim, dtype)]
     seen = [[each[row // GROUP] for each in prompts] for row in range(ROWS)]
     made = []
@@ -104,7 +104,7 @@ def test_a_row_is_bit_for_bit_the_same_by_one_thread_and_by_several(dtype: torch
     )
 
 
-def test_what_they_do_not_know_is_left_to_torch(attended: list[int]) -> None:
+def test_unsupported_tensors_are_left_to_torch(attended: list[int]) -> None:
     rows = normal(4, 6)
     assert native.takes(rows)
     assert not native.takes(rows.double())

@@ -15,7 +15,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def test_a_small_float32_weight_a_wider_one_and_one_on_a_gpu_are_left_as_they_are() -> None:
+def test_small_float32_float64_and_gpu_weights_are_not_packed() -> None:
     large = torch.zeros(512, 128)
     assert packs(large)
     assert not packs(large[:8])

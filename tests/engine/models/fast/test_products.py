@@ -16,7 +16,7 @@ from grpo_engine.models.fast.products import (
 )
 
 SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
-"""Rows, outputs, inputs: below and above what is given to oneDNN."""
+"""Rows, outputs, inputs: below and above the limit for oneDNN."""
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -52,7 +52,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_rows_beside_it(size: str, dty
 @pytest.mark.parametrize(
     ("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-13), (torch.bfloat16, 2**-8)], ids=str
 )
-def test_a_product_is_the_sum_over_the_inputs_whoever_computes_it(
+def test_a_product_is_the_sum_over_the_inputs_with_either_library(
     size: str, is_view: bool, dtype: torch.dtype, close: float
 ) -> None:
     rows, outputs, inputs = SHAPES[size]
@@ -68,7 +68,7 @@ def test_a_product_is_the_sum_over_the_inputs_whoever_computes_it(
     assert torch.allclose(total.double(), wanted + 1, **limit)
 
 
-def test_a_transposed_input_is_read_as_it_is() -> None:
+def test_a_transposed_input_is_supported() -> None:
     """As for the gradient of a weight: rows and inputs both transposed."""
     grad, x = normal(96, 320, seed=1, dtype=torch.float32), normal(96, 160, seed=2, dtype=torch.float32)
     assert torch.allclose(product(grad.t(), x.t()).double(), exact(grad.t(), x.t()), atol=1e-4)

@@ -1,4 +1,4 @@
-"""Sampling a step ahead: who sampled what, from which weights; nothing depends on threads or on kills."""
+"""Sampling a step ahead: which weights sampled each step; nothing depends on threads or on kills."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rollouts(events: list[BaseEvent]) -> dict[int, list[tuple[int, tuple[int, ..
 
 
 def sampled_now(trainer: Trainer, step: int) -> list[tuple[int, tuple[int, ...]]]:
-    """What a step's completions are when its policy is the trainer's as it is."""
+    """A step's completions, sampled with the trainer's current policy."""
     source = trainer.source
     assert isinstance(source, one_step_ahead.PromptSource)
     trainer.sampler.load_policy(trainer.state.policy_version)
@@ -150,7 +150,7 @@ def test_a_run_killed_at_step_7_equals_an_undisturbed_one(make_config: MakeConfi
     assert adapter_sha256(tmp_path / "killed") == adapter_sha256(tmp_path / "whole")
 
 
-def test_a_checkpoint_without_the_waiting_rollouts_would_go_on_differently(
+def test_a_checkpoint_without_the_waiting_rollouts_would_continue_differently(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
     config = make_config(max_staleness=1, n_steps=4, learning_rate=1e-2)
@@ -219,7 +219,7 @@ def test_a_job_with_tools_samples_ahead(make_config: MakeConfig, tmp_path: Path)
     assert {version for version, _ in rollouts(events)[2]} == {0}
 
 
-def test_what_goes_wrong_ahead_is_told_in_its_own_step(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_an_error_ahead_is_raised_in_its_own_step(make_config: MakeConfig, tmp_path: Path) -> None:
     trainer = trainer_of(make_config(max_staleness=1), tmp_path)
     collector = trainer.collector
     assert isinstance(collector, OneStepAhead)
@@ -249,7 +249,7 @@ def completion(**fields: Any) -> Completion:
 
 
 class _RowsOnly:
-    """In a collector's place: which rows it drew, as groups whose rewards differ where the row is even."""
+    """Replaces a collector: the rows it drew, as groups whose rewards differ for even rows."""
 
     def __init__(self, source: CurriculumSource) -> None:
         self.source = source
@@ -267,7 +267,7 @@ class _NoSnapshot:
         """Nothing to copy."""
 
 
-def test_a_curriculum_hears_every_outcome_one_step_later_and_leaves_no_row_out() -> None:
+def test_a_curriculum_gets_every_outcome_one_step_later_and_leaves_no_row_out() -> None:
     prompts = [Prompt(row, "", (1,), {}) for row in range(6)]
     sources = [CurriculumSource(prompts, 2, seed=3) for _ in range(2)]
     rows = _RowsOnly(sources[0])

@@ -1,4 +1,4 @@
-"""What sampling ahead rests on: a policy that stands still, and groups that survive a checkpoint."""
+"""The basis of sampling ahead: a policy that stays fixed, and groups that survive a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from grpo_engine.rollout.overlap.rollout_state import groups_from_json, groups_t
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
 @pytest.mark.parametrize("lora", [{"rank": 4}, "full"])
-def test_a_snapshot_stands_still_and_shares_what_is_not_trained(
+def test_a_snapshot_stays_fixed_and_shares_frozen_weights(
     make_policy: Callable[..., Policy], family: str, lora: Any
 ) -> None:
     policy = make_policy(family, lora=lora)

@@ -223,7 +223,7 @@ def test_bfloat16_rows_stay_close_to_float64() -> None:
 
 
 @torch.no_grad()
-def test_weights_that_are_merged_when_a_decoding_begins_are_the_ones_it_uses(
+def test_a_decoding_uses_the_weights_merged_at_its_start(
     make_policy: Callable[..., Policy],
 ) -> None:
     policy = make_policy()
@@ -242,7 +242,7 @@ def test_weights_that_are_merged_when_a_decoding_begins_are_the_ones_it_uses(
 
 
 @torch.no_grad()
-def test_a_row_that_goes_on_beyond_the_models_last_position_disturbs_no_other(
+def test_a_row_beyond_the_models_last_position_affects_no_other(
     make_policy: Callable[..., Policy],
 ) -> None:
     """It has ended, and has not left yet."""

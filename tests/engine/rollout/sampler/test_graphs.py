@@ -76,7 +76,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 
 
 class OnDevice(Tensor):
-    """Says that it lies on a GPU; what is computed from it does not."""
+    """Claims to be on a GPU; results computed from it do not."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     is_cuda = True
@@ -86,7 +86,7 @@ def tokens(*values: int) -> Tensor:
     return torch.tensor(values).as_subclass(OnDevice)
 
 
-def test_a_step_runs_as_it_is_then_is_recorded_then_replayed(recordings: list[Recording]) -> None:
+def test_a_step_runs_normally_then_is_recorded_then_replayed(recordings: list[Recording]) -> None:
     total, runs = torch.zeros(2), []
 
     def step(given: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def test_the_budgets_of_these_tests_make_1_2_and_8_or_more_micro_batches(
     assert found[2] >= 8
 
 
-def test_the_tolerance_is_far_below_what_three_steps_move(
+def test_the_tolerance_is_far_below_the_change_of_three_steps(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = job(make_config)

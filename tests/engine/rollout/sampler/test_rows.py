@@ -31,7 +31,7 @@ SAMPLING = Sampling(max_tokens=13, seed=3, step=2)
 
 
 class Watched(SharedDecoder):
-    """Counts what comes and what runs."""
+    """Counts rows that enter and rows that run."""
 
     def __init__(self, policy: Policy, fails_at: int = 0) -> None:
         assert policy.fast is not None
@@ -145,7 +145,7 @@ def test_no_budget_and_no_way_of_looking_changes_a_completion(
     assert max(made[0].live, default=0) <= max(budget, group_size)
 
 
-def test_rows_that_ended_between_two_looks_are_told_as_they_ended(
+def test_rows_that_finish_between_two_checks_are_reported_exactly(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.LOOK_EVERY, "cpu", 8)
@@ -203,7 +203,7 @@ def test_every_row_has_its_own_limit(
     assert all(length == limit for length, limit in cut)
 
 
-def test_groups_are_told_in_the_order_in_which_they_end(policy: Policy) -> None:
+def test_groups_are_reported_in_the_order_they_finish(policy: Policy) -> None:
     told: list[int] = []
     sampler, _ = watched(policy, budget=12)
     limits = [9, 2, 5, 1]
@@ -237,7 +237,7 @@ def test_out_of_memory_repeats_only_the_groups_that_had_not_ended(policy: Policy
     assert max(made[1].live) <= 6
 
 
-def test_a_group_that_does_not_fit_is_told_as_such(policy: Policy) -> None:
+def test_a_group_that_does_not_fit_raises_an_error(policy: Policy) -> None:
     sampler, _ = watched(policy, budget=3, fails_at=2)
     with pytest.raises(DeviceMemoryError, match="one group does not fit"):
         sampler.generate(PROMPTS, 3, SAMPLING)

@@ -205,7 +205,7 @@ def test_stop_strings_change_nothing_before_them(make_policy: Callable[..., Poli
             assert whole.token_ids[: len(part.token_ids)] == part.token_ids
 
 
-def test_every_group_is_told_once_as_soon_as_it_is_whole(make_policy: Callable[..., Policy]) -> None:
+def test_every_group_is_reported_once_when_it_is_complete(make_policy: Callable[..., Policy]) -> None:
     told: dict[int, Group] = {}
     sampler = TorchSampler(make_policy(), sample_budget=8)
     groups = sampler.generate(PROMPTS, 4, SAMPLING, lambda place, group: told.update({place: group}))

@@ -1,4 +1,4 @@
-"""A sampler that says what a test wrote: a second implementation of the protocol, with no model behind it."""
+"""A sampler whose completions a test writes, without a model."""
 
 from __future__ import annotations
 

@@ -47,6 +47,6 @@ def test_arguments_may_be_json_in_a_string_and_may_be_left_out() -> None:
         ('{"name": "add", "arguments": "one"}', "arguments must be a JSON object"),
     ],
 )
-def test_a_call_that_cannot_be_read_says_why(text: str, error: str) -> None:
+def test_an_unreadable_call_carries_the_reason(text: str, error: str) -> None:
     (call,) = find_calls(f"<tool_call>{text}</tool_call>")
     assert call.error.startswith(error)

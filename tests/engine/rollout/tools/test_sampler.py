@@ -1,4 +1,4 @@
-"""Tool use as a sampler: exact tokens, limits, groups told once, streams that never meet."""
+"""Tool use as a sampler: exact tokens, limits, groups reported once, distinct streams."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_completion_that_calls_nothing_is_the_inner_samplers(make: Make) -> No
     assert group.completions[0].policy_version == 5
 
 
-def test_an_answer_stands_between_two_turns_and_is_not_the_models_own(make: Make) -> None:
+def test_an_answer_follows_its_turn_and_is_not_marked_as_sampled(make: Make) -> None:
     sampler, inner = make([CALL, "It is 7."])
     completion, policy = one(sampler), sampler.policy
     end, answer = policy.tokenizer.eos_token_id, policy.tokenizer("<|system|>7<|assistant|>").input_ids
@@ -127,7 +127,7 @@ def test_several_calls_of_a_turn_are_answered_in_their_order(make: Make, adder: 
     assert completion.text == f"{turn}123done"
 
 
-def test_what_cannot_be_called_is_answered_with_the_reason(make: Make) -> None:
+def test_an_impossible_call_is_answered_with_the_reason(make: Make) -> None:
     sampler, _ = make([call("rm") + "<tool_call>{oops</tool_call>", "sorry"])
     completion = one(sampler)
     assert [each["error"] for each in completion.tool_calls] == [True, True]
@@ -188,7 +188,7 @@ def test_the_models_context_limits_a_completion(make: Make) -> None:
     assert completion.turns > 5
 
 
-def test_groups_are_told_once_each_when_their_last_completion_has_ended(make: Make) -> None:
+def test_groups_are_reported_once_when_their_last_completion_is_finished(make: Make) -> None:
     turns = {(0, 0): 2, (0, 1): 1, (1, 0): 1, (1, 1): 1, (2, 0): 3, (2, 1): 2}
     sampler, _ = make(lambda s: "done" if turns[s[:2]] == s[2] + 1 else CALL)
     told: list[int] = []

@@ -43,7 +43,7 @@ def test_a_call_finds_nothing_of_another_and_a_killed_one_spoils_none() -> None:
     assert answers[4].text == "42"
 
 
-def test_python_shows_what_was_printed_and_the_value_of_the_last_line() -> None:
+def test_python_returns_the_output_and_the_value_of_the_last_line() -> None:
     assert python("print('hello')\n6 * 7") == ToolResult("hello\n42")
     assert python("x = 1") == ToolResult("(no output)")
 
@@ -98,7 +98,7 @@ def http(server: ScriptedServer, **more: Any) -> HttpTool:
 CALL = ToolCall("weather", {"city": "Bonn"})
 
 
-def test_an_http_tool_is_asked_with_arguments_item_and_trace_id(server: ScriptedServer) -> None:
+def test_an_http_request_has_arguments_item_and_trace_id(server: ScriptedServer) -> None:
     assert ask(http(server), CALL, {"row": 3}, "7/1/0") == ToolResult("7 °C")
     (request,) = server.requests
     trace_id = request.json.pop("trace_id")
@@ -114,9 +114,7 @@ def test_a_trace_id_is_repeated_for_the_same_call_only() -> None:
     assert first != http_request(CALL, {"row": 3}, "7/1/1")
 
 
-def test_a_call_is_signed_where_there_is_a_secret(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_is_signed_if_a_secret_is_set(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_ENDPOINT_SECRET", "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
     ask(http(server), CALL, {}, "1")
     assert server.requests[0].headers["webhook-signature"].startswith("v1,")
@@ -149,7 +147,7 @@ def test_an_inner_address_is_refused_at_submit() -> None:
         HttpTool(type="http", name="weather", url="http://127.0.0.1/")
 
 
-def test_a_host_that_is_no_longer_allowed_is_not_asked(
+def test_a_host_that_is_no_longer_allowed_gets_no_request(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = http(server)

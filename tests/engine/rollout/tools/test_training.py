@@ -92,7 +92,7 @@ class _CallsAfterwards:
 
 
 @pytest.mark.needs_compiled
-def test_later_turns_do_not_depend_on_what_is_sampled_together(
+def test_later_turns_do_not_depend_on_the_batch(
     make_policy: Callable[..., Policy], adder: ScriptedServer
 ) -> None:
     policy = make_policy()
@@ -131,7 +131,7 @@ def test_rows_with_limits_of_their_own_are_those_sampled_alone_with_that_limit(
 
 
 def _training_group(completion: Completion, prompt: Prompt, noise: float = 0.0) -> TrainingGroup:
-    """Advantage 0.7 where the model spoke, `noise` where a tool did."""
+    """Advantage 0.7 for the model's tokens, `noise` for a tool's."""
     advantages = tuple(0.7 if own else noise for own in completion.sampled)
     logprobs = tuple(
         p if own else noise for p, own in zip(completion.logprobs, completion.sampled, strict=True)

@@ -1,4 +1,4 @@
-"""A gang whose ranks do as they are told: `python -m tests.engine.run.distributed.fake_ranks RUN_DIR DEED…`.
+"""Ranks that follow a script: `python -m tests.engine.run.distributed.fake_ranks RUN_DIR DEED…`.
 
 When all are there, rank N does the N-th deed: `end:STATUS`, `die:SIGNAL`, `fail` (an error of its own),
 `stop` (until SIGTERM), `late` (as `stop`, but deaf until the file `listen` is there), `hang`.

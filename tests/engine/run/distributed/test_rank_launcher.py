@@ -42,7 +42,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def pids(run_dir: Path, ranks: int = 2) -> list[int]:
-    """Of the ranks, as soon as they are up."""
+    """Process ids of the ranks, once they run."""
     files = [run_dir / f"pid-{rank}" for rank in range(ranks)]
     wait_until(lambda: all(file.exists() and file.read_text() for file in files), 30, "ranks never came")
     return [int(file.read_text()) for file in files]
@@ -75,15 +75,13 @@ def test_the_gang_ends_as_its_ranks_did_and_leaves_none_behind(
     assert not any(map(is_alive, pids(tmp_path)))
 
 
-def test_the_failure_of_a_later_rank_is_told_where_the_first_one_does_not_know_of_it(
-    start: Start, tmp_path: Path
-) -> None:
+def test_the_failure_of_a_later_rank_alone_is_reported(start: Start, tmp_path: Path) -> None:
     assert start("hang", "fail").wait(60) == 1
     (event,) = events(tmp_path)
     assert (event["type"], event["code"], event["message"]) == ("failed", "spend_limit", "enough")
 
 
-def test_a_failure_of_all_ranks_is_told_once(start: Start, tmp_path: Path) -> None:
+def test_a_failure_of_all_ranks_is_reported_once(start: Start, tmp_path: Path) -> None:
     assert start("fail", "fail", "fail").wait(60) == 1
     assert [event["type"] for event in events(tmp_path)] == ["failed"]
 
@@ -95,7 +93,7 @@ def test_a_request_to_stop_reaches_every_rank(start: Start, tmp_path: Path) -> N
     assert process.wait(60) == 0
 
 
-def test_a_request_to_stop_waits_for_ranks_that_cannot_hear_it_yet(start: Start, tmp_path: Path) -> None:
+def test_a_request_to_stop_waits_for_ranks_that_still_start(start: Start, tmp_path: Path) -> None:
     process = start("late", "late")
     deaf = [tmp_path / f"deaf-{rank}" for rank in range(2)]
     wait_until(lambda: all(file.exists() for file in deaf), 30, "ranks never came")
@@ -139,7 +137,7 @@ def gang_of(make_config: Callable[..., RunConfig], **hyperparameters: Any) -> Ru
 
 
 @pytest.mark.slow
-def test_a_stopped_gang_leaves_a_checkpoint_that_it_goes_on_from(
+def test_stopped_ranks_continue_from_their_checkpoint(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     config = gang_of(make_config, n_steps=200, checkpoint_interval=200)
@@ -165,7 +163,7 @@ def test_a_stopped_gang_leaves_a_checkpoint_that_it_goes_on_from(
 
 
 @pytest.mark.slow
-def test_a_gang_says_why_it_cannot_run(make_job: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_ranks_report_why_they_cannot_run(make_job: Callable[..., RunConfig], tmp_path: Path) -> None:
     config = cut(make_job(), ranks=2, device="cpu")
     assert engine(config, tmp_path / "run").wait(60) == 1
     failed = events(tmp_path / "run")[-1]

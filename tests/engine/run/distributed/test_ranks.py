@@ -1,4 +1,4 @@
-"""How a step's work is dealt out; one rank alone does all of it and asks nobody."""
+"""How a step's work is divided; a single rank does all of it without communication."""
 
 from __future__ import annotations
 

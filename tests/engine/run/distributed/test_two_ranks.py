@@ -1,4 +1,4 @@
-"""Two ranks, replicated or with sharded weights, sample, train, evaluate and save what one process does."""
+"""Two ranks, replicated or with sharded weights, sample, train, evaluate and save the same as one process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SUPERVISED = {"supervised": REPLICATED, "supervised_sharded": SHARDED | PIECES}
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left: the public weights, Adam's moments and its events."""
+    """The result of a run: the public weights, Adam's moments and its events."""
 
     weights: dict[str, torch.Tensor]
     moments: dict[str, torch.Tensor]
@@ -196,7 +196,7 @@ def test_a_sharded_checkpoint_has_the_files_of_a_whole_one(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(folder: Path, tmp_path: Path) -> None:
+def test_a_run_continues_with_another_number_of_ranks(folder: Path, tmp_path: Path) -> None:
     """Steps 1 and 2 with one number of ranks, step 3 with the other: as if all were made alike."""
     values = {"checkpoint_interval": 2, "beta": 0.1}
     lora = {
