@@ -98,15 +98,10 @@ def merged(model: PeftModel) -> Iterator[None]:
                 layer.get_base_layer().weight.data = weight
 
 
-def has_reference(model: PeftModel) -> bool:
-    """Whether the reference is an earlier adapter, not the base model."""
-    return REFERENCE in model.peft_config
-
-
 @contextmanager
 def reference_adapter(model: PeftModel) -> Iterator[None]:
     """Inside, the model is the frozen reference: the earlier adapter, or no adapter."""
-    if not has_reference(model):
+    if REFERENCE not in model.peft_config:
         with model.disable_adapter():
             yield
         return
@@ -149,7 +144,6 @@ def _plain(value: Any) -> Any:
 
 
 def load_adapter_weights(model: PeftModel, folder: Path) -> None:
-    """Load a checkpoint's adapter into the trained one."""
     saved = load_file(folder / WEIGHTS_FILE)
     for name, target in _state(model).items():
         fill(target, saved[name])

@@ -108,11 +108,7 @@ class Policy:
                 if self.reference_model is None:
                     raise RuntimeError("a full fine-tuning job with beta > 0 keeps a reference")
                 return self._logprobs(self.reference_model, batch, temperature)[0]
-            if self.shares_prompts and self.fast is not None and not lora.has_reference(self.peft_model):
-                reference = self.fast.without_adapter()
-            else:
-                reference = lora.reference_adapter(self.peft_model)
-            with reference:
+            with lora.reference_adapter(self.peft_model):
                 return self._logprobs(self.model, batch, temperature)[0]
 
     def _logprobs(

@@ -52,7 +52,9 @@ def load(path: str, revision: str | None = None) -> LoadedRewardModel:
     options["local_files_only"] = Path(path).is_dir()
     try:
         config = AutoConfig.from_pretrained(path, **options)
-        _refuse_labels(config.num_labels)
+        if config.num_labels != 1:
+            count = f"the model has {config.num_labels} labels"
+            raise RewardModelError(f"{count}: a reward model is a sequence-classification model with one")
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
         model, report = AutoModelForSequenceClassification.from_pretrained(
             path,
@@ -99,13 +101,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | None, completion: s
         return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
     except TemplateError as error:
         raise RewardModelError(f"the chat template refuses the texts: {error}") from None
-
-
-def _refuse_labels(num_labels: int) -> None:
-    if num_labels != 1:
-        raise RewardModelError(
-            f"the model has {num_labels} labels: a reward model is a sequence-classification model with one"
-        )
 
 
 def _longest(config: Any, tokenizer: PreTrainedTokenizerBase) -> float:

@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's rank and the number of ranks."""
-
     rank: int = 0
     world: int = 1
 
@@ -69,12 +67,7 @@ class Ranks:
         return [each for each in found if each is not None]
 
     def joined(self, parts: Sequence[T]) -> list[T]:
-        """All ranks' parts, concatenated."""
         return [each for part in self.gather(parts) for each in part]
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank; all ranks must call."""
-        return any(self.gather(flag))
 
     def passes(
         self, groups: Sequence[TrainingGroup], token_budget: int, model: torch.nn.Module, device: torch.device

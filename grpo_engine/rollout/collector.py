@@ -31,7 +31,6 @@ class StepGroups:
 
 
 def sampling_of(settings: ReinforcementHyperparameters, seed: int, step: int) -> Sampling:
-    """How a job's completions of a step are drawn."""
     return Sampling(
         max_tokens=settings.max_completion_tokens,
         temperature=settings.temperature,
@@ -41,20 +40,13 @@ def sampling_of(settings: ReinforcementHyperparameters, seed: int, step: int) ->
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Collector:
-    def __init__(
-        self,
-        sampler: Sampler,
-        grading: Grading,
-        source: PromptSource,
-        hyperparameters: ReinforcementHyperparameters,
-        decode: Decode,
-    ) -> None:
-        self.sampler = sampler
-        self.grading = grading
-        self.source = source
-        self.hyperparameters = hyperparameters
-        self.decode = decode
+    sampler: Sampler
+    grading: Grading
+    source: PromptSource
+    hyperparameters: ReinforcementHyperparameters
+    decode: Decode
 
     def collect(self, step: int, sampling: Sampling, timer: PhaseTimer) -> StepGroups:
         """The groups of a step. Raises GraderError if too many completions could not be scored."""
@@ -90,7 +82,6 @@ class Collector:
         return [punished(each, self.hyperparameters) for each in graded]
 
     def _split(self, graded: Sequence[GradedGroup]) -> tuple[list[GradedGroup], list[GradedGroup]]:
-        """The groups with signal, and those without."""
         settings = self.hyperparameters
         kept: list[GradedGroup] = []
         rest: list[GradedGroup] = []

@@ -20,8 +20,6 @@ Rewards = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSet:
-    """Rows to evaluate on, with their grader."""
-
     prompts: Sequence[Prompt]
     grading: Grading
     name: str = VALIDATION
@@ -70,7 +68,6 @@ def evaluation_events(
 
 
 def rewards_by_row(scored: Sequence[ScoredGroup]) -> Rewards:
-    """Reward of each scored row, for verdicts."""
     found = ((group.group.prompt.row, group.scores[0].reward) for group in scored)
     return {str(row): reward for row, reward in found if reward is not None}
 

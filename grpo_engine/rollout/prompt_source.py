@@ -65,8 +65,6 @@ class PromptSource:
 
 @dataclass(frozen=True, slots=True)
 class PromptOutcome:
-    """Result of one visit of a prompt."""
-
     has_signal: bool
     pass_rate: float
     """Share of its scored completions with full reward."""
@@ -74,8 +72,6 @@ class PromptOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """History of a prompt."""
-
     visits: int = 0
     pass_rate: float = 0.0
     """Of the newest visit."""

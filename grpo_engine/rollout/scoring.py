@@ -143,7 +143,6 @@ def _lost_the_sandbox(score: Score) -> bool:
 
 
 def grader_complaints(scores: Sequence[Score]) -> Iterator[str]:
-    """The errors of these scores, in order."""
     for score in scores:
         for part, error in score.errors.items():
             yield f"{part}: {error.code}: {error.message}"
@@ -183,7 +182,6 @@ def with_zero_advantages(graded: GradedGroup) -> ScoredGroup:
 
 
 def prompt_outcomes(scored: Sequence[ScoredGroup]) -> dict[int, PromptOutcome]:
-    """Outcome of each prompt of the step, by row."""
     return {each.group.prompt.row: PromptOutcome(each.has_signal, _pass_rate(each.scores)) for each in scored}
 
 
@@ -198,7 +196,6 @@ def group_rewards(
     decode: Decode,
     penalties: tuple[float, ...] = (),
 ) -> GroupRewards:
-    """Input of the advantage estimators for one group."""
     completions = graded.group.completions
     return GroupRewards(
         rewards=tuple(score.reward for score in graded.scores),

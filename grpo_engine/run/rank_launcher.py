@@ -152,7 +152,6 @@ class FailureReport:
 
 
 def open_log(config: RunConfig, run_dir: Path) -> Journal | FailureReport:
-    """The run's event log on the first rank; a failure report on the others."""
     rank = os.environ.get("RANK", "0")
     return FailureReport(_report(run_dir, rank)) if rank != "0" else open_journal(config, run_dir)
 

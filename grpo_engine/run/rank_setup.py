@@ -73,7 +73,7 @@ def _leave() -> None:
 
 def agreed_by_ranks(should_stop: Callable[[], bool]) -> Callable[[], bool]:
     """`should_stop` with one result for all ranks, which must call it at the same step."""
-    return lambda: Ranks.current().any(should_stop())
+    return lambda: any(Ranks.current().gather(should_stop()))
 
 
 def _uses_cuda(runtime: Runtime) -> bool:

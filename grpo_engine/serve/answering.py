@@ -24,8 +24,6 @@ DEFAULT_MAX_TOKENS = 1024
 
 
 class Refused(Exception):
-    """The request cannot be answered."""
-
     def __init__(self, code: str, message: str, param: str) -> None:
         super().__init__(message)
         self.refusal = Refusal(code=code, message=message, param=param)

@@ -19,8 +19,6 @@ from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """New tokens of one completion."""
-
     index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]

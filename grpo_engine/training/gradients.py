@@ -49,8 +49,6 @@ class TokenValues:
 
 
 class LossTerm(Protocol):
-    """One term of a step's loss."""
-
     @property
     def num_tokens(self) -> int:
         """Tokens that contribute to the loss."""
@@ -115,7 +113,6 @@ class PolicyGradient:
         (0.0 * logprobs_N.sum()).backward()  # type: ignore[no-untyped-call]
 
     def _accumulate(self, batch: PackedBatch, stats: TrainingStats) -> None:
-        """Add the loss and gradient of one micro-batch."""
         settings = self.hyperparameters
         reference_N = self._reference(batch) if self.kl_in_loss else None
         with self.policy.dropout():

@@ -60,26 +60,21 @@ class Schedule:
         return cls(interval, settings.checkpoint_interval, settings.max_checkpoints, **more)
 
 
+@dataclass(eq=False)
 class TrainingLoop(Generic[M]):
     """Drives one method from its newest checkpoint to its end."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        method: M,
-        schedule: Schedule,
-        artifact: Artifact | None = None,
-        raise_beta: Callable[[], float] | None = None,
-    ) -> None:
-        """`artifact`: content of the checkpoints; None: nothing is saved and nothing is resumed.
-        `raise_beta` doubles and returns the KL weight; required if a guard has that action."""
-        self.config = config
-        self.checkpoints = run_dir / "checkpoints"
-        self.method = method
-        self.schedule = schedule
-        self.artifact = artifact
-        self.raise_beta = raise_beta
+    config: RunConfig
+    run_dir: Path
+    method: M
+    schedule: Schedule
+    artifact: Artifact | None = None
+    """Content of the checkpoints; None: nothing is saved and nothing is resumed."""
+    raise_beta: Callable[[], float] | None = None
+    """Doubles and returns the KL weight; required if a guard has that action."""
+
+    def __post_init__(self) -> None:
+        self.checkpoints = self.run_dir / "checkpoints"
         self.state = LoopState()
         self.saved_step = 0
         self.last_metrics: dict[str, float] = {}

@@ -31,8 +31,6 @@ def learning_rate_at(step: int, total_steps: int, hyperparameters: Hyperparamete
 
 
 class Optimizer:
-    """AdamW with gradient clipping."""
-
     def __init__(
         self, parameters: Mapping[str, torch.nn.Parameter], hyperparameters: Hyperparameters
     ) -> None:
@@ -93,7 +91,6 @@ class Optimizer:
         }
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state_tensors`."""
         for full_name, tensor in tensors.items():
             key, _, name = full_name.partition("/")
             parameter = self.parameters[name]

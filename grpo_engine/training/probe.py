@@ -57,7 +57,6 @@ class Probe(Method):
         self.sampler.load_policy(0)
 
     def step(self, step: int) -> Iterator[BaseEvent]:
-        """Sample and score one batch of prompts."""
         settings, timer = self.method.hyperparameters, PhaseTimer()
         sampling = sampling_of(settings, self.seed, step)
         graded = self.collector.graded(self.batches[step - 1], sampling, timer)
@@ -85,7 +84,6 @@ def batches(source: PromptSource, num_prompts: int) -> list[list[Prompt]]:
 
 
 def counted(scored: Sequence[ScoredGroup], seconds: dict[str, float], peak_memory: int) -> Probed:
-    """Counts over all groups of the probe."""
     completions = [each for group in scored for each in group.group.completions]
     scores = [score for group in scored for score in group.scores]
     rewards = [score.reward for score in scores if score.reward is not None]

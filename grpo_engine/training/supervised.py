@@ -22,8 +22,6 @@ from grpo_engine.training.policy_updater import PolicyUpdater, seed_step
 
 
 class SupervisedTrainer(Method):
-    """Trains a policy on demonstrations."""
-
     def __init__(
         self,
         config: RunConfig,
@@ -62,7 +60,6 @@ class SupervisedTrainer(Method):
         yield from self.updater.budget.take_warnings()
 
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
-        """Cross-entropy of the held-out rows."""
         with torch.no_grad():
             loss = self._cross_entropy(self.validation, self.updater.budget.tokens, train=False)["loss"]
         tokens = sum(len(row.target_ids) for row in self.validation)

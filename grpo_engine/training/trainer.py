@@ -26,7 +26,7 @@ from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.evaluation import HeldOutSet, Rewards, evaluate_sets
 from grpo_engine.rollout.overlap.one_step_ahead import open_rollouts
 from grpo_engine.rollout.prompt_source import CurriculumSource, PromptSource
-from grpo_engine.rollout.sampler.base import Sampler, Sampling
+from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.scoring import prompt_outcomes, rollouts, with_advantages, with_zero_advantages
 from grpo_engine.training.gradients import LossTerm, PolicyGradient, kl_penalties
 from grpo_engine.training.method import Method, MethodState
@@ -53,8 +53,6 @@ class ReinforcementState(MethodState):
 
 
 class Trainer(Method):
-    """Reinforcement learning from groups of completions."""
-
     def __init__(
         self,
         config: RunConfig,
@@ -124,7 +122,7 @@ class Trainer(Method):
         """Sample and score groups, compute advantages, train; the next step's sampling loads the result."""
         timer = PhaseTimer()
         self.sampler.load_policy(self.state.policy_version)
-        step_groups = self.collector.collect(step, self.sampling(step), timer)
+        step_groups = self.collector.collect(step, sampling_of(self.hyperparameters, self.seed, step), timer)
         self.sampler.rest()
         scored_P, metrics = self._with_advantages(step, step_groups.groups, timer)
         all_scored = [*scored_P, *map(with_zero_advantages, step_groups.discarded)]
@@ -138,10 +136,6 @@ class Trainer(Method):
         yield self._step_event(step, all_scored, metrics, timer)
         yield from self.updater.budget.take_warnings()
         refuse_silence(step, self.state.skipped_in_a_row, scored_P, self.hyperparameters)
-
-    def sampling(self, step: int) -> Sampling:
-        """How the step's completions are drawn."""
-        return sampling_of(self.hyperparameters, self.seed, step)
 
     def _with_advantages(
         self, step: int, groups_P: Sequence[GradedGroup], timer: PhaseTimer
@@ -215,7 +209,8 @@ class Trainer(Method):
     def evaluate(self, step: int) -> Iterator[BaseEvent]:
         """Sample and score the held-out rows and the retention sets; compare with the baseline."""
         self.sampler.load_policy(self.state.policy_version)
-        sampling = replace(self.sampling(step), temperature=self.hyperparameters.eval_temperature)
+        sampling = sampling_of(self.hyperparameters, self.seed, step)
+        sampling = replace(sampling, temperature=self.hyperparameters.eval_temperature)
         baseline = yield from evaluate_sets(step, self.held_out, self.sampler, sampling, self.state.baseline)
         self.state = replace(self.state, baseline=baseline)
 

@@ -6,7 +6,7 @@ An attempt that the model failed to make is unscorable, like one that a grader c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from grpo_engine.config.training_free import TrainingFreeHyperparameters
 from grpo_engine.graders.pool.pool import Grading
@@ -26,12 +26,10 @@ def with_advantages(groups_P: Sequence[GradedGroup]) -> list[ScoredGroup]:
     return scored_groups(groups_P, advantages(rewards))
 
 
+@dataclass(frozen=True, slots=True)
 class Attempts:
-    """Makes attempts with one model."""
-
-    def __init__(self, client: ModelClient, settings: TrainingFreeHyperparameters) -> None:
-        self.client = client
-        self.settings = settings
+    client: ModelClient
+    settings: TrainingFreeHyperparameters
 
     def prompted(self, row: Row, library: Library) -> tuple[Row, int]:
         """The row with as much of the library as fits, and the number of lessons left out.

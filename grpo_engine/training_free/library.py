@@ -46,8 +46,6 @@ Operation = Annotated[Add | Modify | Delete | Keep, Field(discriminator="operati
 
 
 class Experience(Record):
-    """One lesson."""
-
     id: str
     """`G0`, `G1`, …; numbers are never reused."""
     text: str

@@ -32,8 +32,6 @@ OnRow = Callable[[int, tuple[Completion, ...]], None]
 
 
 class ModelClient(Protocol):
-    """A model that answers rows."""
-
     label: str
 
     def answer(

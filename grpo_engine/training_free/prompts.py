@@ -84,7 +84,6 @@ def _before(text: str, content: Any) -> Any:
 
 
 def task_text(row: Row) -> str:
-    """The row's conversation as text."""
     if "messages" not in row:
         return str(row["prompt"])
     turns = [

@@ -7,7 +7,7 @@ won, a model describes why.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpo_engine.config.training_free import TrainingFreeHyperparameters
 from grpo_engine.objective.types import Completion, ScoredGroup
@@ -66,24 +66,15 @@ class ReflectionStats:
             self.notes.append(reason)
 
 
+@dataclass
 class Reflection:
-    """The reflection of one step."""
-
-    def __init__(
-        self,
-        client: ModelClient,
-        settings: TrainingFreeHyperparameters,
-        library: Library,
-        seed: int,
-        step: int,
-    ) -> None:
-        self.client = client
-        self.settings = settings
-        self.library = library
-        self.seed = seed
-        self.step = step
-        self.stats = ReflectionStats()
-        self.round = 0
+    client: ModelClient
+    settings: TrainingFreeHyperparameters
+    library: Library
+    seed: int
+    step: int
+    stats: ReflectionStats = field(default_factory=ReflectionStats)
+    round: int = 0
 
     def operations(self, groups: Sequence[ScoredGroup], rows: Sequence[Row]) -> list[Operation]:
         """Operations on the library, from the groups with signal; `rows` are without the library."""
@@ -104,23 +95,20 @@ class Reflection:
 
     def _summarised(self, groups: Sequence[ScoredGroup], tasks: Sequence[str]) -> list[list[AttemptView]]:
         """A summary of every scored attempt by the reflecting model; the attempt's text if that fails."""
-        attempts = [scored_attempts(group) for group in groups]
+        views = [scored_attempts(group, self.settings.max_attempt_chars) for group in groups]
         questions = [
-            summarise_messages(task, self._shown(completion), view.reward, view.feedback)
-            for task, group in zip(tasks, attempts, strict=True)
-            for completion, view in group
+            summarise_messages(task, each.summary, each.reward, each.feedback)
+            for task, own in zip(tasks, views, strict=True)
+            for each in own
         ]
-        texts = iter(self._texts(questions))
+        summaries = (without_thoughts(text or "") for text in self._texts(questions))
         return [
-            [self._view(completion, view, next(texts)) for completion, view in group] for group in attempts
+            [
+                replace(each, summary=excerpt(next(summaries) or each.summary, MAX_SUMMARY_CHARS))
+                for each in own
+            ]
+            for own in views
         ]
-
-    def _view(self, completion: Completion, view: AttemptView, summary: str | None) -> AttemptView:
-        text = without_thoughts(summary or "") or self._shown(completion)
-        return AttemptView(excerpt(text, MAX_SUMMARY_CHARS), view.reward, view.advantage, view.feedback)
-
-    def _shown(self, completion: Completion) -> str:
-        return excerpt(completion.text, self.settings.max_attempt_chars)
 
     def _consolidated(self, proposals: Sequence[Sequence[Operation]]) -> list[Operation]:
         """The proposals merged by the model; concatenated if its answer cannot be read."""
@@ -177,12 +165,16 @@ class Reflection:
         return texts
 
 
-def scored_attempts(group: ScoredGroup) -> list[tuple[Completion, AttemptView]]:
-    """The group's attempts that have a reward, as the comparing model sees them, without a summary."""
+def scored_attempts(group: ScoredGroup, max_chars: int) -> list[AttemptView]:
+    """The group's attempts that have a reward, with at most `max_chars` of their text as summary."""
+    attempts = zip(group.group.completions, group.scores, group.advantages, strict=True)
     return [
-        (completion, AttemptView("", score.reward, advantage, excerpt(score.feedback, MAX_FEEDBACK_CHARS)))
-        for completion, score, advantage in zip(
-            group.group.completions, group.scores, group.advantages, strict=True
+        AttemptView(
+            excerpt(completion.text, max_chars),
+            score.reward,
+            advantage,
+            excerpt(score.feedback, MAX_FEEDBACK_CHARS),
         )
+        for completion, score, advantage in attempts
         if score.reward is not None
     ]

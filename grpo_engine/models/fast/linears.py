@@ -30,13 +30,12 @@ class Linears:
     ups: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, *modules: Any, adapted: bool = True) -> Self:
+    def of(cls, *modules: Any) -> Self:
         """In the weights' dtype; float32 adapters get their gradient in float32."""
         bases: list[Any] = [
             each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
         ]
-        read = modules if adapted else bases
-        pairs = [_adapter(module, base.weight) for module, base in zip(read, bases, strict=True)]
+        pairs = [_adapter(module, base.weight) for module, base in zip(modules, bases, strict=True)]
         downs, ups = [down for down, _ in pairs], [up for _, up in pairs]
         joined = torch.cat(downs) if any(len(down) for down in downs) else None
         weights, biases = tuple(b.weight for b in bases), tuple(b.bias for b in bases)

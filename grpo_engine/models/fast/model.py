@@ -10,8 +10,7 @@ Left out: dropout, quantised weights, mixtures of experts, sliding windows, soft
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -58,7 +57,6 @@ class FastModel:
         self.layers: tuple[Any, ...] = tuple(self.base.layers)
         self.known_angles = torch.empty(0), torch.empty(0)
         """Of the positions from 0 on, on a CPU: computed once, not in every pass."""
-        self.adapted = True
         self.checkpointed = False
         """Keep only each layer's input and recompute the rest in the backward pass, to save memory."""
 
@@ -71,24 +69,15 @@ class FastModel:
             return None
         return cls(model) if fits else None
 
-    @contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """Inside, the adapter is off; peft's own switch takes longer than a small model's layer."""
-        self.adapted = False
-        try:
-            yield
-        finally:
-            self.adapted = True
-
     def tensors(self) -> list[LayerTensors]:
         """Every layer's current tensors, for one pass."""
-        return [LayerTensors(*_linears(layer, self.adapted), _norms(layer)) for layer in self.layers]
+        return [LayerTensors(*_linears(layer), _norms(layer)) for layer in self.layers]
 
     def joined_tensors(self) -> list[LayerTensors]:
         """For many passes without gradient: layers that read the same rows are joined, in half the calls."""
         made = []
         for layer in self.layers:
-            read, left, fed, out = (each.joined() for each in _linears(layer, self.adapted))
+            read, left, fed, out = (each.joined() for each in _linears(layer))
             before, after = (at_least_single(weight.detach()) for weight in _norms(layer))
             made.append(LayerTensors(read, left, fed, out, (before, after), _head_norms(layer.self_attn)))
         return made
@@ -162,14 +151,14 @@ class FastModel:
         return weights.feed_out(swiglu(gate, up))[0]
 
 
-def _linears(layer: Any, adapted: bool) -> tuple[Linears, Linears, Linears, Linears]:
+def _linears(layer: Any) -> tuple[Linears, Linears, Linears, Linears]:
     """Input and output of the attention and of the feed-forward block."""
     attention, feed = layer.self_attn, layer.mlp
     return (
-        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj, adapted=adapted),
-        Linears.of(attention.o_proj, adapted=adapted),
-        Linears.of(feed.gate_proj, feed.up_proj, adapted=adapted),
-        Linears.of(feed.down_proj, adapted=adapted),
+        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj),
+        Linears.of(attention.o_proj),
+        Linears.of(feed.gate_proj, feed.up_proj),
+        Linears.of(feed.down_proj),
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_engine.config.job import ReinforcementMethod
@@ -58,6 +58,7 @@ def open_rollouts(
     return ahead, ahead
 
 
+@dataclass(eq=False)
 class OneStepAhead:
     """A trainer's prompt source and collector in one, because a step's rows are drawn early.
 
@@ -65,20 +66,14 @@ class OneStepAhead:
     a step are drawn before the outcomes of the previous step exist.
     """
 
-    def __init__(
-        self,
-        snapshot: PolicySnapshot,
-        collector: Collector,
-        known: PromptSource,
-        total_steps: int,
-        version: Callable[[], int],
-    ) -> None:
-        self.snapshot = snapshot
-        self.collector = collector
-        self.drawing = collector.source
-        self.known = known
-        self.total_steps = total_steps
-        self.version = version
+    snapshot: PolicySnapshot
+    collector: Collector
+    known: PromptSource
+    total_steps: int
+    version: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self.drawing = self.collector.source
         self._background = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._next: Future[tuple[StepGroups, dict[str, float]]] | None = None
         self._drawn: dict[str, Any] = {}
@@ -120,7 +115,6 @@ class OneStepAhead:
         return content
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from another run's `state`."""
         self.known.load(state.get("known", {}))
         self.drawing.load(state.get("drawn", {}))
         self._next = None

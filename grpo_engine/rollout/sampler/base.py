@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,8 +31,6 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample."""
-
     max_tokens: int
     temperature: float = 1.0
     """0 is greedy."""
@@ -66,14 +65,15 @@ OnGroup = Callable[[int, Group], None]
 """Called with a group's position as soon as its last completion is finished."""
 
 
+@dataclass(frozen=True, slots=True)
 class GroupAssembly:
     """Collects completions, in any order, into the groups of P prompts."""
 
-    def __init__(self, prompts_P: Sequence[Prompt], group_size: int, on_group: OnGroup | None = None) -> None:
-        self.prompts_P = prompts_P
-        self.group_size = group_size
-        self.on_group = on_group
-        self._completions: list[dict[int, Completion]] = [{} for _ in prompts_P]
+    prompts_P: Sequence[Prompt]
+    group_size: int
+    on_group: OnGroup | None = None
+    _completions: dict[int, dict[int, Completion]] = field(default_factory=lambda: defaultdict(dict))
+    """By place and sample."""
 
     def add(self, place: int, sample: int, completion: Completion) -> None:
         """Store a completion of the prompt at `place`, unless it was added before."""
@@ -86,10 +86,10 @@ class GroupAssembly:
 
     def missing(self) -> list[int]:
         """Positions of the incomplete groups."""
-        return [place for place, found in enumerate(self._completions) if len(found) < self.group_size]
+        places = range(len(self.prompts_P))
+        return [place for place in places if len(self._completions[place]) < self.group_size]
 
     def groups(self) -> list[Group]:
-        """All groups, in the order of the prompts."""
         return [self._group(place) for place in range(len(self.prompts_P))]
 
     def _group(self, place: int) -> Group:
@@ -158,6 +158,5 @@ def uniforms(seed: int, step: int, prompt: int, sample: int, count: int, *, turn
 
 
 def named_generator(name: str) -> np.random.Generator:
-    """Random numbers that depend on the name only."""
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

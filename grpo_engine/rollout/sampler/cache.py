@@ -89,7 +89,6 @@ class RowCache:
         self.prompts.keep(rows)
 
     def join(self, prefill: Prefill, group_size: int) -> None:
-        """Add new rows to those that run."""
         new = RowCache(prefill, group_size, length=self.length)
         capacity = max(self.capacity, new.capacity)
         for each in (self, new):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol, cast
 
@@ -97,13 +98,13 @@ class OwnLayers:
         return cast(Tensor, out.last_hidden_state[0])
 
 
+@dataclass
 class _Keeping:
     """Attention over packed prompts that keeps their keys and values [T, Hkv, D] by layer."""
 
-    def __init__(self, attention: Attention) -> None:
-        self.attention = attention
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
+    attention: Attention
+    keys: dict[int, Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         self.keys[layer], self.values[layer] = key, value
@@ -172,10 +173,10 @@ class SharedDecoder:
         return torch.tensor(prefill.lengths, device=self.model.device).repeat_interleave(group_size)
 
 
+@dataclass
 class CacheDecoder:
-    def __init__(self, model: PreTrainedModel, pad_token_id: int) -> None:
-        self.model = model
-        self.pad_token_id = pad_token_id
+    model: PreTrainedModel
+    pad_token_id: int
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
         rows, mask = _padded(prompts_P, self.pad_token_id, self.model.device, side="left")
@@ -208,10 +209,10 @@ class CacheDecoder:
         self.mask = self.mask[rows]
 
 
+@dataclass
 class PlainDecoder:
-    def __init__(self, model: PreTrainedModel, pad_token_id: int) -> None:
-        self.model = model
-        self.pad_token_id = pad_token_id
+    model: PreTrainedModel
+    pad_token_id: int
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
         self.rows = [list(prompt) for prompt in prompts_P for _ in range(group_size)]

@@ -69,7 +69,6 @@ class TorchSampler:
         return groups.groups()
 
     def _sample(self, groups: GroupAssembly, places: Sequence[int], sampling: Sampling) -> None:
-        """Sample the groups of the prompts at these places."""
         size = groups.group_size
 
         def on_row(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
@@ -82,7 +81,6 @@ class TorchSampler:
             pass
 
     def rows(self, places: Sequence[int], group_size: int, sampling: Sampling, on_row: OnRow) -> Rows:
-        """Empty rows for the groups of the prompts at these places."""
         return Rows(
             limits=torch.tensor([sampling.limit(place) for place in places for _ in range(group_size)]),
             draws=self._draws(places, group_size, sampling),

@@ -75,7 +75,6 @@ def _is_stale(now: Reading, before: Reading) -> bool:
 
 
 def _distance(left_T: Sequence[float], right_T: Sequence[float]) -> float:
-    """Mean absolute difference."""
     return sum(abs(a - b) for a, b in zip(left_T, right_T, strict=True)) / max(1, len(left_T))
 
 

@@ -77,7 +77,6 @@ class VllmSampler:
         sampling: Sampling,
         on_group: OnGroup | None = None,
     ) -> list[Group]:
-        """P prompts → P groups of `group_size` completions."""
         self.engine.wake()
         stop_ids = sorted(self.policy.stop_set)
         for place, prompt in enumerate(prompts_P):

@@ -63,7 +63,6 @@ class Conversation:
         self.sampled += [False] * len(ids)
 
     def completion(self, policy: Policy, finish_reason: FinishReason) -> Completion:
-        """The whole completion."""
         last = replace(self.last, finish_reason=finish_reason)
         if self.turns == 1 and not self.calls:
             return last

@@ -76,7 +76,6 @@ class ToolSampler(AroundSampler):
         return groups.groups()
 
     def _limit(self, prompt: Prompt, sampling: Sampling) -> int:
-        """Tokens of a whole completion."""
         context = self.policy.max_length
         room = sampling.max_tokens if context is None else context - len(prompt.token_ids)
         return min(sampling.max_tokens, room)

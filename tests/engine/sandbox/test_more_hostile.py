@@ -14,8 +14,7 @@ from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.pool.pool import Grading, open_grading
 from grpo_engine.rollout.tools.calls import ToolCall
-from grpo_engine.rollout.tools.interpreter import Interpreters
-from grpo_engine.rollout.tools.toolbox import Toolbox
+from grpo_engine.rollout.tools.toolbox import Interpreters, Toolbox
 from grpo_engine.sandbox import PythonServer
 from tests.engine.graders.helpers import has_ended, read, refusal
 from tests.engine.sandbox.more_hostile import CALLS, FORGE, FORGED, PROGRAMS

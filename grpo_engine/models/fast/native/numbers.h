@@ -99,10 +99,3 @@ INLINED float sum(Lanes x) {
     z += __builtin_shufflevector(z, z, 2, 3, 0, 1);
     return z[0] + z[1];
 }
-
-/* x · y */
-INLINED float product(const Lanes *x, const void *y, long parts, int half) {
-    Lanes products = x[0] * part(y, 0, half);
-    for (long p = 1; p < parts; p++) products += x[p] * part(y, p, half);
-    return sum(products);
-}

@@ -20,7 +20,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.metrics import PhaseTimer
 from grpo_engine.objective.types import Completion, GradedGroup, Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.rollout.collector import Collector, StepGroups
+from grpo_engine.rollout.collector import Collector, StepGroups, sampling_of
 from grpo_engine.rollout.overlap import one_step_ahead
 from grpo_engine.rollout.overlap.one_step_ahead import OneStepAhead
 from grpo_engine.rollout.overlap.policy_snapshot import sampler_for
@@ -61,7 +61,8 @@ def sampled_now(trainer: Trainer, step: int) -> list[tuple[int, tuple[int, ...]]
     assert isinstance(source, one_step_ahead.PromptSource)
     trainer.sampler.load_policy(trainer.state.policy_version)
     size = trainer.hyperparameters.group_size
-    groups = trainer.sampler.generate(source.batch(step), size, trainer.sampling(step))
+    sampling = sampling_of(trainer.hyperparameters, trainer.seed, step)
+    groups = trainer.sampler.generate(source.batch(step), size, sampling)
     return [(c.policy_version, c.token_ids) for group in groups for c in group.completions]
 
 

@@ -44,8 +44,6 @@ def test_an_idle_pass_has_no_share_in_the_loss_and_a_name_of_its_own() -> None:
 def test_one_rank_is_first_and_decides_alone() -> None:
     assert Ranks().is_first
     assert not Ranks(1, 2).is_first
-    assert Ranks().any(True)
-    assert not Ranks().any(False)
     assert Ranks().joined(["a", "b"]) == ["a", "b"]
 
 
