@@ -47,12 +47,7 @@ def reinforce(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, setting
 PolicyLoss = Callable[[Tensor, Tensor, Tensor, Settings], Tensor]
 
 LOSSES: Mapping[str, PolicyLoss] = {
-    "grpo": clipped,
-    "dapo": clipped,
-    "dr_grpo": clipped,
-    "bnpo": clipped,
-    "gspo": clipped,
-    "luspo": clipped,
+    **dict.fromkeys(("grpo", "dapo", "dr_grpo", "bnpo", "gspo", "luspo"), clipped),
     "cispo": cispo,
     "sapo": sapo,
     "reinforce": reinforce,

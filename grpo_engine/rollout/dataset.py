@@ -87,8 +87,7 @@ class RowReader:
         messages = list(prompt.conversation["messages"])
         user_turns = [place for place, message in enumerate(messages) if message["role"] == "user"]
         place = user_turns[-1] if user_turns else len(messages) - 1
-        content = rewrite(str(joined(messages[place].get("content")) or ""))
-        messages[place] = {**messages[place], "content": content}
+        messages[place] = {**messages[place], "content": rewrite(text_of(messages[place]))}
         row = {**prompt.conversation, "messages": messages}
         return self._encode(self._render(prompt.row, row, generate=True))
 
@@ -100,7 +99,7 @@ class RowReader:
             prompt = self._prompt(index, {**row, "messages": turns})
             whole = self._render(index, row, generate=False)
             shared = whole.startswith(prompt.text)
-            answer = whole[len(prompt.text) :] if shared else str(joined(last["content"]) or "")
+            answer = whole[len(prompt.text) :] if shared else text_of(last)
         target = self._ended(self._encode(answer))
         return Prompt(index, prompt.text, prompt.token_ids, prompt.item, target)
 
@@ -134,6 +133,10 @@ class RowReader:
 def _function_name(tool: Mapping[str, Any]) -> Any:
     function = tool.get("function")
     return function.get("name") if isinstance(function, Mapping) else tool.get("name")
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    return str(joined(message.get("content")) or "")
 
 
 def joined(content: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -59,29 +60,23 @@ class LossTerm(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class PolicyGradient:
     """The GRPO loss over a step's groups; called once for each inner iteration."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        hyperparameters: ReinforcementHyperparameters,
-        groups: Sequence[TrainingGroup],
-        *,
-        beta: float,
-        correction: str,
-        off_policy: bool = False,
-    ) -> None:
-        """`off_policy`: an older policy sampled, and its recorded log-probabilities are the old ones."""
-        self.policy = policy
-        self.hyperparameters = hyperparameters
-        self.groups = groups
+    policy: Policy
+    hyperparameters: ReinforcementHyperparameters
+    groups: Sequence[TrainingGroup]
+    _: KW_ONLY
+    beta: float
+    correction: str
+    off_policy: bool = False
+    """Whether an older policy sampled; its recorded log-probabilities are then the old ones."""
+
+    def __post_init__(self) -> None:
         self.ranks = Ranks.current()
-        self.beta = beta
-        self.correction = correction
-        self.off_policy = off_policy
         self.token_values = TokenValues()
-        self.kl_in_loss = beta > 0 and hyperparameters.kl_placement != "reward"
+        self.kl_in_loss = self.beta > 0 and self.hyperparameters.kl_placement != "reward"
         self.threshold: tuple[float, int] | None = None
 
     @property

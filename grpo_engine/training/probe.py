@@ -5,7 +5,8 @@ A probe has no checkpoint: if interrupted, it starts again and draws the same co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from grpo_engine.config.job import ProbeSize, ReinforcementMethod, RunConfig
@@ -51,7 +52,7 @@ class Probe(Method):
         self.state = MethodState()
         self.sampler_name = type(sampler).__name__
         self.scored: list[ScoredGroup] = []
-        self.seconds: dict[str, float] = {}
+        self.seconds: Counter[str] = Counter()
 
     def prepare(self) -> None:
         self.sampler.load_policy(0)
@@ -63,8 +64,7 @@ class Probe(Method):
         weights = getattr(self.method.grader, "weights", None)
         scored = with_advantages(graded, settings, self.policy.decode, weights=weights)
         self.scored += scored
-        for phase, seconds in timer.seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        self.seconds.update(timer.seconds)
         yield from rollouts(step, scored)
         yield StepFinished(step=step, metrics=finite(step_metrics(scored, timer, self.policy.device)))
 
@@ -83,7 +83,7 @@ def batches(source: PromptSource, num_prompts: int) -> list[list[Prompt]]:
     return [rows[start : start + source.rows_per_step] for start in range(0, len(rows), source.rows_per_step)]
 
 
-def counted(scored: Sequence[ScoredGroup], seconds: dict[str, float], peak_memory: int) -> Probed:
+def counted(scored: Sequence[ScoredGroup], seconds: Mapping[str, float], peak_memory: int) -> Probed:
     completions = [each for group in scored for each in group.group.completions]
     scores = [score for group in scored for score in group.scores]
     rewards = [score.reward for score in scores if score.reward is not None]

@@ -93,9 +93,9 @@ def feedback_text(message: str, example: str) -> str:
     """Text of the feedback; empty without a message and an example."""
     parts = []
     if message:
-        parts.append(f"An earlier answer was not right. What was said about it:\n{message}")
+        parts.append(f"An earlier answer was wrong. Feedback on it:\n{message}")
     if example:
-        parts.append(f"An answer that is right:\n{example}")
+        parts.append(f"A correct answer:\n{example}")
     return "\n\n".join(parts)
 
 

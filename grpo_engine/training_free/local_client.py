@@ -11,7 +11,7 @@ from dataclasses import replace
 from grpo_engine.config.job import RunConfig
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
-from grpo_engine.rollout.dataset import RowReader, joined
+from grpo_engine.rollout.dataset import RowReader, text_of
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.training_free.model_client import OnRow, failed_reply
@@ -71,5 +71,5 @@ def _flat(row: Row) -> Row:
     """A conversation for a model without a chat template."""
     if "messages" not in row:
         return row
-    texts = [str(joined(message.get("content")) or "") for message in row["messages"]]
-    return {**{name: row[name] for name in row if name != "messages"}, "prompt": "\n\n".join(texts)}
+    text = "\n\n".join(map(text_of, row["messages"]))
+    return {**{name: row[name] for name in row if name != "messages"}, "prompt": text}

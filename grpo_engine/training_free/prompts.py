@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_engine.config.training_free import PLACEHOLDER
-from grpo_engine.rollout.dataset import joined
+from grpo_engine.rollout.dataset import text_of
 from grpo_engine.training_free.library import Experience, Operation
 
 Row = dict[str, Any]
@@ -86,10 +86,10 @@ def _before(text: str, content: Any) -> Any:
 def task_text(row: Row) -> str:
     if "messages" not in row:
         return str(row["prompt"])
-    turns = [
-        (str(message.get("role")), str(joined(message.get("content")) or "")) for message in row["messages"]
-    ]
-    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {text}" for role, text in turns)
+    messages = row["messages"]
+    if len(messages) == 1:
+        return text_of(messages[0])
+    return "\n".join(f"{each.get('role')}: {text_of(each)}" for each in messages)
 
 
 def excerpt(text: str, limit: int) -> str:

@@ -188,7 +188,7 @@ def test_the_teacher_reads_the_question_with_the_feedback_in_its_last_user_turn(
     group = scored(policy, (0.0,), feedback="{prompt} is no number")
     batch = lesson_of(policy, [group], template="Was: {feedback}. {other} {prompt}", feedback="grader")
     text = policy.tokenizer.decode(list(batch.teacher[0].prompt_ids))
-    assert text.startswith("<|user|>Was: An earlier answer was not right.")
+    assert text.startswith("<|user|>Was: An earlier answer was wrong.")
     assert text.endswith("{prompt} is no number. {other} 3+1=<|assistant|>")
     assert batch.teacher[0].sequences == batch.student[0].sequences
 
