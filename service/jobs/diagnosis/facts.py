@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import correlation
 from typing import Any
 
@@ -19,9 +19,9 @@ from service.platform.db import Database
 from service.platform.tables.core import Rollout
 
 MAX_GROUPS = 200
-"""The newest ones: enough for shares, and no more than one answer may read."""
+"""The newest ones: enough for shares, and a bound on what one response reads."""
 FULL_REWARD = 1.0
-"""What the engine counts as passed."""
+"""The reward that the engine counts as passed."""
 
 
 def diagnosis_of(database: Database, tenant: str, job_id: str) -> Diagnosis:
@@ -53,12 +53,11 @@ Completions = Sequence[Mapping[str, Any]]
 
 
 def counted(groups: Sequence[tuple[int, Completions]]) -> Groups:
-    """Groups with their steps, newest first → what rules want to know of them."""
+    """Counts groups, given with their steps, newest first."""
     if not groups:
         return Groups()
     flat = [rewards[0] for _, one in groups if len(set(rewards := _rewards(one))) == 1]
     num_wrong, num_right = sum(reward <= 0 for reward in flat), sum(reward >= FULL_REWARD for reward in flat)
-    completions = [completion for _, group in groups for completion in group]
     return Groups(
         num=len(groups),
         num_wrong=num_wrong,
@@ -67,39 +66,36 @@ def counted(groups: Sequence[tuple[int, Completions]]) -> Groups:
         first_step=groups[-1][0],
         last_step=groups[0][0],
         errors=_errors(groups),
-        explained=_explained(completions),
+        explained=_explained([completion for _, group in groups for completion in group]),
     )
 
 
-def _rewards(completions: Iterable[Mapping[str, Any]]) -> list[float]:
+def _rewards(completions: Completions) -> list[float]:
     return [one["reward"] for one in completions if one.get("reward") is not None]
 
 
 def _errors(groups: Sequence[tuple[int, Completions]]) -> dict[str, tuple[int, str]]:
     """Code → its number, and the newest message."""
     found: dict[str, tuple[int, str]] = {}
-    for step, part, error in _all_errors(groups):
-        count, example = found.get(error["code"], (0, f"in step {step} of {part}: {error['message']}"))
-        found[error["code"]] = (count + 1, example)
-    return found
-
-
-def _all_errors(groups: Sequence[tuple[int, Completions]]) -> Iterator[tuple[int, str, Mapping[str, str]]]:
     for step, completions in groups:
         for completion in completions:
             for part, error in (completion.get("errors") or {}).items():
-                yield step, part, error
+                newest = f"in step {step} of {part}: {error['message']}"
+                count, example = found.get(error["code"], (0, newest))
+                found[error["code"]] = (count + 1, example)
+    return found
 
 
 def _explained(completions: Completions) -> dict[str, float]:
     """Part → r² of the reward and its score; only parts that vary."""
-    scored = [one for one in completions if one.get("reward") is not None]
-    names = sorted({name for one in scored for name in one.get("parts") or {}})
-    found: dict[str, float] = {}
-    for name in names:
-        pairs = [
-            (one["reward"], score) for one in scored if (score := one.get("parts", {}).get(name)) is not None
-        ]
-        if len({reward for reward, _ in pairs}) > 1 and len({score for _, score in pairs}) > 1:
-            found[name] = correlation(*zip(*pairs, strict=True)) ** 2
-    return found
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for one in completions:
+        for part, score in (one.get("parts") or {}).items():
+            if one.get("reward") is not None and score is not None:
+                pairs.setdefault(part, []).append((one["reward"], score))
+    columns = {part: tuple(zip(*pairs[part], strict=True)) for part in sorted(pairs)}
+    return {
+        part: correlation(rewards, scores) ** 2
+        for part, (rewards, scores) in columns.items()
+        if len(set(rewards)) > 1 and len(set(scores)) > 1
+    }

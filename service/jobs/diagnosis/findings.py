@@ -1,22 +1,19 @@
-"""The shapes of a diagnosis: findings, each with its evidence and a patch for a clone.
-
-Boundary: shapes, and the numbers' way of being written.
-"""
+"""The records of a diagnosis: findings, each with its evidence and a patch for a clone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 Severity = Literal["error", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+Change = dict[str, Any]
+"""What a finding suggests: its `field`, or the four values of `Run.change`."""
 
 
 class DiagnosisFinding(BaseModel):
     code: str
-    """Stable: a failure's own code, or the name of what is wrong with the run."""
+    """Stable: a failure's own code, or the name of the problem."""
     severity: Severity
     """`error`: it ended the job. `warning`: it costs the job its success. `info`: worth knowing."""
     cause: str
@@ -41,25 +38,19 @@ class Diagnosis(BaseModel):
     """The worst first."""
 
 
-def nested(path: str, value: Any) -> dict[str, Any]:
-    """`a.b` and 1 → {"a": {"b": 1}}."""
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return dict(value)
-
-
-def value_at(document: Any, path: str) -> Any:
-    """What is there, or None."""
-    for name in path.split("."):
-        document = document.get(name) if isinstance(document, Mapping) else None
-    return document
+def finding(
+    code: str, cause: str, evidence: list[str], advice: str, change: Change, severity: Severity = "warning"
+) -> DiagnosisFinding:
+    return DiagnosisFinding(
+        code=code, severity=severity, cause=cause, evidence=evidence, advice=advice, **change
+    )
 
 
 def number(value: float) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     return f"{value:.3g}"
 
 
 def rounded(value: float) -> float:
-    """A setting that a person would write."""
+    """Two significant digits, as a person would write a setting."""
     return float(f"{value:.1e}")

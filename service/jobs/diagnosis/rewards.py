@@ -1,4 +1,4 @@
-"""Whether the reward pays for what is meant: errors, cut completions, length, the parts of a reward.
+"""Whether the reward measures the intended skill: errors, cut completions, length, the parts of a reward.
 
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
-from service.jobs.diagnosis.findings import DiagnosisFinding, number
+from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number
 from service.jobs.diagnosis.run import MIN_STEPS, Run, Span
-from service.jobs.diagnosis.signal import longer
+from service.jobs.diagnosis.signal import more_tokens
 
 LONGER = 1.5
 """Completions that grew by half are no variation of the prompts."""
 DOMINATING = 0.95
-"""Share of the reward's variation that goes with one part …"""
+"""Share of the reward's variation that one part explains …"""
 SILENT = 0.1
 """… while every other part explains less than this."""
 
@@ -23,15 +23,14 @@ def unscored(run: Run) -> DiagnosisFinding | None:
     """A part of the grader fails on many completions."""
     names = {name for row in run.metrics for name in row if name.endswith("/error_rate")}
     limit = DEFAULT_THRESHOLDS["grader_errors"]
-    spans = [(name, span) for name in sorted(names) if (span := run.recent(name)) and span.mean >= limit]
-    failed = run.failure is not None and run.failure["code"] == "grader_contract"
-    if not spans or failed:
+    spans = [span for name in sorted(names) if (span := run.recent(name)) and span.mean >= limit]
+    if not spans or run.failure_code == "grader_contract":
         return None
-    lines = [f"{span.text(name)} (limit {limit:g})" for name, span in spans]
+    lines = [f"{span} (limit {limit:g})" for span in spans]
     cause = "Graders cannot score many of the completions; unscored completions are left out of the training."
     advice = "Inspect them in the rollouts (filter=grader_error) and fix the grader."
-    found = run.finding("grader_errors", cause, [*lines, *error_lines(run)], advice)
-    return slow_or_wrong_grader(run, found)
+    evidence = [*lines, *error_lines(run)]
+    return finding("grader_errors", cause, evidence, advice, slow_or_wrong_grader(run))
 
 
 def cut(run: Run) -> DiagnosisFinding | None:
@@ -40,67 +39,57 @@ def cut(run: Run) -> DiagnosisFinding | None:
     limit = DEFAULT_THRESHOLDS["truncation"]
     if share is None or share.mean < limit:
         return None
-    grows = length is not None and length.rises
-    evidence = [f"{share.text('completions/clipped_ratio')} (limit {limit:g})"]
-    evidence += length.evidence if length and grows else []
-    more = ", and they are still growing" if grows else ""
+    evidence, more = [f"{share} (limit {limit:g})"], ""
+    if length is not None and length.rises:
+        evidence, more = [*evidence, *length.evidence], ", and they are still growing"
     cause = f"Many completions are cut at max_completion_tokens{more}: an answer after the cut is lost."
     advice = "Allow more tokens, or leave cut completions out of the loss (mask_truncated_completions)."
-    found = run.finding("truncation", cause, evidence, advice)
-    return longer(run, found)
+    return finding("truncation", cause, evidence, advice, more_tokens(run))
 
 
 def paid_for_length(run: Run) -> DiagnosisFinding | None:
-    """Longer is better, whatever is said."""
+    """Longer completions earn more, whatever their content."""
     correlation = run.recent("completions/reward_length_correlation")
     length = run.trend("completions/mean_length")
     limit = DEFAULT_THRESHOLDS["reward_length"]
     if correlation is None or correlation.mean < limit:
         return None
-    grew = length is not None and length.rises and length.late.mean >= LONGER * length.early.mean
-    evidence = [f"{correlation.text('completions/reward_length_correlation')} (limit {limit:g})"]
-    evidence += length.evidence if length and grew else []
+    evidence = [f"{correlation} (limit {limit:g})"]
+    if length is not None and length.rises and length.late.mean >= LONGER * length.early.mean:
+        evidence += length.evidence
     cause = "The reward grows with length, so the policy learns to write longer, not better."
     advice = "Fix the grader, or penalise long completions (overlong_buffer_tokens)."
-    found = run.finding("length_hacking", cause, evidence, advice)
-    return run.setting(found, "overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
+    change = run.setting("overlong_buffer_tokens", max(1, run.settings["max_completion_tokens"] // 2))
+    return finding("length_hacking", cause, evidence, advice, change)
 
 
 def silent_parts(run: Run) -> DiagnosisFinding | None:
     """A part of the reward that never differs: it decides nothing."""
-    spreads = _of_parts(run, "std")
-    means = _of_parts(run, "mean")
+    means, spreads = _of_parts(run, "mean"), _of_parts(run, "std")
     if len(spreads) < 2 or len(run.metrics) < MIN_STEPS:
         return None
     silent = [part for part in spreads if not any(value for _, value in run.series(f"rewards/{part}/std"))]
     if not silent or len(silent) == len(spreads):
         return None
-    lines = [
-        f"{means[part].text(f'rewards/{part}/mean')}, and its std is 0 in all {len(run.metrics)} steps"
-        for part in silent
-    ]
-    named = ", ".join(silent)
-    cause = f"These parts of the grader give every completion the same score: {named}."
+    lines = [f"{means[part]}, and its std is 0 in all {len(run.metrics)} steps" for part in silent]
+    cause = f"These parts of the grader give every completion the same score: {', '.join(silent)}."
     advice = "Test the part on a few completions with …/graders/run; fix it or remove it."
-    return run.at(run.finding("silent_part", cause, lines, advice), f"method.{run.kind}.grader")
+    return finding("silent_part", cause, lines, advice, {"field": f"method.{run.kind}.grader"})
 
 
 def one_part_rules(run: Run) -> DiagnosisFinding | None:
     """One part of several decides alone."""
-    explained = run.groups.explained
+    groups, explained = run.groups, run.groups.explained
     if len(explained) < 2:
         return None
     first, *others = sorted(explained, key=explained.__getitem__, reverse=True)
     if explained[first] < DOMINATING or any(explained[other] > SILENT for other in others):
         return None
     lines = [f"r² of the reward and {part}: {number(explained[part])}" for part in (first, *others)]
-    lines.append(
-        f"over {run.groups.num} stored groups of steps {run.groups.first_step}–{run.groups.last_step}"
-    )
+    lines.append(f"over {groups.num} stored groups of steps {groups.first_step}–{groups.last_step}")
     cause = f"{first} decides the reward alone: the other parts have no influence."
     advice = "Give the others more weight, or normalise each part separately (aggregation: gdpo)."
-    found = run.finding("dominating_part", cause, lines, advice)
-    return run.at(found, f"method.{run.kind}.grader")
+    return finding("dominating_part", cause, lines, advice, {"field": f"method.{run.kind}.grader"})
 
 
 def _of_parts(run: Run, what: str) -> dict[str, Span]:

@@ -1,14 +1,12 @@
-"""All rules, and the sentence over what they found.
-
-Boundary: pure: the same run always gets the same diagnosis.
-"""
+"""All rules, and the summary of their findings. Pure: the same run always gets the same diagnosis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 from service.jobs.diagnosis.failures import failure
-from service.jobs.diagnosis.findings import SEVERITIES, Diagnosis, DiagnosisFinding
+from service.jobs.diagnosis.findings import Diagnosis, DiagnosisFinding, Severity
 from service.jobs.diagnosis.rewards import cut, one_part_rules, paid_for_length, silent_parts, unscored
 from service.jobs.diagnosis.run import Run
 from service.jobs.diagnosis.signal import few_signals, flat_reward, not_held_out, not_shown, too_few_steps
@@ -24,10 +22,10 @@ OF_REINFORCEMENT: tuple[Rule, ...] = (
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Everything that the rules see in the run, the worst first."""
+    """The findings of all rules, the worst first."""
     rules = ALWAYS + (OF_REINFORCEMENT if run.kind == "reinforcement" else ())
     found = [finding for rule in rules if (finding := rule(run)) is not None]
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    found.sort(key=lambda finding: get_args(Severity).index(finding.severity))
     return Diagnosis(
         job_id=run.job_id,
         status=PUBLIC[run.state].value,

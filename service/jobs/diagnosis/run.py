@@ -1,6 +1,6 @@
-"""What is known of a run, and the few ways in which rules look at it.
+"""The facts about a run, and the statistics that rules use.
 
-Boundary: plain data and statistics; `facts.py` reads it from the database, rules draw the conclusions.
+Boundary: plain data; `facts.py` reads it from the database, rules draw the conclusions.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any
 
-from service.jobs.diagnosis.findings import DiagnosisFinding, Severity, nested, number, value_at
+from service.jobs.diagnosis.findings import Change, number
 from service.jobs.model.states import TERMINAL, JobState
 from service.jobs.results.manifest import settings_in
 
 RECENT_STEPS = 20
-"""A step's mean over a few prompts varies; twenty of them say how a run is now."""
+"""A step's mean over a few prompts varies; twenty of them show the current state of a run."""
 MIN_STEPS = 20
 """With fewer steps a trend is mostly the luck of the prompts."""
 NUM_ERRORS = 2.0
@@ -25,44 +25,40 @@ NUM_ERRORS = 2.0
 
 @dataclass(frozen=True)
 class Span:
-    """The mean of a metric over some of its steps."""
+    """The mean of a metric over some of its steps. As text: an evidence line."""
 
+    name: str
     first: int
     last: int
     mean: float
     square_error: float
     """Of the mean."""
 
-    def text(self, name: str) -> str:
-        """An evidence line."""
+    def __str__(self) -> str:
         steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}–{self.last}"
-        return f"{steps}: {name} {number(self.mean)}"
+        return f"{steps}: {self.name} {number(self.mean)}"
 
 
 @dataclass(frozen=True)
 class Trend:
     """A metric's first third of steps against its last."""
 
-    name: str
     early: Span
     late: Span
 
     @property
-    def change(self) -> float:
-        return self.late.mean - self.early.mean
-
-    @property
     def is_shown(self) -> bool:
         """Whether the change is more than the steps' own variation."""
-        return abs(self.change) > NUM_ERRORS * sqrt(self.early.square_error + self.late.square_error)
+        error = sqrt(self.early.square_error + self.late.square_error)
+        return abs(self.late.mean - self.early.mean) > NUM_ERRORS * error
 
     @property
     def rises(self) -> bool:
-        return self.is_shown and self.change > 0
+        return self.is_shown and self.late.mean > self.early.mean
 
     @property
     def evidence(self) -> list[str]:
-        return [self.early.text(self.name), self.late.text(self.name)]
+        return [str(self.early), str(self.late)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Groups:
     errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Code of a grader's error → how often, and one of its messages with its step."""
     explained: Mapping[str, float] = field(default_factory=dict)
-    """Part of the reward → share of the reward's variation that goes with it (r²)."""
+    """Part of the reward → share of the reward's variation that it explains (r²)."""
 
     @property
     def num_flat(self) -> int:
@@ -96,7 +92,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Run:
-    """One job with what it has left behind."""
+    """One job and everything recorded about it."""
 
     job_id: str
     state: JobState
@@ -121,6 +117,10 @@ class Run:
         return found
 
     @property
+    def failure_code(self) -> str | None:
+        return str(self.failure["code"]) if self.failure else None
+
+    @property
     def is_over(self) -> bool:
         return self.state in TERMINAL
 
@@ -130,7 +130,7 @@ class Run:
     def recent(self, name: str) -> Span | None:
         """Over the last steps; None if no step has the metric."""
         points = self.series(name)[-RECENT_STEPS:]
-        return _span(points) if points else None
+        return _span(name, points) if points else None
 
     def trend(self, name: str) -> Trend | None:
         """None with fewer than MIN_STEPS steps."""
@@ -138,33 +138,25 @@ class Run:
         third = len(points) // 3
         if len(points) < MIN_STEPS:
             return None
-        return Trend(name, _span(points[:third]), _span(points[-third:]))
+        return Trend(_span(name, points[:third]), _span(name, points[-third:]))
 
-    def finding(
-        self, code: str, cause: str, evidence: Sequence[str], advice: str, *, severity: Severity = "warning"
-    ) -> DiagnosisFinding:
-        """One that names no field yet."""
-        return DiagnosisFinding(
-            code=code, severity=severity, cause=cause, evidence=list(evidence), advice=advice
-        )
+    def change(self, path: str, value: Any) -> Change:
+        """A change of the method's own settings: `path` inside them, and the suggested value."""
+        names = ["method", self.kind, *path.split(".")]
+        current: Any = {"method": self.method}
+        for name in names:
+            current = current.get(name) if isinstance(current, Mapping) else None
+        patch = value
+        for name in reversed(names):
+            patch = {name: patch}
+        return {"field": ".".join(names), "current": current, "suggested": value, "patch": patch}
 
-    def changing(self, found: DiagnosisFinding, path: str, value: Any) -> DiagnosisFinding:
-        """The finding with the field to change: a path from the method's own settings on."""
-        place = f"method.{self.kind}.{path}"
-        current = value_at(self.method, place.removeprefix("method."))
-        change = {"field": place, "current": current, "suggested": value, "patch": nested(place, value)}
-        return found.model_copy(update=change)
-
-    def setting(self, found: DiagnosisFinding, name: str, value: Any) -> DiagnosisFinding:
-        """The finding with the hyperparameter to change."""
-        return self.changing(found, f"hyperparameters.{name}", value)
-
-    def at(self, found: DiagnosisFinding, field_name: str) -> DiagnosisFinding:
-        """The finding with a field whose value a person must choose."""
-        return found.model_copy(update={"field": field_name})
+    def setting(self, name: str, value: Any) -> Change:
+        """A change of a hyperparameter."""
+        return self.change(f"hyperparameters.{name}", value)
 
 
-def _span(points: Sequence[tuple[int, float]]) -> Span:
+def _span(name: str, points: Sequence[tuple[int, float]]) -> Span:
     values = [value for _, value in points]
     square_error = variance(values) / len(values) if len(values) > 1 else 0.0
-    return Span(points[0][0], points[-1][0], fmean(values), square_error)
+    return Span(name, points[0][0], points[-1][0], fmean(values), square_error)

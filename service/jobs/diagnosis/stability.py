@@ -1,4 +1,4 @@
-"""Whether the policy moves in steps that it survives: KL, entropy, clipping, gradients.
+"""Whether the policy's updates are of a stable size: KL, entropy, clipping, gradients.
 
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from statistics import fmean, median
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS
-from service.jobs.diagnosis.findings import DiagnosisFinding, number
+from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number
 from service.jobs.diagnosis.run import Run
-from service.jobs.diagnosis.signal import calmer, closer
+from service.jobs.diagnosis.signal import closer_to_reference, lower_learning_rate
 
 MAX_CLIPPED = 0.3
 """Share of tokens outside of the clip range. A few percent are usual; at a third, most of a step is spent on
@@ -27,20 +27,20 @@ SHOWN_SPIKES = 5
 
 
 def far_away(run: Run) -> DiagnosisFinding | None:
-    """The KL of a completion is beyond what the reference still holds."""
+    """The KL of a completion is larger than the guard's limit."""
     kl, length = run.recent("kl"), run.recent("completions/mean_length")
     limit = DEFAULT_THRESHOLDS["kl"]
     if kl is None or length is None or kl.mean * length.mean < limit:
         return None
     nats = number(kl.mean * length.mean)
-    evidence = [f"{kl.text('kl')} a token × {number(length.mean)} tokens = {nats} nats (limit {limit:g})"]
+    evidence = [f"{kl} a token × {number(length.mean)} tokens = {nats} nats (limit {limit:g})"]
     cause = "The policy is far from the reference: it may exploit the grader and lose abilities."
     advice = "Raise beta, or lower the learning rate."
-    return closer(run, run.finding("kl_explosion", cause, evidence, advice))
+    return finding("kl_explosion", cause, evidence, advice, closer_to_reference(run))
 
 
 def collapsed(run: Run) -> DiagnosisFinding | None:
-    """The policy always says the same."""
+    """The policy always writes the same."""
     points, late = run.series("entropy"), run.recent("entropy")
     limit = DEFAULT_THRESHOLDS["entropy"]
     if late is None or len(points) <= 2 * START_STEPS:
@@ -49,13 +49,13 @@ def collapsed(run: Run) -> DiagnosisFinding | None:
     if start <= 0 or late.mean > limit * start:
         return None
     first = f"steps {points[0][0]}–{points[START_STEPS - 1][0]}: entropy {number(start)}"
-    evidence = [first, f"{late.text('entropy')} (limit {limit:g} of the start)"]
+    evidence = [first, f"{late} (limit {limit:g} of the start)"]
     cause = "The entropy has collapsed: the policy repeats itself and no longer explores."
     advice = "Raise epsilon_high so that rare tokens can grow, or lower the learning rate."
-    found = run.finding("entropy_collapse", cause, evidence, advice)
+    change = lower_learning_rate(run)
     if run.settings["loss_type"] in RATIO_LOSSES and run.settings["epsilon_high"] < HIGHER_CLIP:
-        return run.setting(found, "epsilon_high", HIGHER_CLIP)
-    return calmer(run, found)
+        change = run.setting("epsilon_high", HIGHER_CLIP)
+    return finding("entropy_collapse", cause, evidence, advice, change)
 
 
 def too_fast(run: Run) -> DiagnosisFinding | None:
@@ -64,15 +64,16 @@ def too_fast(run: Run) -> DiagnosisFinding | None:
     if not evidence:
         return None
     cause = "The learning rate is too high: updates overshoot."
-    advice = "Reduce it to a third."
-    return calmer(run, run.finding("learning_rate_too_high", cause, evidence, advice))
+    return finding(
+        "learning_rate_too_high", cause, evidence, "Reduce it to a third.", lower_learning_rate(run)
+    )
 
 
 def _clipped(run: Run) -> list[str]:
     clipped = run.recent("clip_ratio/region_mean")
     if clipped is None or clipped.mean < MAX_CLIPPED:
         return []
-    return [f"{clipped.text('clip_ratio/region_mean')} (limit {MAX_CLIPPED:g})"]
+    return [f"{clipped} (limit {MAX_CLIPPED:g})"]
 
 
 def _spikes(run: Run) -> list[str]:
