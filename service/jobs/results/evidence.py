@@ -1,6 +1,6 @@
-"""What `integrity.check_history` judges: a job's whole history, and every archive of it read and hashed.
+"""Reads what `integrity.check_history` judges: a job's whole history, and the digest of each of its archives.
 
-Boundary: reads only, and no bytes move inside a session.
+No content is read inside a session.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEve
 
 
 def audit_job(database: Database, storage: Storage, job_id: str, *, max_failures: int = 3) -> list[Violation]:
-    """All that is wrong with the job as it is now. Raises LookupError where there is none of this id."""
+    """The current violations of a job. Raises LookupError if there is no job with this id."""
     with database.reading() as session:
         if (job := session.get(Job, job_id)) is None:
             raise LookupError(f"there is no job {job_id}")
         now = session.scalar(select(db_now()))
     is_job = names.is_job(job_id)
-    stored = [*stored_of(database, storage, job_id), *(_deleted(job) if is_job else ())]
-    told = history_of(database, job_id)
-    return check_history(told, stored, max_failures=max_failures, is_job=is_job, now=now)
+    stored = list(stored_of(database, storage, job_id))
+    if is_job and job.state == JobState.SUCCEEDED.value and job.fine_tuned_model is None:
+        deleted = Stored("the deleted model", "adapter", job.step, job.fence, "", None, was_deleted=True)
+        stored.append(deleted)
+    history = history_of(database, job_id)
+    return check_history(history, stored, max_failures=max_failures, is_job=is_job, now=now)
 
 
 def job_ids(database: Database) -> list[str]:
-    """Of every job, oldest first."""
+    """All jobs, oldest first."""
     with database.reading() as session:
         return list(session.scalars(select(Job.id).order_by(Job.created_at, Job.id)))
 
 
 def history_of(database: Database, job_id: str) -> list[Event]:
-    """In order."""
+    """A job's events in order."""
     columns = (JobEvent.sequence, JobEvent.created_at, JobEvent.type, JobEvent.level, JobEvent.fence)
     query = select(*columns, JobEvent.data).where(JobEvent.job_id == job_id).order_by(JobEvent.sequence)
     with database.reading() as session:
@@ -51,24 +54,15 @@ def stored_of(database: Database, storage: Storage, job_id: str) -> Iterator[Sto
     with database.reading() as session:
         files = session.execute(results).all()
     for row in _checkpoints(database, job_id):
-        name, about = f"the checkpoint of step {row.step}", ("checkpoint", row.step, row.fence)
-        archives = {
-            "state": (row.state_key, row.state_sha256),
-            "adapter": (row.adapter_key, row.adapter_sha256),
-        }
-        for part, (key, sha256) in archives.items():
+        state = ("state", row.state_key, row.state_sha256)
+        for part, key, sha256 in (state, ("adapter", row.adapter_key, row.adapter_sha256)):
             found = _sha256(storage, key) if key is not None else None
             if key is not None and (found is not None or _is_kept(database, job_id, row.id)):
-                yield Stored(f"{name} ({part})", *about, sha256, found)
+                name = f"the checkpoint of step {row.step} ({part})"
+                yield Stored(name, "checkpoint", row.step, row.fence, sha256, found)
     for artifact, file in files:
-        about = (artifact.kind, artifact.step, artifact.fence)
-        yield Stored(file.filename, *about, file.sha256, _sha256(storage, file.storage_key))
-
-
-def _deleted(job: Job) -> Iterator[Stored]:
-    """The result of a job whose model its owner has deleted."""
-    if job.state == JobState.SUCCEEDED.value and job.fine_tuned_model is None:
-        yield Stored("the deleted model", "adapter", job.step, job.fence, "", None, was_deleted=True)
+        found = _sha256(storage, file.storage_key)
+        yield Stored(file.filename, artifact.kind, artifact.step, artifact.fence, file.sha256, found)
 
 
 def _checkpoints(database: Database, job_id: str) -> Sequence[Checkpoint]:
@@ -77,7 +71,7 @@ def _checkpoints(database: Database, job_id: str) -> Sequence[Checkpoint]:
 
 
 def _is_kept(database: Database, job_id: str, checkpoint_id: str) -> bool:
-    """A running job may have retired it while others were read."""
+    """False if the running job has retired it meanwhile."""
     return checkpoint_id in {row.id for row in _checkpoints(database, job_id)}
 
 

@@ -1,7 +1,7 @@
 """Exports: rows of the jobs' queue whose engine merges a job's weights into one model.
 
-Boundary: decides and opens transactions. An export is claimed, leased, retried and swept like a job; the
-worker stores its result as an artifact (`worker/attempt/export.py`).
+An export is claimed, leased, retried and swept like a job. The worker stores its result as an artifact
+(`worker/attempt/export.py`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ExportDeleted(BaseModel):
 
 
 class StoredExport(NamedTuple):
-    """An export's row, and its archive once there is one."""
+    """An export's row, and its archive if it has succeeded."""
 
     row: Job
     archive: File | None
@@ -101,7 +101,7 @@ class Exports:
     settings: Settings
 
     def create(
-        self, principal: Principal, job_id: str, asked: ExportCreate, request_id: str
+        self, principal: Principal, job_id: str, body: ExportCreate, request_id: str
     ) -> tuple[ExportRead, bool]:
         """The export of these weights, and whether it is new.
 
@@ -111,22 +111,22 @@ class Exports:
         tenant = principal.tenant
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
-            weights = requested_weights(session, tenant, job, asked.which, asked.checkpoint)
+            weights = requested_weights(session, tenant, job, body.which, body.checkpoint)
             lineage = lineage_of(session, tenant, weights.name)
         if weights.kind == "experiences":
             message = f"{job_id} is training-free: it has lessons, and no weights to export."
             raise InvalidRequest(message, param="format", code="model_without_weights")
         try:
             model_parts(lineage, self.catalog)
-        except WeightsMissing as gone:
-            message = f"{job_id} cannot be exported: {gone}."
-            raise Unprocessable(message, param="format", code="base_model_missing") from gone
+        except WeightsMissing as error:
+            message = f"{job_id} cannot be exported: {error}."
+            raise Unprocessable(message, param="format", code="base_model_missing") from error
         with self.database.transaction() as session:
             lock_tenant(session, tenant)
             require_good_key(session, principal)
             if (earlier := _of_weights(session, tenant, weights)) is not None:
                 return _read(earlier), False
-            row = _insert(session, weights, asked.format, self.settings.pool)
+            row = _insert(session, weights, body.format, self.settings.pool)
             unfinished = num_unfinished(session, tenant, self.settings.max_queued_jobs + 1)
             check_unfinished_jobs(unfinished, self.settings)
             check_stored_bytes(repository.stored_bytes(session, tenant), 0, self.settings)
@@ -146,12 +146,9 @@ class Exports:
             return _read(_require(session, tenant, job_id, export_id))
 
     def archive(self, tenant: str, job_id: str, export_id: str) -> File:
-        """What to download. Raises NotFound until the export has succeeded."""
+        """The file to download. Raises NotFound until the export has succeeded."""
         with self.database.reading() as session:
-            found = _require(session, tenant, job_id, export_id)
-        if found.archive is None:
-            raise _not_ready(found.row)
-        return found.archive
+            return _archive(_require(session, tenant, job_id, export_id))
 
     def of_weights(self, tenant: str, weights: StoredWeights) -> str:
         """Path of the archive that these weights were exported to. Raises NotFound if there is none."""
@@ -161,9 +158,8 @@ class Exports:
             place = f"POST /v1/fine_tuning/jobs/{weights.job.id}/exports"
             message = f'These weights were not exported. Send {place} with {{"format": "merged"}}.'
             raise NotFound(message, param="format", code=NOT_READY)
-        if found.archive is None:
-            raise _not_ready(found.row)
-        return _path(found.row, "/content")
+        _archive(found)
+        return f"{_path(found.row)}/content"
 
     def delete(self, principal: Principal, job_id: str, export_id: str, request_id: str) -> ExportDeleted:
         """Delete the archive, or cancel an export that has not ended."""
@@ -185,16 +181,16 @@ def cancel_export(session: Session, row: Job) -> None:
 
 
 def _of_job(session: Session, tenant: str, job_id: str) -> list[StoredExport]:
-    """All that are neither cancelled nor deleted, newest first."""
+    """Exports that are neither cancelled nor deleted, newest first."""
     rows = repository.exports_of(session, tenant, job_id)
-    pairs = repository.artifacts_of(session, tenant, [row.id for row in rows]) if rows else []
+    pairs = repository.artifacts_of(session, tenant, [row.id for row in rows])
     archives = {artifact.job_id: file for artifact, file in pairs}
     found = [StoredExport(row, archives.get(row.id)) for row in rows if JobState(row.state) not in GONE]
     return [each for each in found if each.archive or each.row.state != JobState.SUCCEEDED.value]
 
 
 def _of_weights(session: Session, tenant: str, weights: StoredWeights) -> StoredExport | None:
-    """The export that these weights need no second one beside."""
+    """The export of the same weights that has not failed."""
     for each in _of_job(session, tenant, weights.job.id):
         is_usable = each.row.state != JobState.FAILED.value
         if is_usable and each.row.export and each.row.export["sha256"] == weights.sha256:
@@ -212,7 +208,6 @@ def _require(session: Session, tenant: str, job_id: str, export_id: str) -> Stor
 
 def _insert(session: Session, weights: StoredWeights, format_: str, pool: str) -> Job:
     job = weights.job
-    about = {"job_id": job.id, "format": format_, "step": weights.step, "sha256": weights.sha256}
     row = Job(
         id=new_id(names.EXPORT),
         tenant=job.tenant,
@@ -222,7 +217,7 @@ def _insert(session: Session, weights: StoredWeights, format_: str, pool: str) -
         training_file="",
         seed=job.seed,
         method=job.method,
-        export=about,
+        export={"job_id": job.id, "format": format_, "step": weights.step, "sha256": weights.sha256},
         event_sequence=1,
     )
     repository.add(session, row)
@@ -249,18 +244,21 @@ def _read(found: StoredExport) -> ExportRead:
         bytes=archive.num_bytes if archive else None,
         sha256=archive.sha256 if archive else None,
         file_id=archive.id if archive else None,
-        content=_path(row, "/content") if archive else None,
+        content=f"{_path(row)}/content" if archive else None,
         error=ErrorRead(code=failure.code, message=failure.message) if failure else None,
         failure=failure,
     )
 
 
-def _path(row: Job, rest: str = "") -> str:
-    return f"/v1/fine_tuning/jobs/{(row.export or {})['job_id']}/exports/{row.id}{rest}"
+def _path(row: Job) -> str:
+    return f"/v1/fine_tuning/jobs/{(row.export or {})['job_id']}/exports/{row.id}"
 
 
-def _not_ready(row: Job) -> NotFound:
+def _archive(found: StoredExport) -> File:
+    row, archive = found
+    if archive is not None:
+        return archive
     state = PUBLIC[JobState(row.state)].value
     reason = f": {row.failure['message']}" if row.failure else ""
     message = f"The export {row.id} is {state}{reason}. Poll GET {_path(row)}."
-    return NotFound(message, param="format", code=NOT_READY)
+    raise NotFound(message, param="format", code=NOT_READY)

@@ -1,7 +1,6 @@
-"""Is what a job did sound? One pure function over its history and what is stored of it.
+"""Checks a job's history and its stored archives: plain records in, violations out.
 
-Boundary: plain records in, violations out; `evidence.py` reads the records. It knows no configuration but
-how many attempts may fail in a row, so that it can judge any job's past.
+The only configuration is how many attempts may fail in a row, so past jobs can be checked too.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from typing import Any
 from service.jobs.model.states import HELD, TERMINAL, TRANSITIONS, JobState
 
 RESULTS = frozenset({"adapter", "model", "experiences"})
+SHOWN_STEPS = 10
 
 
 @dataclass(frozen=True)
 class Event:
-    """One entry of the history (`models.JobEvent`)."""
+    """One entry of the history (`JobEvent`)."""
 
     sequence: int
     at: float
@@ -29,13 +29,13 @@ class Event:
 
     @property
     def state(self) -> JobState | None:
-        """The inner state that it tells; None where it tells none."""
+        """The internal state that a `status` event reports; None for other events."""
         return JobState(self.data["state"]) if self.type == "status" else None
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint's archive or a result: what the database says of it and what the storage holds."""
+    """A checkpoint's archive or a result: its row in the database, and what the storage holds."""
 
     name: str
     kind: str
@@ -47,12 +47,12 @@ class Stored:
     found_sha256: str | None
     """None: the storage has nothing under its key."""
     was_deleted: bool = False
-    """By its owner; then nothing need be there."""
+    """By its owner, so the storage may hold nothing."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise that was broken."""
+    """A broken rule."""
 
     rule: str
     message: str
@@ -67,10 +67,10 @@ def check_history(
     now: float | None = None,
     quiet_seconds: float = 3600.0,
 ) -> list[Violation]:
-    """What is wrong with a job; empty: nothing.
+    """The violations in a job's history; empty if it is sound.
 
-    `events`: all of them, in order. `is_job`: no probe or export, whose success leaves no trained weights.
-    `now`: by the database's clock; with it, a job that a worker holds must have an event in the last
+    `events`: all of them, in order. `is_job`: False for a probe or an export: they leave no trained weights.
+    `now`: by the database's clock; if given, a job that a worker holds must have an event in the last
     `quiet_seconds`.
     """
     return [
@@ -87,13 +87,13 @@ def check_history(
 def _numbers(events: Sequence[Event]) -> Iterator[Violation]:
     for expected, event in enumerate(events, 1):
         if event.sequence != expected:
-            message = f"event {expected} is missing: {event.sequence} stands in its place"
+            message = f"event {expected} is missing: {event.sequence} is in its place"
             yield Violation("events are numbered without gaps", message)
             return
 
 
 def _states(events: Sequence[Event]) -> Iterator[Violation]:
-    """Each change is one of the transition table; nothing at all follows a terminal state."""
+    """Each change is in the transition table; no event follows a terminal state."""
     before: Event | None = None
     for event in events:
         if before is not None and before.state in TERMINAL:
@@ -104,20 +104,20 @@ def _states(events: Sequence[Event]) -> Iterator[Violation]:
         if not _may_follow(before, event):
             came_from = before.state if before is not None else "nothing"
             message = f"event {event.sequence}: {came_from} → {event.state} under fence {event.fence}"
-            yield Violation("states change as the table says", message)
+            yield Violation("states change as the transition table allows", message)
         before = event
 
 
 def _may_follow(before: Event | None, event: Event) -> bool:
     if before is None or before.state is None or event.state is None:
         return event.state in (JobState.QUEUED, JobState.RUNNING)
-    if event.state is before.state:  # an attempt goes on in another phase
+    if event.state is before.state:  # another phase of the same attempt
         return event.state in HELD and event.fence == before.fence
     return event.state in TRANSITIONS[before.state]
 
 
 def _fences(events: Sequence[Event]) -> Iterator[Violation]:
-    """What was accepted came from the newest holder."""
+    """Accepted writes come from the newest holder."""
     newest, claims = 0, 0
     for event in events:
         if event.fence < newest:
@@ -138,17 +138,16 @@ def _metrics(events: Sequence[Event]) -> Iterator[Violation]:
         values = known.setdefault(int(event.data["step"]), {})
         for name, value in event.data.items():
             if values.setdefault(name, value) != value:
-                message = (
-                    f"event {event.sequence}: {name} of step {event.data['step']} is another than before"
-                )
+                message = f"event {event.sequence}: {name} of step {event.data['step']} has changed"
                 yield Violation("a published metric never changes", message)
     if missing := set(range(1, max(known, default=0) + 1)) - set(known):
-        message = f"steps {_some(missing)} have no metrics, later ones do"
+        shown = ", ".join(map(str, sorted(missing)[:SHOWN_STEPS])) + ", …" * (len(missing) > SHOWN_STEPS)
+        message = f"steps {shown} have no metrics, later ones do"
         yield Violation("every step has its metrics", message)
 
 
 def _attempts(events: Sequence[Event], max_failures: int) -> Iterator[Violation]:
-    """So many attempts in a row may end without a new checkpoint, and no more."""
+    """Limits the attempts in a row that end without a new checkpoint."""
     failures = 0
     for event in events:
         if event.type == "message" and "checkpoint" in event.data:
@@ -164,33 +163,29 @@ def _artifacts(events: Sequence[Event], artifacts: Sequence[Stored], is_job: boo
     claims = {event.fence for event in events if _is_claim(event)}
     for each in artifacts:
         if each.found_sha256 != each.sha256 and not each.was_deleted:
-            message = f"{each.name} is {'another' if each.found_sha256 else 'missing'} in the storage"
-            yield Violation("what is stored is what was stored", message)
+            message = f"{each.name} is {'different' if each.found_sha256 else 'missing'} in the storage"
+            yield Violation("stored content never changes", message)
         if claims and each.fence not in claims:
-            message = f"{each.name} was written under fence {each.fence}, which no claim has given"
+            message = f"{each.name} was written under fence {each.fence}, which no claim has"
             yield Violation("only a holder publishes", message)
     yield from _results(events if is_job else [], [each for each in artifacts if each.kind in RESULTS])
 
 
 def _results(events: Sequence[Event], results: Sequence[Stored]) -> Iterator[Violation]:
-    """A job that succeeded, and no other, has one result: its last holder's."""
+    """A job that succeeded has one result, from its last holder; other jobs have none."""
     ends = [event for event in events if event.state is JobState.SUCCEEDED]
     found = [(each.name, each.fence) for each in results]
     if len(ends) != len(results) or any(each.fence != ends[-1].fence for each in results):
         message = f"{len(ends)} successes, but these results: {found}"
-        yield Violation("a success has its one result", message)
+        yield Violation("a success has exactly one result", message)
 
 
-def _progress(events: Sequence[Event], heard_since: float) -> Iterator[Violation]:
+def _progress(events: Sequence[Event], quiet_since: float) -> Iterator[Violation]:
     states = [event.state for event in events if event.state is not None]
-    if states and states[-1] in HELD and events[-1].at < heard_since:
-        message = f"it is {states[-1].value}, and event {events[-1].sequence} was the last for a long time"
-        yield Violation("a job is over or gets on", message)
+    if states and states[-1] in HELD and events[-1].at < quiet_since:
+        message = f"it is {states[-1].value}, but nothing has happened since event {events[-1].sequence}"
+        yield Violation("a running job makes progress", message)
 
 
 def _is_claim(event: Event) -> bool:
     return event.state is JobState.RUNNING and event.data.get("phase") == "preparing"
-
-
-def _some(steps: set[int], limit: int = 10) -> str:
-    return ", ".join(map(str, sorted(steps)[:limit])) + (", …" if len(steps) > limit else "")

@@ -1,10 +1,9 @@
-"""A job's manifest: all that decided its result, so that it can be checked, compared and run again.
+"""A job's manifest: all that determined its result, so that it can be checked, compared and run again.
 
-Two jobs of equal data, rules, configuration, seed and software have equal manifests, but for their `job`,
-which says who they are. It is left out where the manifest lies beside the weights, so that equal runs make
-equal archives.
-
-Boundary: pure; `provenance.py` collects the facts. What could be a secret, a header's value, is not in it.
+Two jobs with equal data, graders, configuration, seed and software have equal manifests, except for `job`,
+which identifies them. An archive's manifest has no `job`, so that equal runs make equal archives. Values of
+headers are hidden, because they may be secrets.
+Boundary: pure; `provenance.py` collects the facts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 FORMAT = 1
 HIDDEN = "…"
-"""In the place of a header's value."""
+"""Replaces a header's value."""
 Document = dict[str, Any]
 
 
@@ -39,11 +38,11 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a job and of its run."""
+    """Everything about a job and its run that the manifest shows."""
 
     model: str
     base: str
-    """What it is or comes from: the hub's name of it, or the catalogue's where it lies in a folder."""
+    """The base model: its name on the hub, or its catalogue name if it is a folder."""
     revision: str | None
     method: Mapping[str, Any]
     seed: int
@@ -55,7 +54,7 @@ class Facts:
     """`versions`, `device`, `dtype`, `sampler`; empty before it has started."""
     service_version: str = ""
     fingerprint: str | None = None
-    """Of the base's weights as they were when the job started."""
+    """Of the base's weights when the job started."""
 
 
 def document(facts: Facts) -> Document:
@@ -85,18 +84,18 @@ def document(facts: Facts) -> Document:
 
 
 def sha256(value: Any) -> str:
-    """Of its canonical JSON."""
+    """SHA-256 of the canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def text(manifest: Mapping[str, Any]) -> str:
-    """As it lies in an archive."""
+    """The content of an archive's manifest.json."""
     return json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _named_by_content(facts: Facts) -> Document:
-    """The method, its retention sets naming their rows by what is in them."""
+    """The method, with the files of its retention sets replaced by their digests."""
     method: Document = copy.deepcopy(dict(facts.method))
     for kept in settings_in(method).get("retention") or ():
         file = facts.files.get(f"retention.{kept['name']}")
@@ -105,7 +104,7 @@ def _named_by_content(facts: Facts) -> Document:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Headers of graders and tools carry keys."""
+    """Hides the headers of graders and tools, which may contain keys."""
     if isinstance(value, Mapping):
         return {
             name: dict.fromkeys(part, HIDDEN)
@@ -117,27 +116,26 @@ def _without_secrets(value: Any) -> Any:
 
 
 def hides_secrets(manifest: Mapping[str, Any]) -> bool:
-    """Whether a job made of it would lack a header's value."""
+    """Whether a job created from it would lack a header's value."""
     return any(value == HIDDEN for _, value in _leaves(manifest["method"]))
 
 
 def request_of(manifest: Mapping[str, Any], file_ids: Mapping[str, str]) -> Document:
-    """Body of the POST that asks for the same job again; `file_ids` by the sha256 of their content."""
+    """Body of the POST that creates the same job again; `file_ids` by the SHA-256 of their content."""
     method = copy.deepcopy(dict(manifest["method"]))
     for kept in settings_in(method).get("retention") or ():
         kept["file"] = file_ids[kept["file"].removeprefix("sha256:")]
-    asked = {name: manifest.get("job", {}).get(name) for name in ("suffix", "metadata")}
-    files = {
-        name: file_ids[file["sha256"]]
-        for name, file in manifest["data"].items()
-        if not name.startswith("retention.")
-    }
-    given = {"model": manifest["model"]["name"], "seed": manifest["seed"], "resources": manifest["resources"]}
-    return {**given, **files, **{name: value for name, value in asked.items() if value}, "method": method}
+    body = {"model": manifest["model"]["name"], "method": method}
+    body |= {name: manifest[name] for name in ("seed", "resources")}
+    for name, file in manifest["data"].items():
+        if not name.startswith("retention."):
+            body[name] = file_ids[file["sha256"]]
+    job = manifest.get("job") or {}
+    return body | {name: job[name] for name in ("suffix", "metadata") if job.get(name)}
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Document]:
-    """Fields that are not equal, by their path; what says who they are is not compared."""
+    """The fields that differ, by their path; `job` is not compared."""
     one, other = (dict(_leaves({**each, "job": None, "object": None})) for each in (left, right))
     paths = sorted(one.keys() | other.keys())
     return [
@@ -148,7 +146,7 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[Docum
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path and value of everything that holds nothing else; an empty list or object is a value."""
+    """Dotted path and value of each leaf; an empty list or object is a leaf."""
     parts: Iterator[tuple[str, Any]]
     if isinstance(value, Mapping) and value:
         parts = ((f"{path}.{name}" if path else str(name), part) for name, part in value.items())

@@ -1,7 +1,4 @@
-"""The facts of a job's manifest, from its rows and the catalogue.
-
-Boundary: queries; the worker uses it too. `manifest.py` makes a document of them.
-"""
+"""Queries the facts of a job's manifest from its rows and the catalogue."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ ENGINE = ("versions", "device", "dtype", "sampler")
 
 
 def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
-    """What is known by now."""
+    """The facts recorded so far."""
     base = lineage_of(session, job.tenant, job.model).base
-    entry, told = catalog.find(base), _told_at_start(session, job.id)
+    entry, started = catalog.find(base), _first_start(session, job.id)
     return Facts(
         model=job.model,
         base=entry.path if entry and entry.folder is None else base,
@@ -34,14 +31,14 @@ def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
         resources=job.resources,
         files=_files(session, job),
         evaluation=job.evaluation,
-        engine={name: told[name] for name in ENGINE if name in told},
+        engine={name: started[name] for name in ENGINE if name in started},
         service_version=version("grpo-service"),
-        fingerprint=told.get("base_fingerprint") or None,
+        fingerprint=started.get("base_fingerprint") or None,
     )
 
 
 def _files(session: Session, job: Job) -> dict[str, DataFile]:
-    """Also those that were deleted since: what was trained on does not change."""
+    """The datasets by field, deleted ones too: they determined the result."""
     ids = {"training_file": job.training_file, "validation_file": job.validation_file}
     ids |= {f"retention.{kept.name}": kept.file for kept in retention_of(parsed_method(job.method))}
     rows = session.scalars(
@@ -51,9 +48,9 @@ def _files(session: Session, job: Job) -> dict[str, DataFile]:
     return {name: found[file_id] for name, file_id in ids.items() if file_id in found}
 
 
-def _told_at_start(session: Session, job_id: str) -> dict[str, Any]:
-    """By the engine of the first attempt that started to train."""
-    told = select(JobEvent.data).where(
+def _first_start(session: Session, job_id: str) -> dict[str, Any]:
+    """What the engine of the first attempt that started to train reported."""
+    started = select(JobEvent.data).where(
         JobEvent.job_id == job_id, JobEvent.type == "message", JobEvent.message.startswith(STARTED)
     )
-    return session.scalars(told.order_by(JobEvent.sequence).limit(1)).first() or {}
+    return session.scalars(started.order_by(JobEvent.sequence).limit(1)).first() or {}

@@ -1,7 +1,4 @@
-"""The one line that serves a job's result in vLLM.
-
-Boundary: pure text.
-"""
+"""The command that serves a job's result in vLLM."""
 
 from __future__ import annotations
 
@@ -13,20 +10,20 @@ from grpo_engine.config.hyperparameters import Lora
 from service.jobs.results.manifest import settings_in
 
 MERGED = "merged"
-"""`weights` in the manifest beside an adapter that has become part of its base model."""
+"""Value of `weights` in the manifest of an adapter that was merged into its base model."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What `--max-lora-rank` may be."""
+"""Allowed values of `--max-lora-rank`."""
 
 
 def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
-    """`vllm serve …` for what lies unpacked at `path`; empty where a job made no weights."""
+    """`vllm serve …` for a result unpacked at `path`; empty for a job without weights."""
     if manifest["method"]["type"] == "training_free":
         return ""
     lora = settings_in(manifest["method"])["hyperparameters"].get("lora")
     if holds_whole_model(manifest):
         return f"vllm serve {shlex.quote(path)} --served-model-name {shlex.quote(name)}"
-    asked = lora["rank"] if lora else Lora().rank
-    rank = next((each for each in RANKS if each >= asked), RANKS[-1])
+    trained = lora["rank"] if lora else Lora().rank
+    rank = next((each for each in RANKS if each >= trained), RANKS[-1])
     model = manifest["model"]
     revision = f" --revision {shlex.quote(model['revision'])}" if model["revision"] else ""
     module = shlex.quote(f"{name}={path}")
@@ -37,6 +34,6 @@ def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
 
 
 def holds_whole_model(manifest: Mapping[str, Any]) -> bool:
-    """Whether what lies beside it needs no base model: the job trained all weights, or they are merged."""
+    """Whether the weights need no base model: the job trained all of them, or they are merged."""
     lora = settings_in(manifest["method"])["hyperparameters"].get("lora")
     return lora == "full" or manifest.get("weights") == MERGED

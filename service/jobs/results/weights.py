@@ -1,8 +1,4 @@
-"""Which weights a download, an export or a loaded model consists of.
-
-Boundary: chooses rows; `store/lineage.py` follows a model to its origin, `web/downloads.py` sends bytes, and
-workers fetch them.
-"""
+"""Chooses the weights of a download, an export or a loaded model. `store/lineage.py` follows their origin."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ Which = Literal["final", "best"]
 
 
 class WeightsMissing(Exception):
-    """The model cannot be loaded; the message says why, `hint` what to do."""
+    """The model cannot be loaded; the message gives the reason, `hint` what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -34,7 +30,7 @@ class ModelParts:
     """Everything that a model is loaded from; equal if the model is the same."""
 
     name: str
-    """Of the base: what a trained adapter says it belongs to."""
+    """Of the base, as a trained adapter names it."""
     base: CatalogEntry | StoredWeights
     adapter: StoredWeights | None
 
@@ -63,10 +59,8 @@ def requested_weights(
 
     `checkpoint`: an id or, like `which`, the word "final" or "best". Raises NotFound.
     """
-    if checkpoint in ("final", "best"):
-        which, checkpoint = ("best" if checkpoint == "best" else "final"), None
-    if checkpoint is None:
-        return chosen_weights(session, tenant, job, which)
+    if checkpoint is None or checkpoint in ("final", "best"):
+        return chosen_weights(session, tenant, job, checkpoint or which)
     return weights_at(session, tenant, checkpoint, job.id, param="checkpoint")
 
 
@@ -86,34 +80,31 @@ def weights_at(
     return of_checkpoint(repository.require_job(session, tenant, found.job_id), found)
 
 
-def chosen_weights(session: Session, tenant: str, job: Job, which: Which) -> StoredWeights:
-    """The job's final weights (before there are any, its newest checkpoint's), or its best ones.
+def chosen_weights(session: Session, tenant: str, job: Job, which: str) -> StoredWeights:
+    """The job's final weights (its newest checkpoint's, if it has not ended), or its best ones.
 
     Raises NotFound with code `no_adapter_yet`, `adapter_deleted` or `no_best_checkpoint` and a hint.
     """
     final = result_of(session, job)
     points = [of_checkpoint(job, point) for point in repository.checkpoints_of(session, tenant, job.id)]
-    available = [*([final] if final else []), *points]
+    available = [final, *points] if final else points
     if not available:
         raise _without_weights(job)
     return available[0] if which == "final" else _best(job, available)
 
 
 def _best(job: Job, available: list[StoredWeights]) -> StoredWeights:
-    best = job.evaluation.get("best")
-    if not best:
-        message = (
-            f"{job.id} has no evaluation to choose by: give it a validation_file, or take checkpoint=final"
-        )
-        raise NotFound(message, param="checkpoint", code="no_best_checkpoint")
+    step = (job.evaluation.get("best") or {}).get("step")
     for weights in available:
-        if weights.step == best.get("step"):
+        if weights.step == step:
             return weights
-    if best.get("step") == 0:
+    if step is None:
+        message = f"{job.id} has no evaluation: it has no validation_file, or is not evaluated yet"
+    elif step == 0:
         message = f"{job.id} was best before training: no evaluated step did better on the held-out rows"
     else:
-        message = f"{job.id} was best at step {best.get('step')}, of which no checkpoint is kept"
-    raise NotFound(f"{message}: take checkpoint=final", param="checkpoint", code="no_best_checkpoint")
+        message = f"{job.id} was best at step {step}, whose checkpoint was not kept"
+    raise NotFound(f"{message}. Use checkpoint=final.", param="checkpoint", code="no_best_checkpoint")
 
 
 def _without_weights(job: Job) -> NotFound:

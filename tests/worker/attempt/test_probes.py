@@ -160,6 +160,6 @@ def test_the_audit_finds_a_probe_that_left_results(
             )
         )
     found = audit_job(database, storage, probe_id)
-    assert [each.rule for each in found] == ["a success has its one result"]
+    assert [each.rule for each in found] == ["a success has exactly one result"]
     with database.transaction() as session:
         session.delete(session.get_one(Artifact, "file-odd"))

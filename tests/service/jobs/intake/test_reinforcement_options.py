@@ -277,7 +277,7 @@ def test_weights_that_are_not_there_are_refused_at_the_field_that_asked(
     add_checkpoint(settings, database, job_id, 10, b"ten")
     error = error_of(client.get(f"{JOBS}/{job_id}/adapter", params={"checkpoint": "best"}), 404)
     assert error["param"] == "checkpoint"
-    assert error["message"].endswith("did better on the held-out rows: take checkpoint=final")
+    assert error["message"].endswith("did better on the held-out rows. Use checkpoint=final.")
 
 
 def test_the_command_shows_the_evidence_once_and_the_method_by_its_own_name(

@@ -64,8 +64,8 @@ def test_a_history_is_sound_at_every_moment(length: int) -> None:
     [
         ("events are numbered without gaps", (*SOUND[:3], *SOUND[4:])),
         ("terminal states never change", (*SOUND, saved(10, 3, 3))),
-        ("states change as the table says", with_event(5, status(6, "succeeded", 2))),
-        ("states change as the table says", with_event(5, status(6, "paused", 2, level="warn"))),
+        ("states change as the transition table allows", with_event(5, status(6, "succeeded", 2))),
+        ("states change as the transition table allows", with_event(5, status(6, "paused", 2, level="warn"))),
         ("fences never decrease", with_event(7, metrics(8, 2, 1, reward=0.6))),
         ("each claim has a new fence", with_event(6, status(7, "running", 1, "preparing"))),
         ("a published metric never changes", with_event(7, metrics(8, 1, 3, reward=0.6))),
@@ -88,12 +88,12 @@ def test_attempts_without_a_checkpoint_are_counted() -> None:
 def test_what_the_storage_holds_is_compared() -> None:
     damaged, missing = replace(ARCHIVES[0], found_sha256="zz"), replace(ARCHIVES[0], found_sha256=None)
     for found in (damaged, missing):
-        assert rules(SOUND, (found, *ARCHIVES[1:])) == {"what is stored is what was stored"}
+        assert rules(SOUND, (found, *ARCHIVES[1:])) == {"stored content never changes"}
     assert rules(SOUND, (replace(missing, was_deleted=True), *ARCHIVES[1:])) == set()
 
 
 def test_a_success_has_one_result_of_its_last_holder() -> None:
-    promise = {"a success has its one result"}
+    promise = {"a success has exactly one result"}
     assert rules(SOUND, ARCHIVES[:1]) == promise
     assert rules(SOUND, (*ARCHIVES, ARCHIVES[1])) == promise
     assert rules(SOUND, (ARCHIVES[0], replace(ARCHIVES[1], fence=1))) == promise
@@ -105,5 +105,5 @@ def test_what_no_holder_wrote_is_found() -> None:
 
 
 def test_a_held_job_that_is_silent_for_long_is_found() -> None:
-    assert rules(SOUND[:4], (), now=100.0, quiet_seconds=60) == {"a job is over or gets on"}
+    assert rules(SOUND[:4], (), now=100.0, quiet_seconds=60) == {"a running job makes progress"}
     assert rules(SOUND[:4], (), now=50.0, quiet_seconds=60) == set()
