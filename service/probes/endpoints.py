@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Response
 
-from service.jobs.api.dependencies import IdempotencyKey, PreflightDep, WakeupsDep
+from service.jobs.api.dependencies import PreflightDep, SenderDep, WakeupsDep
 from service.jobs.intake import creation
 from service.jobs.model.schemas import ProbeCreate
 from service.probes.schemas import ProbeRead
 from service.probes.service import Probes
 from service.web.auth import Reader, Writer
-from service.web.dependencies import DatabaseDep, RequestId, RetryCount, SettingsDep, is_retry
+from service.web.dependencies import DatabaseDep, RequestId, SettingsDep
 from service.web.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/probes", tags=["fine-tuning"])
@@ -29,23 +29,19 @@ ProbesDep = Annotated[Probes, Depends(_probes)]
 @router.post("")
 def create_probe(
     body: ProbeCreate,
-    principal: Writer,
+    sender: SenderDep,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
     probes: ProbesDep,
-    request_id: RequestId,
     response: Response,
-    idempotency_key: IdempotencyKey = None,
-    retry_count: RetryCount = "0",
 ) -> ProbeRead:
     """Sample the model on some of the job's prompts and report, before training, whether GRPO can learn.
 
     The body is a job's, with the same checks. A worker runs the probe; it counts as an unfinished job.
     """
-    request = creation.JobRequest(principal, body, idempotency_key, is_retry(retry_count), request_id)
-    created = creation.create_job(preflight, wakeups, request)
+    created = creation.create_job(preflight, wakeups, creation.JobRequest(sender, body))
     response.headers.update(created.headers)
-    return probes.read(principal.tenant, created.job_id)
+    return probes.read(sender.principal.tenant, created.job_id)
 
 
 @router.get("")

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Method, Reinforcement
 from grpo_engine.contract.events import Probed
-from service.jobs.api.reading import read_jobs
+from service.jobs.api.responses import read_jobs
 from service.jobs.model.methods import parsed_method
 from service.jobs.model.schemas import JobRead
 from service.jobs.model.states import JobState, already

@@ -1,34 +1,28 @@
-"""What the endpoints of jobs and probes take from the application's state, as annotations."""
+"""What the endpoints of jobs and probes take from the request and the application's state, as annotations."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Header, Path
+from fastapi import Depends, Header, Path, Request
 
-from service.jobs.intake.checks.checked_files import CheckedFiles
-from service.jobs.intake.costs import PastJobs
+from service.jobs.intake.creation import Sender
 from service.jobs.intake.preflight import Preflight
 from service.jobs.store.wakeups import Wakeups
-from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep, from_state
+from service.web.auth import Writer
+from service.web.dependencies import (
+    CatalogDep,
+    DatabaseDep,
+    RequestId,
+    RetryCount,
+    SettingsDep,
+    StorageDep,
+    from_state,
+    is_retry,
+)
 
-WakeupsDep = Annotated[Wakeups, Depends(from_state("wakeups"))]
-CheckedFilesDep = Annotated[CheckedFiles, Depends(from_state("checked_files"))]
-PastJobsDep = Annotated[PastJobs, Depends(from_state("past_jobs"))]
-
-
-def _preflight(
-    database: DatabaseDep,
-    storage: StorageDep,
-    catalog: CatalogDep,
-    settings: SettingsDep,
-    checked_files: CheckedFilesDep,
-    past_jobs: PastJobsDep,
-) -> Preflight:
-    return Preflight(database, storage, catalog, settings, checked_files, past_jobs)
-
-
-PreflightDep = Annotated[Preflight, Depends(_preflight)]
+JobId = Annotated[str, Path(description="Id of the job, `ftjob-…`.")]
+CheckpointId = Annotated[str, Path(description="Id of the checkpoint, `ftckpt_…`.")]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -38,5 +32,24 @@ IdempotencyKey = Annotated[
         description="Repeated requests with the same key and body get the first one's response.",
     ),
 ]
-JobId = Annotated[str, Path(description="Id of the job, `ftjob-…`.")]
-CheckpointId = Annotated[str, Path(description="Id of the checkpoint, `ftckpt_…`.")]
+
+
+def _sender(
+    principal: Writer,
+    request_id: RequestId,
+    idempotency_key: IdempotencyKey = None,
+    retry_count: RetryCount = "0",
+) -> Sender:
+    return Sender(principal, idempotency_key, is_retry(retry_count), request_id)
+
+
+def _preflight(
+    request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
+) -> Preflight:
+    state = request.app.state
+    return Preflight(database, storage, catalog, settings, state.checked_files, state.past_jobs)
+
+
+WakeupsDep = Annotated[Wakeups, Depends(from_state("wakeups"))]
+PreflightDep = Annotated[Preflight, Depends(_preflight)]
+SenderDep = Annotated[Sender, Depends(_sender)]

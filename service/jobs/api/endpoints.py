@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from service.jobs.api import endpoints_manifest, endpoints_series
-from service.jobs.api.dependencies import CheckpointId, IdempotencyKey, JobId, PreflightDep, WakeupsDep
+from service.jobs.api.dependencies import CheckpointId, JobId, PreflightDep, SenderDep, WakeupsDep
 from service.jobs.api.endpoints_exports import ExportsDep
 from service.jobs.api.service import Jobs
 from service.jobs.diagnosis.facts import diagnosis_of
@@ -29,14 +29,7 @@ from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.platform.errors import InvalidRequest
 from service.web.auth import Reader, Writer
-from service.web.dependencies import (
-    DatabaseDep,
-    RequestId,
-    RetryCount,
-    SettingsDep,
-    StorageDep,
-    is_retry,
-)
+from service.web.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep
 from service.web.downloads import file_response
 from service.web.pagination import After, Limit, Page, page_of
 
@@ -63,43 +56,35 @@ Format = Annotated[
 @router.post("/jobs")
 def create_job(
     body: JobCreate,
-    principal: Writer,
+    sender: SenderDep,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
     jobs: JobsDep,
-    request_id: RequestId,
     response: Response,
-    idempotency_key: IdempotencyKey = None,
-    retry_count: RetryCount = "0",
 ) -> JobRead:
     """Check everything, queue the job, return it; the same request twice creates one job."""
-    request = creation.JobRequest(principal, body, idempotency_key, is_retry(retry_count), request_id)
-    created = creation.create_job(preflight, wakeups, request)
+    created = creation.create_job(preflight, wakeups, creation.JobRequest(sender, body))
     response.headers.update(created.headers)
-    return jobs.read(principal.tenant, created.job_id)
+    return jobs.read(sender.principal.tenant, created.job_id)
 
 
 @router.post("/jobs/{job_id}/clone")
 def clone_job(
     job_id: JobId,
-    principal: Writer,
+    sender: SenderDep,
     preflight: PreflightDep,
     wakeups: WakeupsDep,
     jobs: JobsDep,
-    request_id: RequestId,
     response: Response,
     patch: Patch = {},  # noqa: B006 - never modified
-    idempotency_key: IdempotencyKey = None,
-    retry_count: RetryCount = "0",
 ) -> JobRead:
     """Create a job with the same request, the seed included, changed by the patch.
 
     Null removes a field: `{"seed": null}` draws a new seed. All checks and limits of creation apply.
     """
-    asked = (idempotency_key, is_retry(retry_count), request_id)
-    created = cloning.clone_job(preflight, wakeups, principal, job_id, patch, asked)
+    created = cloning.clone_job(preflight, wakeups, sender, job_id, patch)
     response.headers.update(created.headers)
-    return jobs.read(principal.tenant, created.job_id)
+    return jobs.read(sender.principal.tenant, created.job_id)
 
 
 @router.get("/jobs/{job_id}/diagnosis")
@@ -159,19 +144,19 @@ def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
 @router.post("/jobs/{job_id}/cancel")
 def cancel_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
     """End the job; its last checkpoint and adapter remain downloadable."""
-    return jobs.cancel(principal, job_id, request_id)
+    return jobs.request(principal, job_id, "cancel", request_id)
 
 
 @router.post("/jobs/{job_id}/pause")
 def pause_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
     """Pause the job after a checkpoint."""
-    return jobs.pause(principal, job_id, request_id)
+    return jobs.request(principal, job_id, "pause", request_id)
 
 
 @router.post("/jobs/{job_id}/resume")
 def resume_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
     """Queue a paused job again; it continues from its last checkpoint."""
-    return jobs.resume(principal, job_id, request_id)
+    return jobs.request(principal, job_id, "resume", request_id)
 
 
 @router.get("/jobs/{job_id}/events")

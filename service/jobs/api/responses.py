@@ -1,9 +1,11 @@
-"""Rows → answers. Boundary: pure functions; whatever needs a query is an argument."""
+"""Rows → responses, with the few queries that all jobs of a page share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sqlalchemy.orm import Session
 
 from service.jobs.intake import costs
 from service.jobs.model import names
@@ -22,26 +24,38 @@ from service.jobs.model.schemas import (
 from service.jobs.model.states import HELD, PUBLIC, JobState
 from service.jobs.progress.evaluations import in_openai_names
 from service.jobs.progress.metrics import EVALUATION
-from service.jobs.store.queue_health import MAX_PLACE
+from service.jobs.store import queue_health, repository
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, JobEvent
 
 _RESULT_ORDER = ("metrics", "adapter", "model", "experiences")
 
 
-def job_read(
-    job: Job,
-    *,
-    position: int | None,
-    waits_for_own: int | None,
-    results: Sequence[tuple[Artifact, File]],
-    now: float,
-    best_checkpoint: str | None = None,
+def read_jobs(session: Session, tenant: str, jobs: Sequence[Job], max_running: int | None) -> list[JobRead]:
+    """The responses, in the order of `jobs`. `max_running`: the deployment's limit for a tenant."""
+    if not jobs:
+        return []
+    positions = queue_health.queue_places(session, jobs)
+    is_full = bool(positions) and queue_health.is_at_running_limit(session, tenant, max_running)
+    results: dict[str, list[tuple[Artifact, File]]] = {job.id: [] for job in jobs}
+    started = [job.id for job in jobs if job.attempt or job.state != JobState.QUEUED.value]
+    for artifact, file in repository.artifacts_of(session, tenant, started) if started else ():
+        results[artifact.job_id].append((artifact, file))
+    best = repository.best_checkpoints(session, tenant, jobs)
+    depends_on_time = any(JobState(job.state) in HELD or job.not_before > 0 for job in jobs)
+    now = repository.now(session) if depends_on_time else 0.0
+    limit = max_running if is_full else None
+    return [
+        _job_read(job, _queue(job, positions.get(job.id), limit, now), results[job.id], now, best.get(job.id))
+        for job in jobs
+    ]
+
+
+def _job_read(
+    job: Job, queue: QueueRead, results: list[tuple[Artifact, File]], now: float, best: str | None
 ) -> JobRead:
-    """The whole answer. `now`: the database's clock, Unix seconds; `best_checkpoint`: its id;
-    `waits_for_own`: how many other jobs of the tenant run, if that limit keeps it waiting.
-    """
+    """The whole response. `now`: the database's clock, Unix seconds; `best`: id of the best checkpoint."""
     state = JobState(job.state)
-    seconds = seconds_remaining(job, now)
+    seconds = _seconds_remaining(job, now)
     ordered = sorted(results, key=lambda pair: _RESULT_ORDER.index(pair[0].kind))
     failure = FailureRead.model_validate(job.failure) if state is JobState.FAILED and job.failure else None
     return JobRead(
@@ -66,12 +80,12 @@ def job_read(
         metadata=job.labels,
         integrations=[one for one in job.integrations or () if one["type"] == "wandb"],
         method=in_openai_terms(job.method),
-        queue=_queue(job, position, waits_for_own, now),
+        queue=queue,
         progress=ProgressRead(step=job.step, total_steps=job.total_steps, seconds_remaining=seconds),
-        phase=_phase(job),
+        phase=job.phase if state is JobState.RUNNING else job.state,
         attempt=job.attempt,
         warnings=job.warnings,
-        eval=_evaluation(job, best_checkpoint),
+        eval=_evaluation(job, best),
         artifacts=[_artifact(artifact, file) for artifact, file in ordered],
         resources=job.resources,
         estimate=job.estimate,
@@ -93,7 +107,7 @@ def event_read(event: JobEvent) -> EventRead:
 
 
 def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, float]) -> CheckpointRead:
-    """`evaluated`: what its policy did on the held-out rows, as `eval/…`; empty if it was not evaluated."""
+    """`evaluated`: the metrics on the held-out rows, as `eval/…`; empty if it was not evaluated."""
     in_short = {name.removeprefix(EVALUATION): value for name, value in evaluated.items()}
     return CheckpointRead(
         id=checkpoint.id,
@@ -108,7 +122,7 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
     )
 
 
-def seconds_remaining(job: Job, now: float) -> float | None:
+def _seconds_remaining(job: Job, now: float) -> float | None:
     """At the mean rate since the first start; None if no step is done or no worker holds it."""
     if JobState(job.state) not in HELD or not job.step or job.started_at is None:
         return None
@@ -116,11 +130,11 @@ def seconds_remaining(job: Job, now: float) -> float | None:
     return round(max(0.0, rate * (job.total_steps - job.step)), 1)
 
 
-def _evaluation(job: Job, best_checkpoint: str | None) -> EvalRead:
-    known = EvalRead(**{name: job.evaluation.get(name) for name in EvalRead.model_fields})
-    if known.best is None:
-        return known
-    return known.model_copy(update={"best": {**known.best, "checkpoint": best_checkpoint}})
+def _evaluation(job: Job, checkpoint: str | None) -> EvalRead:
+    read = EvalRead(**{name: job.evaluation.get(name) for name in EvalRead.model_fields})
+    if read.best is not None:
+        read.best["checkpoint"] = checkpoint
+    return read
 
 
 def _seconds(time: float | None) -> int | None:
@@ -135,32 +149,27 @@ def _error(failure: FailureRead | None) -> ErrorRead | None:
 
 
 def _openai_hyperparameters(method: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's deprecated top-level field: of supervised jobs its three names, else empty."""
+    """OpenAI's deprecated top-level field: its three names for a supervised job, otherwise empty."""
     if method.get("type") != "supervised":
         return {}
     given = method["supervised"]["hyperparameters"]
     return {name: given[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")}
 
 
-def _queue(job: Job, position: int | None, waits_for_own: int | None, now: float) -> QueueRead:
+def _queue(job: Job, position: int | None, limit: int | None, now: float) -> QueueRead:
+    """`limit`: of the tenant's running jobs, if it is reached."""
     if job.state != JobState.QUEUED.value:
         return QueueRead()
     if job.not_before > now:
         seconds = max(1, round(job.not_before - now))
         return QueueRead(position=position, reason=f"retrying after attempt {job.attempt} in {seconds} s")
-    if waits_for_own is not None:
-        reason = f"Tenant limit reached: {waits_for_own} running jobs"
-        return QueueRead(position=position, reason=reason)
+    if limit is not None:
+        return QueueRead(position=position, reason=f"Tenant limit reached: {limit} running jobs")
     if position is None:
-        return QueueRead(reason=f"more than {MAX_PLACE} ahead of it in the queue")
+        return QueueRead(reason=f"more than {queue_health.MAX_PLACE} ahead of it in the queue")
     if position > 1:
         return QueueRead(position=position, reason=f"{position - 1} ahead of it in the queue")
     return QueueRead(position=position, reason="waiting for a worker")
-
-
-def _phase(job: Job) -> str:
-    """The phase of a running job; otherwise, or if its end was requested, the name of its state."""
-    return job.phase if job.state == JobState.RUNNING.value else job.state
 
 
 def _artifact(artifact: Artifact, file: File) -> ArtifactRead:

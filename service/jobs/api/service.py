@@ -1,17 +1,12 @@
-"""What clients do with existing jobs: list, read, cancel, pause, resume, events, checkpoints, downloads.
-
-Boundary: decides and opens transactions; no HTTP beyond the error tree. `creation.py` creates jobs.
-"""
+"""Operations on existing jobs: list, read, cancel, pause, resume, events, checkpoints, downloads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from sqlalchemy.orm import Session
-
-from service.jobs.api.reading import read_jobs
-from service.jobs.api.responses import checkpoint_read, event_read
+from service.jobs.api.responses import checkpoint_read, event_read, read_jobs
 from service.jobs.model import names
 from service.jobs.model.schemas import CheckpointRead, EventRead, JobRead
 from service.jobs.model.states import TERMINAL, JobState, already
@@ -27,7 +22,12 @@ from service.platform.errors import InvalidRequest
 from service.platform.principal import Principal
 from service.web.pagination import unknown_cursor
 
-Ask = Callable[[Session, str, str], JobState | None]
+Verb = Literal["cancel", "pause", "resume"]
+REQUESTS = {
+    "cancel": queue.request_cancel,
+    "pause": queue.request_pause,
+    "resume": queue.request_resume,
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Jobs:
     database: Database
     wakeups: Wakeups
     max_running: int | None
-    """On workers at once, of one tenant's."""
+    """Of one tenant; None: unlimited."""
 
     def page(
         self, tenant: str, *, after: str | None, limit: int, labels: Mapping[str, str] | None
@@ -54,28 +54,19 @@ class Jobs:
         with self.database.reading() as session:
             return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.max_running)[0]
 
-    def cancel(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
-        """Cancels the job: at once if no worker holds it, otherwise when the worker learns of it."""
-        return self._ask(principal, job_id, request_id, "cancel", queue.request_cancel)
-
-    def pause(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
-        return self._ask(principal, job_id, request_id, "pause", queue.request_pause)
-
-    def resume(self, principal: Principal, job_id: str, request_id: str) -> JobRead:
-        return self._ask(principal, job_id, request_id, "resume", queue.request_resume)
-
-    def _ask(self, principal: Principal, job_id: str, request_id: str, verb: str, ask: Ask) -> JobRead:
+    def request(self, principal: Principal, job_id: str, verb: Verb, request_id: str) -> JobRead:
+        """Changes the job's state at once if no worker holds it, otherwise at the worker's next heartbeat."""
         with self.database.transaction() as session:
             try:
-                state = ask(session, principal.tenant, job_id)
+                state = REQUESTS[verb](session, principal.tenant, job_id)
             except queue.WrongState as error:
                 raise _wrong_state(error.current, verb) from error
             job = require_job(session, principal.tenant, job_id)
             audit.record(session, principal, f"job.{verb}", job_id, request_id)
-            answer = read_jobs(session, principal.tenant, [job], self.max_running)[0]
+            response = read_jobs(session, principal.tenant, [job], self.max_running)[0]
         if state is JobState.QUEUED:
             self.wakeups.send(job.pool)
-        return answer
+        return response
 
     def events(self, tenant: str, job_id: str, *, after: str | None, limit: int) -> list[EventRead]:
         """Newest first, `limit` + 1 at most."""
@@ -100,7 +91,7 @@ class Jobs:
             return [checkpoint_read(row, job, evaluated.get(row.step, {})) for row in rows]
 
     def weights(self, tenant: str, job_id: str, *, which: Which, checkpoint: str | None) -> StoredWeights:
-        """What to download of a job (`requested_weights`)."""
+        """The weights to download (`requested_weights`)."""
         with self.database.reading() as session:
             job = require_job(session, tenant, job_id)
             return requested_weights(session, tenant, job, which, checkpoint)

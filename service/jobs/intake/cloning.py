@@ -1,9 +1,8 @@
-"""Clones a job: its request with a merge patch over it, created like any other job.
+"""Clones a job: applies a merge patch to its request, which is then created like any other job.
 
-Merge patches are RFC 7386's, with two additions that a person means anyway. An object whose `type` changes
-(a grader, a method) is replaced and not mixed. A changed setting takes the place of its other spelling: a
-new `prompts_per_step` drops the `batch_size` of before.
-Boundary: documents in, a request out; checks, limits and idempotency are `creation.py`'s.
+The patch follows RFC 7386, with two additions. An object whose `type` changes (a grader, a method) is
+replaced, not merged. A changed setting also removes its other spelling: a new `prompts_per_step` drops the
+old `batch_size`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from service.jobs.model.openai_terms import from_openai_terms
 from service.jobs.model.schemas import JobCreate
 from service.jobs.store.repository import require_job
 from service.jobs.store.wakeups import Wakeups
-from service.platform.principal import Principal
 from service.platform.tables.core import Job
 from service.web.validation import invalid_request
 
@@ -30,31 +28,25 @@ SPELLINGS = {
     "learning_rate": "learning_rate_multiplier",
     "n_steps": "n_epochs",
 }
-"""Two settings that say the same: with one of them changed the other would contradict it."""
+"""Two names for one setting: if one changes, the other would contradict it."""
 _PARTNERS = SPELLINGS | {second: first for first, second in SPELLINGS.items()}
 
 
 def clone_job(
-    preflight: Preflight,
-    wakeups: Wakeups,
-    principal: Principal,
-    job_id: str,
-    patch: Mapping[str, Any],
-    asked: tuple[str | None, bool, str],
+    preflight: Preflight, wakeups: Wakeups, sender: creation.Sender, job_id: str, patch: Mapping[str, Any]
 ) -> creation.Created:
-    """A new job from the job's patched request. `asked`: idempotency key, is it a retry, request id.
+    """Creates a job from the job's patched request.
 
     Raises NotFound, InvalidRequest if the patched request is invalid, and what `create_job` raises.
     """
     with preflight.database.reading() as session:
-        job = require_job(session, principal.tenant, job_id)
-        requested = original(job)
-    request = creation.JobRequest(principal, patched(requested, patch), *asked, cloned_from=job_id)
+        requested = original(require_job(session, sender.principal.tenant, job_id))
+    request = creation.JobRequest(sender, patched(requested, patch), cloned_from=job_id)
     return creation.create_job(preflight, wakeups, request)
 
 
 def original(job: Job) -> dict[str, Any]:
-    """The request that makes this job again, with the seed that it got; inside the job's session."""
+    """The request that creates this job again, with its seed. Call it inside the job's session."""
     if job.requested is not None:
         return {**job.requested, "seed": job.seed}
     columns = ("model", "training_file", "validation_file", "suffix", "seed", "resources", "method")
@@ -72,30 +64,28 @@ def patched(requested: Mapping[str, Any], patch: Mapping[str, Any]) -> JobCreate
 
 def merged(target: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
     """`target` with `patch` over it; null removes a field."""
-    known = {} if not isinstance(target, Mapping) or _is_another_type(target, patch) else dict(target)
+    result = dict(target) if isinstance(target, Mapping) else {}
+    if "type" in result and patch.get("type", result["type"]) != result["type"]:
+        result = {}
     for name, value in patch.items():
         if value is None:
-            known.pop(name, None)
+            result.pop(name, None)
         elif not isinstance(value, Mapping):
-            known[name] = value
+            result[name] = value
         elif name == "hyperparameters":
-            known[name] = _with_settings(known.get(name), value)
+            result[name] = _with_settings(result.get(name), value)
         else:
-            known[name] = merged(known.get(name), value)
-    return known
-
-
-def _is_another_type(target: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
-    return "type" in target and "type" in patch and target["type"] != patch["type"]
+            result[name] = merged(result.get(name), value)
+    return result
 
 
 def _with_settings(before: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyperparameters merged under our names, without what a change contradicts."""
-    known = _renamed(before) if isinstance(before, Mapping) else {}
+    """Hyperparameters merged under our names, without those that a change contradicts."""
+    settings = _renamed(before) if isinstance(before, Mapping) else {}
     patch = _renamed(patch)
     changed = {name for name, value in patch.items() if value is not None}
     stale = {_PARTNERS[name] for name in changed & _PARTNERS.keys()} - patch.keys()
-    return merged({name: value for name, value in known.items() if name not in stale}, patch)
+    return merged({name: value for name, value in settings.items() if name not in stale}, patch)
 
 
 def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:

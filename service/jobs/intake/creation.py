@@ -1,7 +1,4 @@
-"""Creates a job: preflight, one transaction, then the wake-up; repeated requests create it only once.
-
-Boundary: decisions about creation; `store/repository.py` has the queries, `api/responses.py` the response.
-"""
+"""Creates a job: preflight, one transaction, then the wake-up; repeated requests create it only once."""
 
 from __future__ import annotations
 
@@ -11,14 +8,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
 from grpo_engine.process.fault_points import fault_point
 from service.integrations import as_documents
 from service.jobs.intake.checks.machine import required_by
-from service.jobs.intake.estimate import Estimate
 from service.jobs.intake.preflight import Preflight
 from service.jobs.intake.report import InvalidJob, Report
 from service.jobs.model import names
@@ -31,7 +26,6 @@ from service.jobs.store.machines import as_text
 from service.jobs.store.queue_health import num_unfinished
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
-from service.platform.db import Database
 from service.platform.errors import InvalidRequest, Unprocessable
 from service.platform.ids import new_id
 from service.platform.locks import lock_request, lock_tenant
@@ -47,27 +41,33 @@ NUM_FIRST_EVENTS = 2
 
 
 @dataclass(frozen=True)
-class JobRequest:
-    """One POST: body, principal, and what identifies a repetition."""
+class Sender:
+    """Who sent a POST, and what identifies its repetitions."""
 
     principal: Principal
-    body: JobCreate
     idempotency_key: str | None = None
     is_retry: bool = False
     """The client repeats this request (`x-stainless-retry-count` above 0)."""
     request_id: str = ""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """One POST that creates a job."""
+
+    sender: Sender
+    body: JobCreate
     cloned_from: str | None = None
     """Id of the cloned job: creating and cloning a job are different requests."""
 
     @property
-    def may_be_known(self) -> bool:
-        """Whether an earlier request may have had the same identity."""
-        return self.idempotency_key is not None or self.is_retry
+    def tenant(self) -> str:
+        return self.sender.principal.tenant
 
     @property
-    def identity(self) -> str:
-        """Equal for repetitions of the request."""
-        return self.idempotency_key or self.sha256
+    def may_be_repeated(self) -> bool:
+        """Whether an earlier request may have had the same identity."""
+        return self.sender.idempotency_key is not None or self.sender.is_retry
 
     @cached_property
     def sha256(self) -> str:
@@ -75,14 +75,6 @@ class JobRequest:
         body = self.body.model_dump(mode="json")
         canonical = json.dumps([self.cloned_from, body] if self.cloned_from else body, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-class Draft(NamedTuple):
-    """Results of preflight, before the job is stored."""
-
-    report: Report
-    expected: Estimate
-    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -99,42 +91,34 @@ def create_job(preflight: Preflight, wakeups: Wakeups, request: JobRequest) -> C
     Raises InvalidJob with every problem found, Unprocessable if the idempotency key was used with another
     body, and TooManyRequests at one of the tenant's limits; then nothing is queued.
     """
-    tenant, settings = request.principal.tenant, preflight.settings
-    if request.may_be_known:
+    settings = preflight.settings
+    if request.may_be_repeated:
         with preflight.database.reading() as session:
             if earlier := _earlier(session, request):
                 return earlier
-    report = preflight.check(tenant, request.body)
+    report = preflight.check(request.tenant, request.body)
     if report.problems.found:
         raise InvalidJob(report.problems.found)
-    expected = preflight.estimate(tenant, request.body, report)
+    job = _job_of(request, report, settings)
+    job.estimate = preflight.estimate(request.tenant, request.body, report).model_dump()
     fault_point("job.checked")
-    new = Draft(report, expected, settings)
-    job = _store(preflight.database, request, new)
-    if isinstance(job, Created):
-        return job
+    with preflight.database.transaction() as session:
+        lock_request(session, request.tenant, request.sender.idempotency_key or request.sha256)
+        if request.may_be_repeated and (earlier := _earlier(session, request)):
+            return earlier
+        require_good_key(session, request.sender.principal)
+        _store(session, request, job)
+        _check_under_lock(session, request, settings)
+        fault_point("job.inserted")
     fault_point("job.committed")
     wakeups.send(settings.pool)
     fault_point("job.rung")
     return Created(job.id)
 
 
-def _store(database: Database, request: JobRequest, new: Draft) -> Job | Created:
-    """The transaction: a new job, or the answer that the same request got meanwhile."""
-    with database.transaction() as session:
-        lock_request(session, request.principal.tenant, request.identity)
-        if request.may_be_known and (earlier := _earlier(session, request)):
-            return earlier
-        require_good_key(session, request.principal)
-        job = _insert(session, request, new)
-        _check_under_lock(session, request, new.settings)
-        fault_point("job.inserted")
-    return job
-
-
 def _earlier(session: Session, request: JobRequest) -> Created | None:
     """The response to an earlier equal request, if there was one."""
-    tenant, key = request.principal.tenant, request.idempotency_key
+    tenant, key = request.tenant, request.sender.idempotency_key
     if key is not None:
         record = repository.find_idempotency_key(session, tenant, key)
         if record is not None and record.request_sha256 != request.sha256:
@@ -145,8 +129,7 @@ def _earlier(session: Session, request: JobRequest) -> Created | None:
             )
         header = "Idempotency-Replayed"
     else:
-        sha256 = request.sha256
-        record = repository.find_recent_request(session, tenant, sha256)
+        record = repository.find_recent_request(session, tenant, request.sha256)
         header = "x-deduplicated"
     find = repository.find_probe if isinstance(request.body, ProbeCreate) else repository.find_job
     job = find(session, tenant, record.job_id) if record else None
@@ -154,50 +137,42 @@ def _earlier(session: Session, request: JobRequest) -> Created | None:
 
 
 def _check_under_lock(session: Session, request: JobRequest, settings: Settings) -> None:
-    """Check what concurrent requests could break: the limits, and files that are being deleted.
+    """Check what concurrent requests could change: the limits, and files and models that were deleted.
 
     Runs last, with the job already inserted, so that the tenant's lock is held for a short time.
     """
-    tenant = request.principal.tenant
+    tenant, body = request.tenant, request.body
     lock_tenant(session, tenant)
     check_unfinished_jobs(num_unfinished(session, tenant, settings.max_queued_jobs + 1), settings)
     check_stored_bytes(repository.stored_bytes(session, tenant), 0, settings)
-    _check_still_there(session, request)
-
-
-def _check_still_there(session: Session, request: JobRequest) -> None:
-    """Raise InvalidRequest if a file or model that preflight found was deleted meanwhile."""
-    tenant, body = request.principal.tenant, request.body
-    wanted = {use.param: use.file_id for use in datasets_of(body)}
-    there = repository.existing_files(session, tenant, wanted.values())
-    for param, file_id in wanted.items():
-        if file_id not in there:
-            raise InvalidRequest(f"{param}: there is no file {file_id}", param=param, code="file_not_found")
+    uses = datasets_of(body)
+    files = repository.files_by_id(session, tenant, [use.file_id for use in uses])
+    for use in uses:
+        if use.file_id not in files:
+            message = f"{use.param}: there is no file {use.file_id}"
+            raise InvalidRequest(message, param=use.param, code="file_not_found")
     if base_model_name(session, tenant, body.model) is None:
         message = f"model: {body.model!r} no longer exists"
         raise InvalidRequest(message, param="model", code="model_not_found")
 
 
-def _insert(session: Session, request: JobRequest, new: Draft) -> Job:
-    job = _job_of(request, new.report, new.settings)
-    job.estimate = new.expected.model_dump()
-    key = request.idempotency_key or f"auto:{job.id}"
+def _store(session: Session, request: JobRequest, job: Job) -> None:
+    key = request.sender.idempotency_key or f"auto:{job.id}"
     record = IdempotencyKey(tenant=job.tenant, key=key, request_sha256=request.sha256, job_id=job.id)
     origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
     created = history.HistoryEntry("message", f"Created fine-tuning job: {job.id}{origin}")
-    queued = history.status(JobState.QUEUED, "The job is queued.", phase="queued", fence=0)
     noun = "job" if job.probe is None else "probe"
-    audit.record(session, request.principal, f"{noun}.create", job.id, request.request_id)
+    audit.record(session, request.sender.principal, f"{noun}.create", job.id, request.sender.request_id)
     repository.add(session, job, record, *sinks_of(job))
+    queued = history.status(JobState.QUEUED, "The job is queued.")
     history.store(session, job.id, job.event_sequence, created, queued)
-    return job
 
 
 def _job_of(request: JobRequest, report: Report, settings: Settings) -> Job:
     body = request.body
     job = Job(
         id=new_id("ftjob"),
-        tenant=request.principal.tenant,
+        tenant=request.tenant,
         state=JobState.QUEUED.value,
         pool=settings.pool,
         model=body.model,

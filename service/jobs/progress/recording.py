@@ -162,7 +162,7 @@ class _Batch:
         self.values["phase"] = event.phase
         if event.step == 0 or {before, event.phase} != BETWEEN_STEPS:
             message = f"The engine is {event.phase}."
-            entry = history.status(JobState.RUNNING, message, phase=event.phase, fence=self.job.fence)
+            entry = history.status(JobState.RUNNING, message, self.job.fence, phase=event.phase)
             self.entries.append(entry)
 
     def _started(self, event: engine.Started) -> None:

@@ -221,7 +221,7 @@ def _insert(session: Session, weights: StoredWeights, format_: str, pool: str) -
         event_sequence=1,
     )
     repository.add(session, row)
-    queued = history.status(JobState.QUEUED, "The export is queued.", phase="queued", fence=0)
+    queued = history.status(JobState.QUEUED, "The export is queued.")
     history.store(session, row.id, row.event_sequence, queued)
     session.refresh(row)
     return row

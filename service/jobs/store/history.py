@@ -1,7 +1,4 @@
-"""A job's append-only history: the rows behind its events endpoint and its live stream.
-
-Boundary: numbers and inserts rows inside the caller's transaction; decides nothing.
-"""
+"""A job's append-only history: the rows behind its events endpoint and its live stream."""
 
 from __future__ import annotations
 
@@ -20,18 +17,23 @@ EVENTS = JobEvent.metadata.tables["job_events"]
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """One line of the history. `level` is `info`, `warn` or `error`."""
-
     type: str
     """`message`, `metrics` or `status`."""
     message: str
     level: str = "info"
+    """`info`, `warn` or `error`."""
     data: dict[str, Any] = field(default_factory=dict)
     fence: int = 0
 
 
-def status(state: JobState, message: str, *, phase: str, fence: int, level: str = "info") -> HistoryEntry:
-    """The entry of a state change: the public status beside the internal state."""
+def status(
+    state: JobState, message: str, fence: int = 0, level: str = "info", *, phase: str | None = None
+) -> HistoryEntry:
+    """The entry of a state change: the public status beside the internal state.
+
+    `phase`: of a running job, `preparing` by default; other states have the phase of their name.
+    """
+    phase = phase or ("preparing" if state is JobState.RUNNING else state.value)
     data = {"status": PUBLIC[state].value, "state": state.value, "phase": phase}
     return HistoryEntry("status", message, level, data, fence)
 
@@ -51,11 +53,7 @@ def append(session: Session, job_id: str, *entries: HistoryEntry) -> int:
 
 def store(session: Executor, job_id: str, last: int, *entries: HistoryEntry) -> None:
     """Store `entries` in order; the last one gets the number `last`, which the job's row has already."""
-    first = last - len(entries) + 1
-    rows = [
-        {"job_id": job_id, "sequence": number, "type": entry.type, "message": entry.message}
-        | {"level": entry.level, "data": entry.data, "fence": entry.fence}
-        for number, entry in enumerate(entries, start=first)
-    ]
+    numbered = enumerate(entries, start=last - len(entries) + 1)
+    rows = [{"job_id": job_id, "sequence": number, **vars(entry)} for number, entry in numbered]
     if rows:
         session.execute(insert(EVENTS), rows)

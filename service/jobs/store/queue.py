@@ -30,7 +30,6 @@ from service.jobs.store.transitions import (
     lock_held,
     locked,
     move,
-    status_entry,
 )
 from service.platform.clock import db_now
 from service.platform.db import Executor, is_postgresql
@@ -145,7 +144,7 @@ def claim(
         return None
     job = ClaimedJob._make(row)
     message = f"Attempt {job.attempt} started on {worker}."
-    history.store(session, job.id, job.event_sequence, status_entry(JobState.RUNNING, message, job.fence))
+    history.store(session, job.id, job.event_sequence, history.status(JobState.RUNNING, message, job.fence))
     return job
 
 

@@ -126,16 +126,10 @@ def move(
     if moved is None:
         return False
     level = "error" if target is JobState.FAILED else level
-    history.store(session, job_id, moved.event_sequence, status_entry(target, message, moved.fence, level))
+    history.store(session, job_id, moved.event_sequence, history.status(target, message, moved.fence, level))
     if moved.has_endpoints and names.is_job(job_id):
         webhook_events.add_deliveries(session, moved.tenant, job_id, target)
     return True
-
-
-def status_entry(state: JobState, message: str, fence: int, level: str = "info") -> history.HistoryEntry:
-    """The history entry of a transition."""
-    phase = "preparing" if state is JobState.RUNNING else state.value
-    return history.status(state, message, phase=phase, fence=fence, level=level)
 
 
 def end_attempt(

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from grpo_engine.contract.events import Evaluated, RolloutsRecorded, Stopped, Verdict, Warned
 from grpo_engine.contract.records import GroupRecord
-from service.jobs.api.reading import read_jobs
+from service.jobs.api.responses import read_jobs
 from service.jobs.model.states import JobState
 from service.jobs.results.weights import chosen_weights
 from service.jobs.store import queue
