@@ -21,8 +21,9 @@ from service.files import endpoints as files
 from service.graders import endpoints as graders
 from service.jobs.api import endpoints as jobs
 from service.jobs.api import endpoints_exports as exports
-from service.jobs.intake.checks.checked_files import CheckedFiles
-from service.jobs.intake.costs import PastJobs
+from service.jobs.intake.checks.files import CheckedRows
+from service.jobs.intake.costs import Past
+from service.jobs.intake.recent_results import RecentResults
 from service.jobs.store.wakeups import Wakeups, refuse_eviction
 from service.models_catalog import endpoints as models
 from service.ops import health, prometheus
@@ -118,8 +119,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.storage = open_usable_storage(settings.storage_location)
     app.state.catalog = Catalog(settings)
     app.state.upload_threads = CapacityLimiter(UPLOADS)
-    app.state.checked_files = CheckedFiles()
-    app.state.past_jobs = PastJobs()
+    app.state.checked_files = RecentResults[CheckedRows](seconds=600.0, max_entries=256)
+    app.state.past_jobs = RecentResults[list[Past]](seconds=60.0, max_entries=1024)
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
     app.state.stream_limit = ConcurrencyLimit(

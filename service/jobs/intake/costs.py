@@ -1,12 +1,11 @@
-"""What a job has cost, recorded while it runs, and the cost of past jobs as a measure of the next.
+"""The cost of a job, recorded while it runs, and the costs of past jobs, which estimate the next.
 
-Boundary: pure functions over the engine's events, and one bounded query. A step that a resumed engine
-repeats is recorded once and counts once; the job's own clock has the rest.
+A step that a resumed engine repeats is recorded once and counts once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +13,22 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from grpo_engine.contract.events import Started
-from service.jobs.intake.recent_results import RecentResults
 from service.jobs.model.names import base_of
 from service.jobs.model.states import TERMINAL
-from service.platform.db import Database
 from service.platform.tables.core import Job
 
 Cost = dict[str, Any]
 LOOKED_AT = 200
-"""Newest jobs of a tenant; what is older says little about today's machines."""
+"""Newest jobs of a tenant; older ones may have run on other machines."""
 
 
 def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
-    """The machine and the model's size, as the newest attempt reports them."""
+    """The cost with the machine and the model's size of the newest attempt."""
     return {**(known or {}), "machine": event.machine, "num_parameters": event.num_parameters}
 
 
 def with_step(known: Mapping[str, Any] | None, metrics: Mapping[str, float]) -> Cost:
-    """One more step: its tokens, the seconds that they took, and the highest memory so far."""
+    """The cost with one more step: its tokens, their seconds, and the highest memory so far."""
     before = {**(known or {})}
     found = {"steps": before.get("steps", 0) + 1}
     for what, phase in (("sampled", "sample"), ("trained", "train")):
@@ -48,18 +45,18 @@ def with_step(known: Mapping[str, Any] | None, metrics: Mapping[str, float]) -> 
 
 def shown(job: Job) -> Cost | None:
     """The cost as the API shows it; None if no step is done. `seconds`: from the first start to the end."""
-    known = job.actual
-    if not known or not known.get("steps"):
+    cost, seconds = job.actual, None
+    if not cost or not cost.get("steps"):
         return None
-    is_over = job.finished_at is not None and job.started_at is not None
+    if job.finished_at is not None and job.started_at is not None:
+        seconds = round(job.finished_at - job.started_at, 1)
     names = ("steps", "sampled_tokens", "trained_tokens", "peak_memory_bytes", "machine")
-    seconds = round(job.finished_at - job.started_at, 1) if is_over else None  # type: ignore[operator]
-    return {name: known.get(name) for name in names} | {"seconds": seconds}
+    return {name: cost.get(name) for name in names} | {"seconds": seconds}
 
 
 @dataclass(frozen=True)
 class Past:
-    """A job (or a probe, which trains nothing) that has ended, as a measure of others."""
+    """The measurements of a finished job, or of a probe, which trains nothing."""
 
     model: str
     """The base."""
@@ -109,7 +106,7 @@ def past_of(model: str, cost: Mapping[str, Any], wall_seconds: float) -> Past | 
 
 
 def read_past(session: Session, tenant: str) -> list[Past]:
-    """Of the tenant's newest rows those that have ended, newest first."""
+    """The finished ones of the tenant's newest jobs, newest first."""
     columns = (Job.model, Job.actual, Job.state, Job.finished_at, Job.started_at, Job.created_at)
     newest = select(*columns).where(Job.tenant == tenant).order_by(Job.created_at.desc(), Job.id.desc())
     rows = session.execute(newest.limit(LOOKED_AT)).all()
@@ -119,19 +116,3 @@ def read_past(session: Session, tenant: str) -> list[Past]:
         if row.actual and row.state in TERMINAL
     ]
     return [each for each in found if each is not None]
-
-
-class PastJobs(RecentResults[Sequence[Past]]):
-    """`read_past` of each tenant, queried at most once a minute by this process. Shared by all threads."""
-
-    def __init__(self) -> None:
-        super().__init__(seconds=60.0, max_entries=1024)
-
-    def of(self, database: Database, tenant: str, *, fresh: bool = False) -> Sequence[Past]:
-        """`fresh`: as they are now."""
-        found = None if fresh else self.get(tenant)
-        if found is None:
-            with database.reading() as session:
-                found = read_past(session, tenant)
-            self.put(tenant, found)
-        return found

@@ -1,8 +1,8 @@
-"""Everything that can be known to be wrong about a job before anything is queued.
+"""Checks everything about a job that can be checked before it is queued, and estimates its cost.
 
-Model, files, every row, every template, graders on trial completions, every row's length, rows that come
-twice, what the deployment must offer. Boundary: reads storage, the operator's files and the model's folder,
-writes nothing; what the job will cost is `estimate.py`'s.
+Model, files, every row, every template, graders on trial completions, the length of every row, repeated
+rows, requirements on the deployment. Boundary: reads storage, the operator's files and the model's folder;
+writes nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from grpo_engine.config.job import Method
 from service.jobs.intake.adapter_shape import with_adapter_shape
-from service.jobs.intake.checks.checked_files import CheckedFiles, CheckedRows, asked_of_rows
 from service.jobs.intake.checks.duplicates import DuplicateCheck
-from service.jobs.intake.checks.files import FileCheck
+from service.jobs.intake.checks.files import CheckedRows, FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
 from service.jobs.intake.checks.machine import check_capabilities, check_gpus
 from service.jobs.intake.checks.method import check_lora_targets, check_method, check_tools
-from service.jobs.intake.costs import PastJobs
+from service.jobs.intake.costs import Past, read_past
 from service.jobs.intake.estimate import Estimate, Subject, estimate
 from service.jobs.intake.model_size import UnknownShape, model_shape
+from service.jobs.intake.recent_results import RecentResults
 from service.jobs.intake.report import Report
 from service.jobs.model.methods import DatasetUse, datasets_of, graders_of, parsed_method, reads_rows
 from service.jobs.model.names import base_of
@@ -39,8 +39,8 @@ from service.settings import Settings
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What the deployment has of all that a request names."""
+class _Named:
+    """The objects that a request names, as far as the deployment has them."""
 
     entry: CatalogEntry | None
     """Of the base model."""
@@ -53,34 +53,35 @@ class _Known:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The places that preflight looks at."""
+    """The checks of one deployment."""
 
     database: Database
     storage: Storage
     catalog: Catalog
     settings: Settings
-    checked_files: CheckedFiles
-    past_jobs: PastJobs
+    checked_files: RecentResults[CheckedRows]
+    """Only files without problems, so every refusal comes from reading the rows."""
+    past_jobs: RecentResults[list[Past]]
 
     def check(self, tenant: str, job: JobCreate) -> Report:
-        """All problems of a request, up to a hundred; a mistake of the user raises nothing."""
+        """All problems of a request, up to a hundred; an invalid request raises nothing."""
         report = Report(job.method)
-        known = self._look_up(tenant, job)
-        report.method = with_adapter_shape(job.method, known.parent, report.problems)
-        report.on_gpu = any(machine.gpus for machine in known.machines)
+        named = self._look_up(tenant, job)
+        report.method = with_adapter_shape(job.method, named.parent, report.problems)
+        report.on_gpu = any(machine.gpus for machine in named.machines)
         _check_settings(job, report)
-        text = _check_model(job, known.entry, report)
-        self._check_deployment(job, known.machines, report)
-        self._check_rows(datasets_of(job), known, text, report)
+        text = _check_model(job, named.entry, report)
+        self._check_deployment(job, named.machines, report)
+        self._check_rows(datasets_of(job), named, text, report)
         return report
 
-    def _look_up(self, tenant: str, job: JobCreate) -> _Known:
+    def _look_up(self, tenant: str, job: JobCreate) -> _Named:
         with self.database.reading() as session:
             lineage = lineage_of(session, tenant, job.model)
             files = repository.files_by_id(session, tenant, [use.file_id for use in datasets_of(job)])
             machines = known_machines(session, self.settings)
         parent = parsed_method(lineage.ancestors[0].job.method) if lineage.ancestors else None
-        return _Known(self.catalog.find(lineage.root), parent, files, machines)
+        return _Named(self.catalog.find(lineage.root), parent, files, machines)
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
         """Machines, endpoints, reward models and packages that the job needs."""
@@ -92,16 +93,42 @@ class Preflight:
         warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
 
     def _check_rows(
-        self, uses: list[DatasetUse], known: _Known, text: ModelText | None, report: Report
+        self, uses: list[DatasetUse], named: _Named, text: ModelText | None, report: Report
     ) -> None:
-        """Every row of every file; read, or remembered from an earlier request."""
-        found = self._read(self._file_check(report, known.entry, text), uses, known.files, report)
+        """Every row of every file; read, or known from an earlier request."""
+        check = self._file_check(report, named.entry, text)
+        files = [named.files.get(use.file_id) for use in uses]
+        key, num_warnings = check.key(uses), len(report.warnings)
+        found = None if report.problems.found else self.checked_files.get(key)
+        if found and all(file is not None and self.storage.exists(file.storage_key) for file in files):
+            report.warnings += found.warnings
+        else:
+            counts = {use.param: check.num_rows(use, file) for use, file in zip(uses, files, strict=True)}
+            found = CheckedRows(counts, check.row_tokens, report.warnings[num_warnings:], check.text)
+            if not report.problems.found:
+                self.checked_files.put(key, found)
         report.training_tokens = found.row_tokens.get("training_file")
         report.num_training_rows = found.num_rows["training_file"]
         report.num_validation_rows = found.num_rows.get("validation_file", 0)
 
+    def _file_check(self, report: Report, entry: CatalogEntry | None, text: ModelText | None) -> FileCheck:
+        limits = [text.context_tokens if text else None, entry.max_context_tokens if entry else None]
+        return FileCheck(
+            storage=self.storage,
+            settings=self.settings,
+            report=report,
+            text=text if reads_rows(report.method) else None,
+            context_tokens=min((limit for limit in limits if limit is not None), default=None),
+            duplicates=DuplicateCheck(report.warn),
+        )
+
     def estimate(self, tenant: str, job: JobCreate, report: Report, *, fresh: bool = False) -> Estimate:
-        """What the checked job will probably cost. `fresh`: by all past jobs up to this moment."""
+        """The probable cost of the checked job. `fresh`: includes jobs that finished in the last minute."""
+        past = None if fresh else self.past_jobs.get(tenant)
+        if past is None:
+            with self.database.reading() as session:
+                past = read_past(session, tenant)
+            self.past_jobs.put(tenant, past)
         subject = Subject(
             model=base_of(job.model),
             method=report.method,
@@ -111,43 +138,11 @@ class Preflight:
             on_gpu=report.on_gpu,
             runtime=self.settings.runtime,
         )
-        return estimate(subject, self.past_jobs.of(self.database, tenant, fresh=fresh))
-
-    def _read(
-        self, check: FileCheck, uses: list[DatasetUse], files: Mapping[str, File], report: Report
-    ) -> CheckedRows:
-        named = tuple((use.param, use.file_id) for use in uses)
-        question = (named, asked_of_rows(report.method), check.context_tokens, id(check.text))
-        had_no_problem, num_warnings = not report.problems.found, len(report.warnings)
-        known = self.checked_files.get(question) if had_no_problem else None
-        if known is not None and self._are_stored([files.get(use.file_id) for use in uses]):
-            report.warnings += known.warnings
-            return known
-        counts = {use.param: check.num_rows(use, files.get(use.file_id)) for use in uses}
-        found = CheckedRows(counts, check.row_tokens, report.warnings[num_warnings:], check.text)
-        if not report.problems.found:
-            self.checked_files.put(question, found)
-        return found
-
-    def _are_stored(self, files: list[File | None]) -> bool:
-        return all(file is not None and self.storage.exists(file.storage_key) for file in files)
-
-    def _file_check(self, report: Report, entry: CatalogEntry | None, text: ModelText | None) -> FileCheck:
-        limits = [text.context_tokens if text else None, entry.max_context_tokens if entry else None]
-        return FileCheck(
-            storage=self.storage,
-            settings=self.settings,
-            method=report.method,
-            text=text if reads_rows(report.method) else None,
-            context_tokens=min((limit for limit in limits if limit is not None), default=None),
-            problems=report.problems,
-            warn=report.warn,
-            duplicates=DuplicateCheck(report.warn),
-        )
+        return estimate(subject, past)
 
 
 def _check_settings(job: JobCreate, report: Report) -> None:
-    """What is wrong with the request whatever the deployment and the rows."""
+    """Checks that depend on neither the deployment nor the rows."""
     has_validation = job.validation_file is not None
     check_method(job.method, has_validation, report.problems, report.warn)
     warn_of_idle_options(job.method, has_validation, report.warn)

@@ -1,4 +1,4 @@
-"""Results that one process computes once and uses again for a while."""
+"""Results that one process computes once and reuses for a while."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class RecentResults(Generic[Result]):
 
     def get(self, key: Hashable) -> Result | None:
         with self._lock:
-            at, result = self._found.get(key, (0.0, None))
-        return result if time.monotonic() - at < self._seconds else None
+            time_stored, result = self._found.get(key, (0.0, None))
+        return result if time.monotonic() - time_stored < self._seconds else None
 
     def put(self, key: Hashable, result: Result) -> None:
         with self._lock:

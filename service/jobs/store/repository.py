@@ -1,7 +1,6 @@
-"""Queries about jobs. Each takes the tenant: a foreign id finds nothing.
+"""Queries about jobs. Each takes the tenant: the id of another tenant's row finds nothing.
 
-Boundary: SELECTs and INSERTs inside the caller's transaction. State changes are `queue.py`'s, history is
-`history.py`'s; metrics, rollouts and the queue's length have their own modules.
+Boundary: `queue.py` changes states, `history.py` writes history.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from service.platform.errors import NotFound
 from service.platform.tables.core import Artifact, Checkpoint, File, IdempotencyKey, Job, JobEvent, exists_now
 
 DEDUPLICATION_SECONDS = 600
-"""So long a client may go on sending a request whose answer was lost."""
+"""How long a client may repeat a request whose response was lost."""
 _ENDED = [state.value for state in TERMINAL]
 
-
-# What nearly every request asks is built once: that takes longer than the database takes to answer.
+# The statements of nearly every request are built once: building takes longer than running them.
 _ROW = select(Job).where(Job.id == bindparam("job_id"), Job.tenant == bindparam("of_tenant"))
 _JOB, _PROBE = _ROW.where(IS_JOB), _ROW.where(IS_PROBE)
 _RESULTS = (
@@ -33,12 +31,11 @@ _RESULTS = (
     .where(Artifact.job_id.in_(bindparam("job_ids", expanding=True)))
     .where(File.tenant == bindparam("of_tenant"), File.deleted_at.is_(None))
 )
-_ARE_THERE = (
-    File.id.in_(bindparam("file_ids", expanding=True)),
-    File.tenant == bindparam("of_tenant"),
-    exists_now(),
+_FILES = (
+    select(File)
+    .where(File.id.in_(bindparam("file_ids", expanding=True)), File.tenant == bindparam("of_tenant"))
+    .where(exists_now())
 )
-_FILES, _FILE_IDS = select(File).where(*_ARE_THERE), select(File.id).where(*_ARE_THERE)
 _NOW = select(db_now())
 
 
@@ -47,7 +44,7 @@ def find_job(session: Session, tenant: str, job_id: str) -> Job | None:
 
 
 def require_job(session: Session, tenant: str, job_id: str) -> Job:
-    """The tenant's job. Raises NotFound for any other id, whoever owns it."""
+    """The tenant's job. Raises NotFound for any other id."""
     job = find_job(session, tenant, job_id)
     if job is None:
         message = f"There is no fine-tuning job {job_id}."
@@ -60,12 +57,12 @@ def find_probe(session: Session, tenant: str, probe_id: str) -> Job | None:
 
 
 def find_by_model(session: Session, tenant: str, fine_tuned_model: str) -> Job | None:
-    """The job that made a fine-tuned model."""
+    """The job that produced a fine-tuned model."""
     return session.scalar(select(Job).where(Job.fine_tuned_model == fine_tuned_model, Job.tenant == tenant))
 
 
 def fine_tuned(session: Session, tenant: str) -> list[Job]:
-    """The tenant's jobs that made a model, newest first."""
+    """The tenant's jobs that produced a model, newest first."""
     query = select(Job).where(Job.tenant == tenant, Job.fine_tuned_model.is_not(None))
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
 
@@ -124,25 +121,19 @@ def now(session: Session) -> float:
 
 
 def artifacts_of(session: Session, tenant: str, job_ids: Sequence[str]) -> list[tuple[Artifact, File]]:
-    """Result files that still exist, of all these jobs."""
+    """The result files of these jobs that still exist."""
     pairs = session.execute(_RESULTS, {"job_ids": list(job_ids), "of_tenant": tenant})
     return [(artifact, file) for artifact, file in pairs]
 
 
 def is_result(session: Session, file_id: str) -> bool:
-    """Whether a file is what a job has made."""
+    """Whether a file is the result of a job."""
     return session.get(Artifact, file_id) is not None
 
 
-def files_by_id(session: Session, tenant: str, ids: Iterable[str | None]) -> dict[str, File]:
+def files_by_id(session: Session, tenant: str, ids: Iterable[str]) -> dict[str, File]:
     """Existing files of the tenant."""
-    wanted = [file_id for file_id in ids if file_id is not None]
-    return {file.id: file for file in session.scalars(_FILES, {"file_ids": wanted, "of_tenant": tenant})}
-
-
-def existing_files(session: Session, tenant: str, ids: Iterable[str]) -> set[str]:
-    """Those of the ids that the tenant's files have."""
-    return set(session.scalars(_FILE_IDS, {"file_ids": list(ids), "of_tenant": tenant}))
+    return {file.id: file for file in session.scalars(_FILES, {"file_ids": list(ids), "of_tenant": tenant})}
 
 
 def find_idempotency_key(session: Session, tenant: str, key: str) -> IdempotencyKey | None:
@@ -181,7 +172,7 @@ def checkpoints_of(
 
 
 def best_checkpoints(session: Session, tenant: str, jobs: Sequence[Job]) -> dict[str, str]:
-    """Job → id of the checkpoint of its best evaluated step, where there is one."""
+    """Job → id of the checkpoint of its best evaluated step, if there is one."""
     steps = {job.id: job.evaluation.get("best", {}).get("step") for job in jobs}
     wanted = [(job_id, step) for job_id, step in steps.items() if step]
     if not wanted:
@@ -229,6 +220,6 @@ def _belongs(column: InstrumentedAttribute[str], tenant: str, job_id: str) -> Co
 
 
 def stored_bytes(session: Session, tenant: str) -> int:
-    """Of all content that is still stored, expired or not."""
-    query = select(func.coalesce(func.sum(File.num_bytes), 0))
-    return int(session.scalars(query.where(File.tenant == tenant, File.deleted_at.is_(None))).one())
+    """The bytes of all stored files, expired ones included."""
+    query = select(func.sum(File.num_bytes)).where(File.tenant == tenant, File.deleted_at.is_(None))
+    return int(session.scalar(query) or 0)

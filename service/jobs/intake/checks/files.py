@@ -1,14 +1,13 @@
-"""One file of a job, row by row: readable, of the right shape, gradable, short enough, and not seen twice.
+"""Checks each file of a job, row by row: readable, of the right shape, gradable, short enough, not repeated.
 
-Boundary: reads storage; what is found goes to the request's problems and warnings. The checks themselves
-are `dataset.py`'s, `lengths.py`'s, `duplicates.py`'s and `grader_trial.py`'s.
+Problems and warnings go to the request's report.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +16,10 @@ from grpo_engine.config.tools import function_schemas
 from grpo_engine.graders import Grader
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.grader_trial import try_grader
-from service.jobs.intake.checks.method import Warn
 from service.jobs.intake.estimate import RowTokens
 from service.jobs.intake.lengths import LengthCheck
-from service.jobs.model.dataset import Problems, Row, read_rows
+from service.jobs.intake.report import Report
+from service.jobs.model.dataset import Kind, Problems, Row, read_rows
 from service.jobs.model.methods import DatasetUse, leaves, tools_of
 from service.platform.storage import ObjectMissing, Storage, split_lines
 from service.platform.tables.core import File
@@ -30,6 +29,21 @@ from service.settings import Settings
 TRIAL_ROWS = 3
 SHOWN_FIELDS, SHOWN_LETTERS = 8, 40
 _ALONE = re.compile(r"\{\{\s*item\.([A-Za-z_]\w*)\s*\}\}")
+UNUSED_BY_ROWS = {"learning_rate", "learning_rate_multiplier", "beta", "group_size", "n_steps", "n_epochs"}
+"""Hyperparameters that no check of a row reads."""
+
+
+@dataclass(frozen=True)
+class CheckedRows:
+    """The result of reading the rows of a request's files. The content of a file id never changes."""
+
+    num_rows: Mapping[str, int]
+    """By the field that names the file."""
+    row_tokens: Mapping[str, RowTokens]
+    """By the same field; empty if they were not counted."""
+    warnings: Sequence[dict[str, str]]
+    text: ModelText | None
+    """What counted the tokens; the key has its id, which is unique while this holds it."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +52,30 @@ class FileCheck:
 
     storage: Storage
     settings: Settings
-    method: Method
+    report: Report
     text: ModelText | None
     """None: lengths are not checked."""
     context_tokens: int | None
-    problems: Problems
-    warn: Warn
     duplicates: DuplicateCheck
     row_tokens: dict[str, RowTokens] = field(default_factory=dict)
     """By the field that names the file: how long its rows are, if they were counted."""
 
+    def key(self, uses: Sequence[DatasetUse]) -> tuple[Hashable, ...]:
+        """Equal for checks with equal results."""
+        unused: dict[str, Any] = {self.method.type: {"hyperparameters": UNUSED_BY_ROWS}}
+        files = tuple((use.param, use.file_id) for use in uses)
+        return files, self.method.model_dump_json(exclude=unused), self.context_tokens, id(self.text)
+
+    @property
+    def method(self) -> Method:
+        return self.report.method
+
+    @property
+    def problems(self) -> Problems:
+        return self.report.problems
+
     def num_rows(self, use: DatasetUse, file: File | None) -> int:
-        """Number of usable rows; what is wrong with the file goes to the problems."""
+        """Number of usable rows; faults of the file go to the problems."""
         if file is None:
             self.problems.add(use.param, f"there is no file {use.file_id}", code="file_not_found")
             return 0
@@ -62,27 +88,19 @@ class FileCheck:
         except ObjectMissing:
             reason = f"the content of {file.id} is no longer stored: upload the file again"
             self.problems.add(use.param, reason, code="file_not_found")
-        return 0
+            return 0
 
     def _count_checked(self, use: DatasetUse, lines: Iterable[bytes]) -> int:
-        lengths: LengthCheck | None = None
-        rows: Iterable[Row] = read_rows(
-            lines,
-            file=use.param,
-            kind="supervised" if isinstance(self.method, Supervised) else "reinforcement",
-            max_rows=self.settings.max_rows,
-            problems=self.problems,
-        )
-        if self.text is not None:
-            tools = tuple(function_schemas(tools_of(self.method)))
-            lengths = LengthCheck(
-                self.text, self.method, self.context_tokens, use.param, self.problems, tools
-            )
-            rows = lengths.watch(rows)
-        rows = self.duplicates.watch(rows, use.param)
+        method, problems = self.method, self.problems
+        kind: Kind = "supervised" if isinstance(method, Supervised) else "reinforcement"
+        rows = read_rows(lines, file=use.param, kind=kind, max_rows=self.settings.max_rows, problems=problems)
+        if self.text is None:
+            return sum(1 for _ in self._graded(self.duplicates.watch(rows, use.param), use))
+        tools = tuple(function_schemas(tools_of(method)))
+        lengths = LengthCheck(self.text, method, self.context_tokens, use.param, problems, tools)
+        rows = self.duplicates.watch(lengths.watch(rows), use.param)
         num_rows = sum(1 for _ in self._graded(rows, use))
-        if lengths is not None:
-            self.row_tokens[use.param] = lengths.counted
+        self.row_tokens[use.param] = lengths.counted
         return num_rows
 
     def _graded(self, rows: Iterable[Row], use: DatasetUse) -> Iterator[Row]:
@@ -101,12 +119,12 @@ class FileCheck:
         for name, count in nulls.items():
             rows_with = "1 row" if count == 1 else f"{count} rows"
             text = f'{{{{item.{name}}}}} is null in {rows_with}; the grader reads it as the text "null".'
-            self.warn("null_reference", f"{use.param}: {text}")
+            self.report.warn("null_reference", f"{use.param}: {text}")
         if is_new:
-            try_grader(use.grader, trial, self.problems, self.warn, use.grader_param)
+            try_grader(use.grader, trial, self.problems, self.report.warn, use.grader_param)
 
     def _is_gradable(self, row: Row, place: str, grader: Grader) -> bool:
-        """Whether the grader can score some completion of this row; if not, why goes to the problems."""
+        """Whether the grader can score completions of this row; if not, the reasons go to the problems."""
         paths = grader.unresolved(row.item)
         for path in paths:
             where = f"{place}.{path.removeprefix('item.')}"
@@ -125,7 +143,7 @@ def _alone(grader: Grader) -> set[str]:
 
 
 def _fields(item: Mapping[str, Any]) -> str:
-    """The fields that a grader can name, for the message about one that is missing."""
+    """The row's fields, for the message about a missing one."""
     shown = ", ".join(name[:SHOWN_LETTERS] for name in sorted(item)[:SHOWN_FIELDS])
     more = ", …" if len(item) > SHOWN_FIELDS else ""
     return f"which has {shown}{more}" if item else "which has no field beside its messages"

@@ -1,4 +1,4 @@
-"""A file's rows are read once for many jobs that ask the same of them, and never believed blindly."""
+"""The rows of a file are read once for many jobs with the same checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from grpo_engine.config.job import Hyperparameters
-from service.jobs.intake.checks import checked_files, files
+from service.jobs.intake.checks import files
 from service.jobs.intake.recent_results import RecentResults
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
@@ -49,7 +49,7 @@ def test_jobs_that_differ_in_seed_and_learning_rate_share_one_reading(
     assert first["warnings"] == second["warnings"]
 
 
-def test_warnings_of_the_rows_are_told_to_every_job(client: TestClient, readings: list[str]) -> None:
+def test_every_job_gets_the_warnings_about_the_rows(client: TestClient, readings: list[str]) -> None:
     file_id = upload(client, jsonl(row(), row()))
     jobs = [create(client, file_id, seed=seed) for seed in (1, 2)]
     assert len(readings) == 1
@@ -60,13 +60,13 @@ SUPERVISED = {"type": "supervised", "supervised": {"hyperparameters": {"n_steps"
 
 
 @pytest.mark.parametrize("method", [reinforcement(), SUPERVISED], ids=["reinforcement", "supervised"])
-def test_no_check_of_a_row_looks_at_what_is_left_out_of_the_question(
+def test_no_check_of_a_row_reads_a_hyperparameter_that_the_key_leaves_out(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, method: dict[str, Any]
 ) -> None:
     read: set[str] = set()
     check_rows = files.FileCheck.num_rows
 
-    def watched(self: files.FileCheck, *asked: Any) -> int:
+    def watched(self: files.FileCheck, *arguments: Any) -> int:
         with monkeypatch.context() as during:
 
             def seen(hyperparameters: Any, name: str) -> Any:
@@ -74,14 +74,14 @@ def test_no_check_of_a_row_looks_at_what_is_left_out_of_the_question(
                 return object.__getattribute__(hyperparameters, name)
 
             during.setattr(Hyperparameters, "__getattribute__", seen)
-            return check_rows(self, *asked)
+            return check_rows(self, *arguments)
 
     monkeypatch.setattr(files.FileCheck, "num_rows", watched)
     turns = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     rows = row() if method["type"] == "reinforcement" else {"messages": turns}
     create(client, upload(client, jsonl(rows)), method=method)
     assert read & {"max_completion_tokens", "max_tokens"}, "the watch saw nothing"
-    assert not read & checked_files.UNSEEN_BY_ROWS
+    assert not read & files.UNUSED_BY_ROWS
 
 
 def test_another_grader_or_limit_reads_the_rows_again(client: TestClient, readings: list[str]) -> None:
@@ -111,7 +111,7 @@ def test_a_faulty_file_is_read_and_refused_each_time(client: TestClient, reading
 
 
 def test_after_a_while_the_rows_are_read_again(app: FastAPI, client: TestClient, readings: list[str]) -> None:
-    app.state.checked_files = checked_files.CheckedFiles(seconds=0.0)
+    app.state.checked_files = RecentResults[files.CheckedRows](seconds=0.0, max_entries=1)
     file_id = upload(client)
     create(client, file_id, seed=1)
     create(client, file_id, seed=2)
