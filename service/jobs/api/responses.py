@@ -116,7 +116,12 @@ def checkpoint_read(checkpoint: Checkpoint, job: Job, evaluated: Mapping[str, fl
         fine_tuned_model_checkpoint=names.checkpoint_model(names.model_of(job), checkpoint.step),
         step_number=checkpoint.step,
         is_best=checkpoint.step == job.evaluation.get("best", {}).get("step"),
-        metrics={"step": checkpoint.step, **checkpoint.metrics, **evaluated, **in_openai_names(in_short)},
+        metrics={
+            "step": checkpoint.step,
+            **checkpoint.metrics,
+            **evaluated,
+            **in_openai_names(in_short, "full_valid"),
+        },
         bytes=checkpoint.adapter_bytes,
         sha256=checkpoint.adapter_sha256,
     )

@@ -1,27 +1,21 @@
-"""What a job knows of its evaluations: `jobs.evaluation`, and what is told of them.
+"""A job's evaluations: the document `jobs.evaluation`, and the metrics and messages of each evaluation.
 
-    {"baseline": …, "best": …, "last": …, "verdict": …, "retention": {name: {"baseline", "last", "verdict"}}}
-
-Boundary: pure; the recorder stores the answers.
+{"baseline": …, "best": …, "last": …, "verdict": …, "retention": {name: {"baseline", "last", "verdict"}}}
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from grpo_engine.contract.events import VALIDATION, Evaluated, quality
 from service.jobs.progress.metrics import EVALUATION
 
-OPENAI_NAMES = {
-    "reward": "full_valid_mean_reward",
-    "loss": "full_valid_loss",
-    "mean_token_accuracy": "full_valid_mean_token_accuracy",
-}
+OPENAI_NAMES = {"reward": "mean_reward", "loss": "loss", "mean_token_accuracy": "mean_token_accuracy"}
 
 
 def with_event(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
-    """The document after an evaluation; None where it is known already.
+    """The document after an evaluation; None if it has the evaluation already.
 
     The first evaluation of a step counts: a resumed engine repeats those since its checkpoint.
     """
@@ -52,7 +46,7 @@ def metrics(event: Evaluated) -> dict[str, float]:
 
 
 def conclusion(event: Evaluated) -> tuple[str, dict[str, Any], str] | None:
-    """Message, data and level of what the whole training did; None before its end."""
+    """Message, data and level of the whole training's result; None before its end."""
     if not event.is_final or event.verdict is None:
         return None
     verdict = event.verdict
@@ -64,6 +58,6 @@ def conclusion(event: Evaluated) -> tuple[str, dict[str, Any], str] | None:
     return message, data, "warn" if is_loss else "info"
 
 
-def in_openai_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Those of an evaluation's metrics for which OpenAI has a name."""
-    return {theirs: metrics[ours] for ours, theirs in OPENAI_NAMES.items() if ours in metrics}
+def in_openai_names(metrics: Mapping[str, float], prefix: Literal["train", "full_valid"]) -> dict[str, float]:
+    """The metrics that OpenAI has a name for, such as `train_mean_reward`."""
+    return {f"{prefix}_{theirs}": metrics[ours] for ours, theirs in OPENAI_NAMES.items() if ours in metrics}

@@ -1,7 +1,4 @@
-"""A job's metrics: flat rows by step, thinned for charts, or as CSV with `step` first.
-
-Boundary: queries and shapes of the `metrics` table; the caller has checked whose job it is.
-"""
+"""A job's metrics: flat rows by step, thinned for charts, or as CSV with `step` first."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from service.platform.tables.core import Job, Metric
 
 MetricRow = dict[str, Any]
 EVALUATION = "eval/"
-"""Begins the names of what was measured on held-out rows."""
+"""Prefix of the metrics of held-out rows."""
 
 
 def add_metrics(session: Session, job_id: str, measured: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-    """Stores (step, values), of training or of an evaluation: all meet in the step's row, in any order.
+    """Store (step, values), of training or of an evaluation, in the step's row, in any order.
 
-    Values whose names are there are a repetition, and the first write wins. The caller holds the job's row,
-    so nobody else writes here.
+    If the names exist already, the step was repeated, and the first write wins. The caller has locked the
+    job's row.
     """
     steps = {step for step, _ in measured}
     query = select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps))
@@ -48,24 +45,21 @@ def metric_rows(
     names: Collection[str] | None = None,
     limit: int | None = None,
 ) -> list[MetricRow]:
-    """`{"step": …, name: value, …}` in order of steps; only `names` where given. `limit` rows at most."""
+    """`{"step": …, name: value, …}` in order of steps; only `names` if given. `limit` rows at most."""
     query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step).limit(limit)
-    return [_flat(metric.step, metric.values, names) for metric in session.scalars(query)]
+    return [_flat(metric, names) for metric in session.scalars(query)]
 
 
 def evaluations_at(session: Session, job_id: str, steps: Collection[int]) -> dict[int, dict[str, float]]:
-    """Step → what was measured on the held-out rows there, as `{"eval/reward": …}`, where anything was."""
+    """Step → metrics of the held-out rows, `{"eval/reward": …}`, without retention sets, `eval/<name>/…`."""
     rows = session.scalars(select(Metric).where(Metric.job_id == job_id, Metric.step.in_(steps)))
-    own = ((row.step, _held_out(row.values)) for row in rows)
-    return {step: values for step, values in own if values}
-
-
-def _held_out(values: Mapping[str, float]) -> dict[str, float]:
-    """Without those of retention sets, `eval/<name>/…`."""
     return {
-        name: value
-        for name, value in values.items()
-        if name.startswith(EVALUATION) and "/" not in name.removeprefix(EVALUATION)
+        row.step: {
+            name: value
+            for name, value in row.values.items()
+            if name.startswith(EVALUATION) and name.count("/") == 1
+        }
+        for row in rows
     }
 
 
@@ -78,15 +72,14 @@ def thinned_rows(
     names: Collection[str] | None,
     max_points: int,
 ) -> list[MetricRow]:
-    """At most `max_points` rows, evenly spread over all after `after_step`, first and last among them."""
-    query = _owned(tenant, job_id).where(Metric.step > after_step).with_only_columns(Metric.step)
-    steps = thinned(list(session.scalars(query.order_by(Metric.step))), max_points)
-    rows = session.scalars(_owned(tenant, job_id).where(Metric.step.in_(steps)).order_by(Metric.step))
-    return [_flat(metric.step, metric.values, names) for metric in rows]
+    """At most `max_points` rows, evenly spread over all after `after_step`."""
+    query = _owned(tenant, job_id).where(Metric.step > after_step).order_by(Metric.step)
+    steps = thinned(session.scalars(query.with_only_columns(Metric.step)).all(), max_points)
+    return [_flat(metric, names) for metric in session.scalars(query.where(Metric.step.in_(steps)))]
 
 
 def thinned(values: Sequence[int], max_points: int) -> list[int]:
-    """At most `max_points` (2 or more) of the values, evenly spread, the first and the last among them."""
+    """At most `max_points` (2 or more) of the values, evenly spread, with the first and the last."""
     if len(values) <= max_points:
         return list(values)
     last = len(values) - 1
@@ -107,6 +100,7 @@ def _owned(tenant: str, job_id: str) -> Select[Metric]:
     return select(Metric).join(Job, Job.id == Metric.job_id).where(Job.id == job_id, Job.tenant == tenant)
 
 
-def _flat(step: int, values: Mapping[str, Any], names: Collection[str] | None) -> MetricRow:
+def _flat(metric: Metric, names: Collection[str] | None) -> MetricRow:
+    values = metric.values
     chosen = values if names is None else {name: values[name] for name in names if name in values}
-    return {"step": step, **{name: value for name, value in chosen.items() if name != "step"}}
+    return {"step": metric.step, **chosen}

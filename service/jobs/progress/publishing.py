@@ -1,6 +1,6 @@
-"""Published checkpoints as rows: written under the fence, withdrawn when damaged, retired when too many.
+"""Rows of published checkpoints: written under the fence, withdrawn if damaged, retired if too many.
 
-Boundary: rows only. The worker uploads archives before their row and deletes them after it.
+The worker uploads archives before their row is written, and deletes them after it is deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.platform.tables.core import Checkpoint, Job
 
 @dataclass(frozen=True)
 class Archives:
-    """Where a checkpoint's two archives lie in storage."""
+    """Storage keys and digests of a checkpoint's two archives."""
 
     state_key: str
     state_sha256: str
@@ -61,13 +61,13 @@ def publish_checkpoint(
 
 
 def usable_checkpoints(session: Session, job_id: str) -> list[Checkpoint]:
-    """Checkpoints a run can go on from, newest first."""
+    """Checkpoints that a run can resume from, newest first."""
     rows = select(Checkpoint).where(Checkpoint.job_id == job_id, Checkpoint.state_key.is_not(None))
     return list(session.scalars(rows.order_by(Checkpoint.step.desc())))
 
 
 def withdraw_checkpoint(session: Session, job_id: str, fence: int, step: int, reason: str) -> bool:
-    """Never resume from this checkpoint again: its state is damaged. False: the fence is stale."""
+    """Exclude a checkpoint with a damaged state from resuming. False: the fence is stale."""
     if lock_held(session, job_id, fence) is None:
         return False
     where = (Checkpoint.job_id == job_id, Checkpoint.step == step)
@@ -82,9 +82,9 @@ def withdraw_checkpoint(session: Session, job_id: str, fence: int, step: int, re
 
 
 def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> list[str] | None:
-    """Drop all but the newest `keep`, the best evaluated one and those that other jobs started from.
+    """Delete all but the newest `keep`, the best evaluated one and those that other jobs started from.
 
-    Answers storage keys to delete. None: the fence is stale.
+    Returns the storage keys to delete. None: the fence is stale.
     """
     held = select(Job.evaluation).where(holds(job_id, fence)).with_for_update()
     evaluation = session.execute(held).scalar_one_or_none()
@@ -102,7 +102,7 @@ def retire_checkpoints(session: Session, job_id: str, fence: int, keep: int) -> 
 
 
 def _steps_started_from(session: Session, job_id: str, steps: list[int]) -> set[int]:
-    """Those whose checkpoint some job names as its model: its own descendants are found through it."""
+    """The steps whose checkpoint another job names as its model."""
     job = session.get_one(Job, job_id)
     by_name = {names.checkpoint_model(names.model_of(job), step): step for step in steps}
     used = select(Job.model).where(Job.tenant == job.tenant, Job.model.in_(by_name))

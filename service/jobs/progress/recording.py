@@ -1,7 +1,7 @@
-"""What the engine says → rows: metrics, rollouts, evaluations, warnings, history. Fenced and idempotent.
+"""The engine's events → rows: metrics, rollouts, evaluations, warnings, history. Fenced and idempotent.
 
 One UPDATE moves `engine_sequence` from the value that was read, under the fence; events up to it are
-ignored, and a metric or rollout that exists stays as it is: the first write wins.
+ignored, and the first write of a metric or rollout wins.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ from service.jobs.progress import evaluations
 from service.jobs.progress.metrics import add_metrics
 from service.jobs.store import history
 from service.jobs.store.transitions import JOBS, holds
+from service.platform.db import is_postgresql
 from service.platform.tables.core import Base, Job, Rollout
 
 MAX_WARNINGS = 100
 BATCH_ROWS = 500
-TRAINING_NAMES = {
-    "reward": "train_mean_reward",
-    "loss": "train_loss",
-    "mean_token_accuracy": "train_mean_token_accuracy",
-}
-"""Our metric → OpenAI's name beside it in a metrics event."""
 
 
 def record_events(
@@ -40,10 +35,10 @@ def record_events(
     rollouts: Sequence[tuple[int, dict[str, Any]]] = (),
     notes: Sequence[history.HistoryEntry] = (),
 ) -> int | None:
-    """Store a batch in order, and the worker's own `notes` after it. Answers how many events were new.
+    """Store a batch in order, and the worker's own `notes` after it. Returns the number of new events.
 
-    `rollouts`: `rollout_rows` of the same events, made before the transaction began. None: the fence is
-    stale, and nothing was written.
+    `rollouts`: `rollout_rows` of the same events, made before the transaction. None: the fence is stale, and
+    nothing was written.
     """
     held = select(Job).where(holds(job_id, fence)).with_for_update()
     job = session.scalars(held.execution_options(populate_existing=True)).one_or_none()
@@ -64,7 +59,7 @@ def record_events(
 
 
 def rollout_rows(job_id: str, events: Sequence[engine.Event]) -> list[tuple[int, dict[str, Any]]]:
-    """(Event's sequence, row) of each recorded group. Large, so it needs no session and holds no lock."""
+    """(Event's sequence, row) of each recorded group. Large, so made outside of any transaction."""
     return [
         (
             event.sequence,
@@ -94,26 +89,26 @@ def _advance(session: Session, job: Job, sequence: int, values: dict[str, Any]) 
 
 
 def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]]) -> None:
-    """Rows whose key is not there yet; the others stay as they are."""
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    """Insert the rows whose key does not exist yet."""
+    dialect = postgresql if is_postgresql(session) else sqlite
     for start in range(0, len(rows), BATCH_ROWS):
         statement: Insert = dialect.insert(table).on_conflict_do_nothing()
         session.execute(statement, rows[start : start + BATCH_ROWS])
 
 
 BETWEEN_STEPS = {"training", "evaluating"}
-"""Phases that follow one another all the time: told when the job starts, and in its row."""
+"""Phases that alternate all the time: the history has only the first ones, the job's row all of them."""
 STARTED = "Training "
-"""Begins the message whose data says what the engine runs with."""
+"""Prefix of the message whose data describes the engine."""
 SKIPPED: dict[engine.SkipReason, str] = {
     "no_signal": "no group had two different rewards",
     "all_masked": "every completion was cut, and cut ones are masked",
-    "nothing_to_distil": "no attempt failed with something to tell about it",
+    "nothing_to_distil": "no failed attempt had any feedback",
 }
 
 
 class _Batch:
-    """What a run of events changes, gathered before anything is written."""
+    """The changes of a batch of events, gathered before they are written."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -137,18 +132,10 @@ class _Batch:
             case engine.Probed():
                 result = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
                 self.values["probe"] = {**(self.job.probe or {}), "result": clean(result)}
-            case engine.RolloutsRecorded():
-                pass  # `rollout_rows` has made their rows
-            case (
-                engine.CheckpointSaved()
-                | engine.Stopped()
-                | engine.Finished()
-                | engine.Exported()
-                | engine.Failed()
-            ):
-                pass  # the worker acts on these itself and writes their history then
+            case _:
+                pass  # `rollout_rows` makes the rows of rollouts; the worker itself handles the others
 
-    def _tell(self, type_: str, message: str, data: dict[str, Any], level: str = "info") -> None:
+    def _entry(self, type_: str, message: str, data: dict[str, Any], level: str = "info") -> None:
         self.entries.append(history.HistoryEntry(type_, clean(message), level, clean(data), self.job.fence))
 
     @property
@@ -170,42 +157,38 @@ class _Batch:
         self.values["actual"] = costs.with_start(self._actual, event)
         how = f"resumed from step {event.resumed_from_step}" if event.resumed_from_step else "started"
         data = event.model_dump(mode="json", exclude={"type", "sequence", "at"})
-        self._tell("message", f"{STARTED}{how} on {event.device} ({event.dtype}, {event.sampler}).", data)
+        self._entry("message", f"{STARTED}{how} on {event.device} ({event.dtype}, {event.sampler}).", data)
 
     def _step(self, event: engine.StepFinished | engine.StepSkipped) -> None:
         self.values["step"] = max(event.step, self.values.get("step", self.job.step))
         self.metrics.append((event.step, event.metrics))
         self.values["actual"] = costs.with_step(self._actual, event.metrics)
-        data = self._numbers(event.step, event.metrics, TRAINING_NAMES)
+        data: dict[str, Any] = {"step": event.step, "total_steps": self.total_steps, **event.metrics}
+        data |= evaluations.in_openai_names(event.metrics, "train")
         if isinstance(event, engine.StepSkipped):
             text = f"Step {event.step}/{self.total_steps} skipped: {SKIPPED[event.reason]}."
-            self._tell("metrics", text, data | {"skipped": event.reason}, level="warn")
+            self._entry("metrics", text, data | {"skipped": event.reason}, level="warn")
         else:
             text = f"Step {event.step}/{self.total_steps}: {_headline(event.metrics)}"
-            self._tell("metrics", text, data)
-
-    def _numbers(self, step: int, metrics: dict[str, float], names: dict[str, str]) -> dict[str, Any]:
-        openai = {theirs: metrics[ours] for ours, theirs in names.items() if ours in metrics}
-        return {"step": step, "total_steps": self.total_steps, **metrics, **openai}
+            self._entry("metrics", text, data)
 
     def _evaluated(self, event: engine.Evaluated) -> None:
-        known = self.values.get("evaluation", self.job.evaluation)
-        changed = evaluations.with_event(known, event)
+        changed = evaluations.with_event(self.values.get("evaluation", self.job.evaluation), event)
         if changed is None:
             return
         self.values["evaluation"] = changed
         prefixed = evaluations.metrics(event)
-        if event.step:  # steps count from 1; what was before them is the baseline
+        if event.step:  # steps count from 1; step 0 is the baseline
             self.metrics.append((event.step, prefixed))
         data = {"step": event.step, "total_steps": self.total_steps, **prefixed}
         shown = _headline(event.metrics) + (f"; {event.verdict.text}" if event.verdict else "")
         if event.name == engine.VALIDATION:
-            data |= evaluations.in_openai_names(event.metrics)
-            self._tell("metrics", f"Evaluation after step {event.step}: {shown}", data)
+            data |= evaluations.in_openai_names(event.metrics, "full_valid")
+            self._entry("metrics", f"Evaluation after step {event.step}: {shown}", data)
         else:
-            self._tell("message", f"Retention set {event.name} after step {event.step}: {shown}", data)
+            self._entry("message", f"Retention set {event.name} after step {event.step}: {shown}", data)
         if (conclusion := evaluations.conclusion(event)) is not None:
-            self._tell("message", *conclusion)
+            self._entry("message", *conclusion)
 
     def _warned(self, event: engine.Warned) -> None:
         warning = clean({"code": event.code, "message": event.message})
@@ -214,7 +197,7 @@ class _Batch:
             return  # a resumed engine repeats the steps since its checkpoint
         if warning not in known and len(known) < MAX_WARNINGS:
             self.values["warnings"] = [*known, warning]
-        self._tell("message", event.message, {"code": event.code}, level="warn")
+        self._entry("message", event.message, {"code": event.code}, level="warn")
 
 
 def _headline(metrics: dict[str, float]) -> str:
@@ -223,7 +206,7 @@ def _headline(metrics: dict[str, float]) -> str:
 
 
 def clean(value: Any) -> Any:
-    """`value` without NUL characters and lone surrogates, which PostgreSQL refuses and models do write."""
+    """`value` without NUL characters and lone surrogates, which models write and PostgreSQL refuses."""
     if isinstance(value, str):
         readable = value.replace("\x00", "\ufffd")
         return readable.encode("utf-8", "replace").decode("utf-8")

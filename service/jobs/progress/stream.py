@@ -1,25 +1,26 @@
 """Live streams of jobs: each keeps its place in a job's history and gets new events from the process's feed.
 
-Event numbers of a job have no gaps, so a stream that missed something notices and reads it itself, in a short
-transaction.
-Boundary: asyncio and rows; HTTP's framing belongs to `jobs/api/endpoints_series.py`.
+Event numbers of a job have no gaps, so a stream that missed events detects it and reads them itself, in a
+short transaction. Access is checked when a stream is opened (`jobs/api/endpoints_series.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sqlalchemy import BigInteger, cast, func, select
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import TERMINAL, JobState
-from service.jobs.progress import event_queries
-from service.platform.db import Database
+from service.platform.db import Database, is_postgresql
 from service.platform.feed import Ending, Feed, Subscriber
-from service.platform.tables.core import JobEvent
+from service.platform.tables.core import Job, JobEvent
 from service.web.auth import usable_keys
 
 PING_SECONDS = 15.0
@@ -29,7 +30,7 @@ INBOX_UPDATES = 16
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """What the feed saw of a job: its newest event number, its state, and the rows since last time."""
+    """What the feed read about a job: its newest event number, its state, and the new rows."""
 
     latest: int
     state: JobState
@@ -41,12 +42,12 @@ class JobUpdate:
 
 
 PING = JobUpdate(-1, JobState.RUNNING)
-"""No news for so long that a ping is due."""
+"""No update for PING_SECONDS."""
 
 
 @dataclass(eq=False)
 class JobStream(Subscriber[JobUpdate]):
-    """One open stream's inbox. An update that does not fit is not lost: the stream reads its rows itself."""
+    """One open stream's inbox. If an update does not fit, the stream reads its rows itself."""
 
     topic: str
     """The job's id."""
@@ -109,20 +110,20 @@ class JobFeed(Feed[JobStream, JobUpdate]):
         """A page of history and where the history ends, seen at one moment."""
         fault_point("stream.read")
         with self._database.reading() as session:
-            heads = event_queries.stream_heads(session, [job_id])
-            latest, state = heads.get(job_id, (0, JobState.CANCELLED))
-            rows = event_queries.events_after(session, job_id, after, PAGE_ROWS)
+            latest, state = stream_heads(session, [job_id]).get(job_id, (0, JobState.CANCELLED))
+            query = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.sequence > after)
+            rows = session.scalars(query.order_by(JobEvent.sequence).limit(PAGE_ROWS)).all()
             return JobUpdate(latest, state, rows) if rows else JobUpdate(after, state)
 
     def read(self, session: Session, seen: Mapping[str, int | None]) -> dict[str, JobUpdate]:
         """A job that is seen for the first time gives no rows: its streams read their own pages."""
-        heads = event_queries.stream_heads(session, list(seen))
+        heads = stream_heads(session, list(seen))
         behind = {
             job_id: last
             for job_id, (latest, _) in heads.items()
             if (last := seen[job_id]) is not None and last < latest
         }
-        rows = event_queries.new_events(session, behind, PAGE_ROWS) if behind else {}
+        rows = new_events(session, behind, PAGE_ROWS) if behind else {}
         return {
             job_id: JobUpdate(latest, state, rows.get(job_id, ()))
             for job_id, (latest, state) in heads.items()
@@ -134,3 +135,26 @@ async def _next_update(stream: JobStream) -> JobUpdate | None:
         return await asyncio.wait_for(stream.inbox.get(), PING_SECONDS)
     except TimeoutError:
         return PING
+
+
+def stream_heads(session: Session, job_ids: Sequence[str]) -> dict[str, tuple[int, JobState]]:
+    """Id → newest event number and state."""
+    rows = session.execute(select(Job.id, Job.event_sequence, Job.state).where(Job.id.in_(job_ids)))
+    return {job_id: (sequence, JobState(state)) for job_id, sequence, state in rows}
+
+
+def new_events(session: Session, seen: Mapping[str, int], limit: int) -> dict[str, list[JobEvent]]:
+    """Each job's next events after the given number, at most `limit` of a job: one query for all jobs.
+
+    The mapping is one parameter, so the statement's text stays the same.
+    """
+    on_postgresql = func.jsonb_each_text(cast(dict(seen), JSONB))
+    each = on_postgresql if is_postgresql(session) else func.json_each(json.dumps(seen))
+    pairs = each.table_valued("key", "value")
+    last = cast(pairs.c.value, BigInteger)
+    query = select(JobEvent).join(pairs, pairs.c.key == JobEvent.job_id)
+    query = query.where(JobEvent.sequence > last, JobEvent.sequence <= last + limit)
+    found: dict[str, list[JobEvent]] = {}
+    for row in session.scalars(query.order_by(JobEvent.job_id, JobEvent.sequence)):
+        found.setdefault(row.job_id, []).append(row)
+    return found

@@ -1,4 +1,4 @@
-"""How much waits, and what one query reads for many streams."""
+"""Counts and places in the queue, and the query that serves many streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.jobs.model.states import JobState
-from service.jobs.progress import event_queries
+from service.jobs.progress import stream
 from service.jobs.store import history, queue_health
 from service.platform.db import Database
 from service.platform.tables.core import Job
@@ -16,7 +16,7 @@ from tests.service.job_samples import add_job
 JOBS = "/v1/fine_tuning/jobs"
 
 
-def test_far_back_a_place_is_not_counted(
+def test_a_place_beyond_the_maximum_is_not_counted(
     client: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [add_job(database, JobState.QUEUED, created_at=float(number)) for number in range(4)]
@@ -49,13 +49,13 @@ def test_unfinished_jobs_are_counted_up_to_the_limit(database: Database) -> None
         assert [queue_health.num_unfinished(session, "tenant-a", most) for most in (2, 100)] == [2, 3]
 
 
-def test_one_query_reads_what_is_new_of_many_jobs(database: Database) -> None:
+def test_one_query_reads_the_new_events_of_many_jobs(database: Database) -> None:
     ids = [add_job(database, JobState.RUNNING) for _ in range(3)]
     with database.transaction() as session:
         for job_id in ids:
             entries = [history.HistoryEntry("message", f"m{number}") for number in range(1, 6)]
             history.append(session, job_id, *entries)
     with database.reading() as session:
-        found = event_queries.new_events(session, {ids[0]: 3, ids[1]: 0, ids[2]: 5}, 4)
+        found = stream.new_events(session, {ids[0]: 3, ids[1]: 0, ids[2]: 5}, 4)
     numbers = {job_id: [row.sequence for row in rows] for job_id, rows in found.items()}
     assert numbers == {ids[0]: [4, 5], ids[1]: [1, 2, 3, 4]}
