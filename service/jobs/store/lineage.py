@@ -1,6 +1,6 @@
-"""Which stored weights a model's name stands for, and the jobs that they come from.
+"""The stored weights behind a model's name, and the jobs that produced them.
 
-Boundary: rows. `results/weights.py` combines them with the catalogue; workers fetch the files.
+Boundary: rows. `results/weights.py` combines them with the catalogue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from service.jobs.model import names
 from service.jobs.model.methods import lora_of, parsed_method
 from service.jobs.model.names import MODEL_PREFIX
 from service.jobs.store import repository
-from service.platform.tables.core import Artifact, Checkpoint, File, Job
+from service.platform.tables.core import Checkpoint, Job
 
 MAX_ANCESTORS = 100
 
@@ -25,7 +25,7 @@ WeightsKind = Literal["adapter", "model", "experiences"]
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """A stored tar.gz: a job's result or one of its checkpoints. Equal if its content is."""
+    """A stored tar.gz: a job's result or one of its checkpoints. Equal if the content is equal."""
 
     name: str
     """The model's name."""
@@ -54,7 +54,7 @@ class Lineage:
 
     @property
     def whole(self) -> StoredWeights | None:
-        """The newest whole weights: nothing older is needed to load the model."""
+        """The newest whole weights: older ones are not needed to load the model."""
         return next((each for each in self.ancestors if each.kind == "model"), None)
 
     @property
@@ -64,13 +64,13 @@ class Lineage:
 
     @property
     def adapter(self) -> StoredWeights | None:
-        """The newest adapter on `base`; it contains what older ones have learnt."""
+        """The newest adapter on `base`; it includes the training of older ones."""
         newest = self.ancestors[0] if self.ancestors else None
         return newest if newest is not None and newest.kind == "adapter" else None
 
 
 def lineage_of(session: Session, tenant: str, model: str) -> Lineage:
-    """Follow a model from job to job. Without ancestors it is no fine-tuned model of the tenant."""
+    """Follow a model from job to job. No ancestors: it is not a fine-tuned model of the tenant."""
     ancestors: list[StoredWeights] = []
     while len(ancestors) < MAX_ANCESTORS and (found := find_weights(session, tenant, model)) is not None:
         ancestors.append(found)
@@ -89,48 +89,29 @@ def find_weights(session: Session, tenant: str, name: str) -> StoredWeights | No
 
 
 def result_of(session: Session, job: Job) -> StoredWeights | None:
-    """The weights that a job ended with; None if it has not succeeded or they were deleted."""
+    """The final weights of a job; None if it has not succeeded or they were deleted."""
     for artifact, file in repository.artifacts_of(session, job.tenant, [job.id]):
         if artifact.kind != "metrics":
-            return _of_artifact(job, artifact, file)
+            content = (file.storage_key, file.num_bytes, file.sha256)
+            time = job.finished_at or job.created_at
+            return StoredWeights(names.model_of(job), kind_of(job), artifact.step, *content, job, time)
     return None
 
 
 def of_checkpoint(job: Job, point: Checkpoint) -> StoredWeights:
     """The weights of one of the job's checkpoints."""
-    return StoredWeights(
-        names.checkpoint_model(names.model_of(job), point.step),
-        kind_of(job),
-        point.step,
-        point.adapter_key,
-        point.adapter_bytes,
-        point.adapter_sha256,
-        job,
-        point.created_at,
-    )
-
-
-def _of_artifact(job: Job, artifact: Artifact, file: File) -> StoredWeights:
-    return StoredWeights(
-        names.model_of(job),
-        kind_of(job),
-        artifact.step,
-        file.storage_key,
-        file.num_bytes,
-        file.sha256,
-        job,
-        job.finished_at or job.created_at,
-    )
+    name = names.checkpoint_model(names.model_of(job), point.step)
+    content = (point.adapter_key, point.adapter_bytes, point.adapter_sha256)
+    return StoredWeights(name, kind_of(job), point.step, *content, job, point.created_at)
 
 
 def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: int) -> StoredWeights | None:
-    """A job that has not succeeded has no model; its checkpoints carry the name that it would have."""
+    """A job that has not succeeded has no model; its checkpoints have the name of its future model."""
     job = repository.find_by_model(session, tenant, fine_tuned)
     job = job or repository.find_job(session, tenant, names.job_of(fine_tuned))
     if job is None or names.model_of(job) != fine_tuned:
         return None
-    found = select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.step == step)
-    point = session.scalar(found)
+    point = session.scalar(select(Checkpoint).where(Checkpoint.job_id == job.id, Checkpoint.step == step))
     return None if point is None else of_checkpoint(job, point)
 
 

@@ -1,11 +1,10 @@
-"""What jobs require of a machine, and which machines offer it. Fail closed.
+"""The machines of a deployment and their capabilities. Fail closed.
 
-Untrusted code runs only on machines whose sandbox has passed its self-test. Workers report what their machine
-offers; a job that none of them can run is refused when it is submitted, and a worker never claims a job that
+Untrusted code runs only on machines whose sandbox has passed its self-test. Workers report the capabilities
+of their machine; a job that none of them can run is refused at submit, and a worker never claims a job that
 its machine cannot run. An operator may let machines without a sandbox run untrusted code for a single tenant
 (GRPO_UNSAFE_GRADERS); every such job is marked.
-Boundary: capabilities and the table of machines. Packages of sinks are looked up, never imported: that costs
-seconds and hundreds of megabytes. The self-test is part of `grpo_engine.sandbox`.
+Boundary: packages of sinks are looked up, never imported: that costs seconds and hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -18,33 +17,31 @@ from itertools import chain, combinations
 from typing import Any
 
 import structlog
-from sqlalchemy import bindparam, delete, distinct, func, select, update
+from sqlalchemy import delete, distinct, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from grpo_engine.sandbox import monty, self_test, unsafe
 from service.jobs.store import history
 from service.platform.clock import db_now
+from service.platform.db import is_postgresql
 from service.platform.tables.core import ApiKey, Job, WorkerHost
 from service.settings import Settings
 
 logger = structlog.get_logger()
 
 SANDBOX = "sandbox"
-"""bubblewrap holds: code of models may run."""
+"""bubblewrap works: code written by models may run."""
 PYTHON_GRADERS = "python_graders"
-"""The sandbox, or pydantic-monty's subset of Python: graders of users may run."""
+"""The sandbox, or pydantic-monty's subset of Python: graders written by users may run."""
 UNSAFE = "unsafe_graders"
-"""There is no sandbox, and the operator lets untrusted code run all the same, for one tenant."""
+"""There is no sandbox, and the operator allows untrusted code, for one tenant."""
 UNSAFE_WARNING = {
     "code": "unsafe_graders",
     "message": "A worker without a sandbox may run the job's untrusted code: GRPO_UNSAFE_GRADERS is set.",
 }
 KNOWN_SECONDS = 3600.0
-"""A machine that has not reported for longer is forgotten."""
-_KNOWN = select(WorkerHost).where(
-    WorkerHost.pool == bindparam("of_pool"), WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
-)
+"""A machine that has not reported for longer is deleted."""
 SINK_PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
 """Sink → its package; the extra of `grpo-service` has the name of the sink."""
 
@@ -53,7 +50,7 @@ Capabilities = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine offers the job that runs on it."""
+    """What a machine offers to a job."""
 
     capabilities: Capabilities
     gpus: int = 0
@@ -67,22 +64,17 @@ def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
     return frozenset(found | ({PYTHON_GRADERS} if monty.installed() else set()))
 
 
-def num_tenants(session: Session) -> int:
-    """Tenants with a key that is not revoked."""
-    count = select(func.count(distinct(ApiKey.tenant))).where(ApiKey.revoked_at.is_(None))
-    return session.execute(count).scalar_one()
-
-
 def offered_to(session: Session, offered: Capabilities) -> Capabilities:
-    """What of it jobs may use: without a sandbox, nothing if there are several tenants."""
-    return frozenset() if UNSAFE in offered and num_tenants(session) > 1 else offered
+    """The capabilities that jobs may use: none if there are several tenants and no sandbox."""
+    num_tenants = select(func.count(distinct(ApiKey.tenant))).where(ApiKey.revoked_at.is_(None))
+    return frozenset() if UNSAFE in offered and session.scalars(num_tenants).one() > 1 else offered
 
 
 def log_sandbox_state(settings: Settings) -> None:
-    """Log, when a worker starts, how untrusted code would run here."""
+    """Log, when a worker starts, how untrusted code runs here."""
     found = self_test()
     if found.available:
-        logger.info("the sandbox holds", probes=len(found.probes))
+        logger.info("the sandbox works", probes=len(found.probes))
     elif UNSAFE in of_this_machine(unsafe_allowed=settings.allows_unsafe):
         logger.warning("UNSAFE: untrusted code runs here without a sandbox", reason=found.reason)
     else:
@@ -90,7 +82,7 @@ def log_sandbox_state(settings: Settings) -> None:
 
 
 def as_text(capabilities: Iterable[str]) -> str:
-    """As stored in a row: sorted, separated by spaces."""
+    """The form in a row: sorted, separated by spaces."""
     return " ".join(sorted(capabilities))
 
 
@@ -102,51 +94,47 @@ def satisfied_by(capabilities: Collection[str]) -> list[str]:
 
 
 def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
-    """Store what a machine with a worker of this pool offers, and forget machines that no longer report."""
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus}
-    said = {**offered, "seen_at": db_now()}
-    row = insert(WorkerHost).values(host=host, pool=pool, **said)
-    session.execute(row.on_conflict_do_update(index_elements=["host", "pool"], set_=said))
+    """Store what a machine with a worker of this pool offers, and delete machines that no longer report."""
+    insert = postgresql.insert if is_postgresql(session) else sqlite.insert
+    offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus, "seen_at": db_now()}
+    row = insert(WorkerHost).values(host=host, pool=pool, **offered)
+    session.execute(row.on_conflict_do_update(index_elements=["host", "pool"], set_=offered))
     session.execute(delete(WorkerHost).where(WorkerHost.seen_at < db_now() - KNOWN_SECONDS))
 
 
 def recent_machines(session: Session, pool: str) -> list[Machine]:
-    """The known machines of a pool."""
-    rows = session.scalars(_KNOWN, {"of_pool": pool})
+    """The machines of a pool that reported within the last hour."""
+    recent = WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
+    rows = session.scalars(select(WorkerHost).where(WorkerHost.pool == pool, recent))
     return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 
 def record_unsafe_run(session: Session, job_id: str, fence: int) -> bool:
     """Mark a job that a machine without a sandbox starts to run. False: the fence is stale."""
-    mine = (Job.id == job_id, Job.fence == fence)
-    found = session.execute(select(Job.warnings).where(*mine).with_for_update()).scalar_one_or_none()
-    if found is None:
+    row = session.scalar(select(Job).where(Job.id == job_id, Job.fence == fence).with_for_update())
+    if row is None:
         return False
-    if UNSAFE_WARNING not in found:
-        marked = update(Job).where(*mine).values(warnings=[*found, UNSAFE_WARNING])
-        session.execute(marked.execution_options(synchronize_session=False))
+    if UNSAFE_WARNING not in row.warnings:
+        row.warnings = [*row.warnings, UNSAFE_WARNING]
+        session.flush()
     entry = history.HistoryEntry("message", UNSAFE_WARNING["message"], "warn", {"code": UNSAFE}, fence)
     history.append(session, job_id, entry)
     return True
 
 
 def known_machines(session: Session, settings: Settings) -> list[Machine]:
-    """Machines that may run a job; embedded, this one. If none is known, the job may wait for one."""
+    """Machines that may run a job; embedded, this one. If there is none, the job may wait for one."""
+    found = recent_machines(session, settings.pool)
     if settings.mode == "embedded":
         offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()
         found = [Machine(offered, settings.gpus)]
-    else:
-        found = recent_machines(session, settings.pool)
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
 
 
 @cache
-def installed_sinks() -> frozenset[str]:
-    """Capabilities such as `sink:wandb`."""
-    return frozenset(
-        f"sink:{kind}" for kind, package in SINK_PACKAGES.items() if find_spec(package) is not None
-    )
+def installed_sinks() -> Capabilities:
+    """Such as `sink:wandb`."""
+    return frozenset(f"sink:{kind}" for kind, package in SINK_PACKAGES.items() if find_spec(package))
 
 
 def install_hint(kind: str) -> str:

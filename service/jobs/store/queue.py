@@ -1,9 +1,8 @@
 """The queue: claim, renew, release and finish a job; cancel, pause and resume it for a user.
 
-Each transition is one conditional UPDATE that names the state it comes from and, on the worker's side, the
-fence: 0 rows mean that another process was first. Only the database's clock decides. Each state change stores
-a `status` entry in the same transaction; an end or a pause also stores a delivery for each webhook that is
-subscribed to it.
+Each transition is one conditional UPDATE that names the old state and, for a worker, the fence: 0 rows mean
+that another process was first. Only the database's clock decides. Each state change stores a `status` entry
+in the same transaction; an end or a pause also stores a delivery for each subscribed webhook.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from service.platform.clock import db_now
 from service.platform.db import Executor, is_postgresql
 
 CLAIM_PAUSE = "5s"
-"""How long a worker that is stopped in the middle of its claim can block the claims of others."""
+"""How long a worker that is stopped during its claim can block the claims of others."""
 CLAIMS_LOCK = 0x6772706F
-"""A number of PostgreSQL's advisory locks; those of tenants are 64 bits of a digest."""
+"""Key of a PostgreSQL advisory lock; the keys of tenants are 64 bits of a digest."""
 ENDINGS = {
     JobState.SUCCEEDED: "The job has successfully completed.",
     JobState.FAILED: "The job failed.",
@@ -47,7 +46,7 @@ ENDINGS = {
 
 
 class ClaimedJob(NamedTuple):
-    """A job at the time of its claim, with all that its worker needs; fields as in `Job`."""
+    """The columns of a claimed job that its worker needs; fields as in `Job`."""
 
     id: str
     tenant: str
@@ -108,7 +107,7 @@ def _claiming(eligible: Select[Any]) -> ReturningUpdate[Any]:
     return claiming.returning(*(JOBS.c[name] for name in ClaimedJob._fields))
 
 
-# built once: building them takes longer than PostgreSQL takes to run them
+# built once: building takes longer than running them
 CLAIM = _claiming(_ELIGIBLE)
 CLAIM_LIMITED = _claiming(_ELIGIBLE.where(_CANDIDATE.c.tenant.not_in(_TENANTS_AT_LIMIT)))
 """`CLAIM` without the jobs of tenants that have `max_running` running jobs."""

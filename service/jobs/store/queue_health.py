@@ -1,17 +1,18 @@
-"""What the queue holds and whether it moves: counts of jobs, places in the queue, pools that need attention.
+"""The state of the queue: counts of jobs, places in the queue, pools that need attention.
 
-A worker that answers its broker's ping but consumes nothing shows only here: a job is waiting that its
-machine could run, and fewer jobs run than machines are live.
-Boundary: SELECTs. States are part of the statements' text, so that every plan may use the partial indexes.
+A worker that responds to its broker's ping but consumes nothing shows only here: a job is waiting that its
+machine could run, and fewer jobs run than machines are live. States are part of the statements' text, so that
+every plan may use the partial indexes.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Integer, bindparam, case, func, select
+from sqlalchemy import ColumnElement, bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD, TERMINAL, JobState
@@ -24,15 +25,6 @@ MAX_PLACE = 1000
 """Places further back are not counted: each poll would read the whole queue."""
 IS_QUEUED = is_in("jobs", JobState.QUEUED)
 IS_UNFINISHED = is_in("jobs", *(state for state in JobState if state not in TERMINAL))
-_NUM_UNFINISHED, _NUM_HELD = (
-    select(func.count()).select_from(
-        select(Job.id)
-        .where(Job.tenant == bindparam("of_tenant"), condition)
-        .limit(bindparam("at_most", type_=Integer))
-        .subquery()
-    )
-    for condition in (IS_UNFINISHED, is_in("jobs", *HELD))
-)
 _ORDER = (Job.priority.desc(), Job.created_at)
 _PLACED = (
     select(Job.id, func.row_number().over(order_by=_ORDER).label("place"))
@@ -46,14 +38,19 @@ _PLACES = select(_PLACED.c.id, _PLACED.c.place).where(_PLACED.c.id.in_(bindparam
 
 def num_unfinished(session: Session, tenant: str, limit: int) -> int:
     """Unfinished jobs of the tenant, counted up to `limit`."""
-    return session.scalar(_NUM_UNFINISHED, {"of_tenant": tenant, "at_most": limit}) or 0
+    return _num_jobs(session, tenant, IS_UNFINISHED, limit)
 
 
 def is_at_running_limit(session: Session, tenant: str, max_running: int | None) -> bool:
     """Whether the tenant has `max_running` jobs on workers, so that its other jobs wait for them."""
     if max_running is None:
         return False
-    return session.scalar(_NUM_HELD, {"of_tenant": tenant, "at_most": max_running}) == max_running
+    return _num_jobs(session, tenant, is_in("jobs", *HELD), max_running) == max_running
+
+
+def _num_jobs(session: Session, tenant: str, condition: ColumnElement[bool], limit: int) -> int:
+    counted = select(Job.id).where(Job.tenant == tenant, condition).limit(limit).subquery()
+    return session.scalar(select(func.count()).select_from(counted)) or 0
 
 
 def queue_places(session: Session, jobs: Iterable[Job]) -> dict[str, int]:
@@ -77,7 +74,7 @@ class JobCount(NamedTuple):
     num_jobs: int
     num_attempts: int
     num_expired_leases: int
-    """Ever: a claim increments fence and attempt, a sweep only the fence."""
+    """In total: a claim increments fence and attempt, a sweep only the fence."""
 
 
 JOB_COUNTS = (
@@ -92,10 +89,8 @@ _CODES = select(_CODE, func.count()).where(is_in("jobs", JobState.FAILED), IS_JO
 
 
 def job_counts(session: Session) -> list[JobCount]:
-    return [
-        JobCount(state, pool, *(int(number) for number in rest))
-        for state, pool, *rest in session.execute(JOB_COUNTS)
-    ]
+    rows = session.execute(JOB_COUNTS)
+    return [JobCount(state, pool, *map(int, numbers)) for state, pool, *numbers in rows]
 
 
 def oldest_seconds(session: Session) -> dict[str, float]:
@@ -104,21 +99,21 @@ def oldest_seconds(session: Session) -> dict[str, float]:
 
 
 def overdue_leases(session: Session) -> dict[str, int]:
-    """Pool → jobs whose lease has expired and that were not yet requeued."""
+    """Pool → jobs with an expired lease that are not yet requeued."""
     return dict(session.execute(_OVERDUE).all())
 
 
 def failure_codes(session: Session) -> dict[str, int]:
-    """Code → failed jobs. Reads the rows themselves, so not for each scrape."""
+    """Code → failed jobs. Reads whole rows, so not for each scrape."""
     return dict(session.execute(_CODES).all())
 
 
 LIVE_SECONDS = 60.0
-"""A machine that reported within this time is live, however short the rounds of sweepers are."""
+"""A machine that reported within this time is live, even with shorter sweeper intervals."""
 MISSED_SWEEPS = 3
-"""A machine reports in each round of its sweeper; after this many missed rounds it is gone."""
+"""A machine reports in each sweep; after this many missed sweeps it is not live."""
 IDLE_SECONDS = 120.0
-"""No job waits for longer beside a free worker: the sweeper resends wake-ups every 30 s."""
+"""No job waits longer for a free worker: the sweeper resends wake-ups every 30 s."""
 
 NO_LIVE_WORKER = "no_live_worker"
 IDLE_WORKER = "idle_worker"
@@ -156,7 +151,7 @@ class Host:
 class PoolReport:
     pool: str
     needs: tuple[Need, ...]
-    """Of the first 1,000 jobs in the order of claims, where jobs that no machine can run gather."""
+    """Of the first 1,000 jobs in the order of claims, where jobs that no machine can run accumulate."""
     hosts: tuple[Host, ...]
     num_held: int
     """Running jobs."""
@@ -167,19 +162,18 @@ class PoolReport:
 
     @property
     def warnings(self) -> list[str]:
-        """Which of `WARNINGS` hold."""
-        unrunnable = [
-            need for need in self.needs if not any(need.met_by(host.machine) for host in self.hosts)
-        ]
-        found = {
+        """The `WARNINGS` that apply."""
+        machines = [host.machine for host in self.hosts]
+        is_unrunnable = any(not any(map(need.met_by, machines)) for need in self.needs)
+        applies = {
             NO_LIVE_WORKER: bool(self.needs) and not self.num_live,
             IDLE_WORKER: any(map(self._has_idle_machine, self.needs)),
-            UNRUNNABLE_JOBS: bool(unrunnable) and bool(self.hosts),
+            UNRUNNABLE_JOBS: is_unrunnable and bool(machines),
         }
-        return [name for name, holds in found.items() if holds]
+        return [name for name in WARNINGS if applies[name]]
 
     def _has_idle_machine(self, need: Need) -> bool:
-        """Whether a machine that could run it is free, even if all running jobs ran on such machines."""
+        """Whether a machine that could run it is free, even if such machines run all running jobs."""
         num_able = sum(host.is_live and need.met_by(host.machine) for host in self.hosts)
         return need.waited_seconds > IDLE_SECONDS and self.num_held < num_able
 
@@ -200,23 +194,20 @@ _NEEDS = select(
 ).group_by(_WAITING.c.required_capabilities, _WAITING.c.required_gpus)
 _QUEUED_POOLS = select(Job.pool).where(IS_QUEUED).distinct()
 _NUM_HELD_OF_POOLS = select(Job.pool, func.count()).where(is_in("jobs", *HELD)).group_by(Job.pool)
-_HOSTS = select(
-    WorkerHost.pool, WorkerHost.capabilities, WorkerHost.gpus, db_now() - WorkerHost.seen_at
-).where(WorkerHost.seen_at >= db_now() - KNOWN_SECONDS)
+_SILENT_SECONDS = db_now() - WorkerHost.seen_at
+_HOSTS = select(WorkerHost.pool, WorkerHost.capabilities, WorkerHost.gpus, _SILENT_SECONDS)
 
 
 def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
     """Every pool with waiting jobs or machines, by name."""
     live_seconds = max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
-    hosts: dict[str, list[Host]] = {}
-    for pool, capabilities, gpus, seconds in session.execute(_HOSTS):
-        host = Host(_machine(capabilities, gpus), seconds, seconds <= live_seconds)
-        hosts.setdefault(pool, []).append(host)
+    hosts: defaultdict[str, list[Host]] = defaultdict(list)
+    for pool, capabilities, gpus, seconds in session.execute(_HOSTS.where(_SILENT_SECONDS <= KNOWN_SECONDS)):
+        hosts[pool].append(Host(_machine(capabilities, gpus), seconds, seconds <= live_seconds))
     held = dict(session.execute(_NUM_HELD_OF_POOLS).all())
-    pools = sorted({*hosts, *session.scalars(_QUEUED_POOLS)})
     return [
-        PoolReport(pool, _needs(session, pool), tuple(hosts.get(pool, ())), held.get(pool, 0))
-        for pool in pools
+        PoolReport(pool, _needs(session, pool), tuple(hosts[pool]), held.get(pool, 0))
+        for pool in sorted({*hosts, *session.scalars(_QUEUED_POOLS)})
     ]
 
 

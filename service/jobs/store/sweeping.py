@@ -1,4 +1,4 @@
-"""Requeues expired leases and finds lost wake-ups. Any number of processes may sweep at once."""
+"""Requeues expired leases and finds lost wake-ups. Several processes may sweep at the same time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Swept:
     tenant: str
     attempt: int
     fence: int
-    """The new one; the lost worker's is older."""
+    """The new one; the lost worker has an older one."""
     worker: str | None
     """The worker that held it."""
 

@@ -2,7 +2,7 @@
 
 The row is locked before it moves, so that the choice of the next state and the UPDATE see the same row:
 `FOR UPDATE` on PostgreSQL, `BEGIN IMMEDIATE` on SQLite. The UPDATE still names the fence and the old state.
-Boundary: which state follows is decided by the callers (`queue.py`, `sweeping.py`).
+Boundary: the callers (`queue.py`, `sweeping.py`) decide which state follows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def is_in(table: str, *states: JobState) -> ColumnElement[bool]:
 
 
 IS_PROBE, IS_EXPORT = JOBS.c.probe.is_not(None), JOBS.c.export.is_not(None)
-"""Rows of the queue that are no fine-tuning jobs."""
+"""Rows of the queue that are not fine-tuning jobs."""
 IS_JOB = and_(JOBS.c.probe.is_(None), JOBS.c.export.is_(None))
 LEASES = Leases(JOBS, (JOBS.c.id,), JOBS.c.fence, JOBS.c.lease_expires_at, active=is_in("jobs", *HELD))
 
@@ -79,7 +79,7 @@ def locked(*conditions: ColumnElement[bool]) -> Select[Any]:
     return select(*(JOBS.c[name] for name in LockedJob._fields)).where(*conditions)
 
 
-# built once: building them takes longer than the database takes to run them
+# built once: building takes longer than running them
 _LOCK_HELD = locked(holds(bindparam("job_id"), bindparam("held_fence"))).with_for_update()
 _MOVE = (
     update(JOBS)
@@ -90,7 +90,7 @@ _MOVE = (
         JOBS.c.tenant, JOBS.c.fence, JOBS.c.event_sequence, webhook_events.has_endpoints(JOBS.c.tenant)
     )
 )
-"""The other columns to set are those that the parameters name."""
+"""Also sets the columns that the parameters name."""
 _END = _MOVE.values(finished_at=db_now())
 _REQUEUE = _MOVE.values(not_before=db_now() + bindparam("backoff_seconds"))
 
@@ -111,7 +111,7 @@ def move(
     level: str = "info",
     **values: Any,
 ) -> bool:
-    """Move a row from `source` to `target` and set the columns `values`. False: it has moved on; no change.
+    """Move a row from `source` to `target` and set the columns `values`. False: it was in another state.
 
     `backoff_seconds`: until the next claim. Raises WrongState if the transition table does not allow it.
     """
@@ -141,7 +141,7 @@ def end_attempt(
     next_fence: int,
     evidence: tuple[str, ...] = (),
 ) -> JobState:
-    """Move on from an attempt without a result and return the new state. `max_failures` None: no failure."""
+    """End an attempt without a result and return the new state. `max_failures` None: it was no failure."""
     current = JobState(job.state)
     requested = {JobState.CANCELLING: JobState.CANCELLED, JobState.PAUSING: JobState.PAUSED}
     target = requested.get(current, JobState.QUEUED)

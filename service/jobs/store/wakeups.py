@@ -1,8 +1,8 @@
-"""Wake-ups: messages that tell an idle worker of a pool to look at the queue.
+"""Wake-ups: messages on which an idle worker of a pool reads the queue.
 
-They may be lost, late or doubled without harm, because the job's row is the truth. Sending never raises and
-takes little time; what was not sent, the sweeper sends later.
-Boundary: Celery over Redis. Without a broker (embedded), neither is loaded: that is a sixth of the start.
+They may be lost, late or duplicated without harm, because the job's row is the truth. Sending never raises
+and takes little time; the sweeper resends lost ones.
+Celery and Redis are loaded only if there is a broker: they take a sixth of the time to start.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ TASK = "wake"
 CHECK_SECONDS = 1.0
 SEND_SECONDS = 1.0
 MAX_WAITING = 100
-"""A queue with this many unread wake-ups gets no more: its workers are down, or will come anyway."""
+"""A queue with this many unread wake-ups gets no more: its workers are down, or will read it anyway."""
 SOCKET = {"socket_timeout": 10, "socket_connect_timeout": 5, "socket_keepalive": True}
 IMPATIENT = {"max_retries": 0, "interval_start": 0, "connect_retries_timeout": SEND_SECONDS}
 
 
 def queue_name(pool: str) -> str:
-    """The broker's queue of a pool: a worker listens to its own only."""
+    """The broker's queue of a pool: a worker consumes only its own."""
     return f"wake.{pool}"
 
 
@@ -96,11 +96,11 @@ def _num_waiting(producer: Producer, queue: str) -> int:
     try:
         return int(producer.channel.queue_declare(queue, passive=True).message_count)
     except ChannelError:
-        return 0  # the queue is created with its first message
+        return 0  # the first message creates the queue
 
 
 def broker_check(settings: Settings) -> str:
-    """`ok`, `none` if no broker is set, otherwise what is wrong. Only Redis is known to evict messages."""
+    """`ok`, `none` if no broker is set, otherwise the problem. Only Redis may evict messages."""
     if settings.broker_url is None:
         return "none"
     url = settings.broker_url.get_secret_value()
@@ -121,7 +121,7 @@ def broker_check(settings: Settings) -> str:
 
 
 def refuse_eviction(settings: Settings) -> None:
-    """Raise RuntimeError in production if Redis evicts messages; an unreachable one may come back."""
+    """Raise RuntimeError in production if Redis evicts messages. An unreachable one is accepted."""
     found = broker_check(settings)
     if settings.mode == "production" and found.startswith("evicts"):
         raise RuntimeError(f"the broker {found}; set it to noeviction")

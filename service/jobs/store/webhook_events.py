@@ -1,8 +1,6 @@
-"""Deliveries for a tenant's webhooks, stored in the transaction that changes a job.
+"""Stores webhook deliveries in the transaction that changes a job, so a rolled-back change notifies no one.
 
-The rows come from one INSERT … SELECT over the tenant's endpoints: a change that is rolled back notifies
-nobody.
-Boundary: stores deliveries; `service/webhooks/outbox.py` claims and records them.
+`service/webhooks/outbox.py` claims and records them.
 """
 
 from __future__ import annotations
