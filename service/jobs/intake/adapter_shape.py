@@ -1,7 +1,7 @@
-"""What a job inherits from the job that it continues: the shape of its adapter.
+"""The shape of a job's adapter, which it inherits from the job that it continues.
 
-Boundary: pure. A job on a catalogue model, or on another job's whole weights, starts a fresh adapter. A
-training-free job cannot be continued: it has lessons and no weights.
+A job on a catalogue model, or on another job's whole weights, starts a new adapter. A training-free job
+cannot be continued: it has lessons and no weights.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ NO_WEIGHTS = (
 
 
 def with_adapter_shape(method: Method, parent: Method | None, problems: Problems) -> Method:
-    """The method with its adapter spelled out; a given field that is not the parent's is a problem.
+    """The method with its adapter's full shape; a given field that differs from the parent's is a problem.
 
-    The adapter that is continued keeps its shape, so another shape would silently do nothing. `parent`:
-    the method of the job that made that adapter, None if there is no such adapter.
+    A continued adapter keeps its shape, so another shape would silently do nothing. `parent`: the method of
+    the job that made the adapter, None if there is none.
     """
     if isinstance(parent, TrainingFree):
         problems.add("model", NO_WEIGHTS, code="model_without_weights")
@@ -32,9 +32,9 @@ def with_adapter_shape(method: Method, parent: Method | None, problems: Problems
     if given == "full" or inherited is None or inherited == "full":
         return _with_lora(method, given or Lora())
     for name in () if given is None else sorted(given.model_fields_set):
-        asked, there = getattr(given, name), getattr(inherited, name)
-        if asked != there:
-            reason = f"is {asked}, but the model's adapter has {name} {there}: remove lora"
+        requested, trained = getattr(given, name), getattr(inherited, name)
+        if requested != trained:
+            reason = f"is {requested}, but the model's adapter has {name} {trained}: remove lora"
             problems.add(f"method.{method.type}.hyperparameters.lora.{name}", reason, code="invalid_value")
     return _with_lora(method, inherited)
 

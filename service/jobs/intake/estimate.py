@@ -1,7 +1,6 @@
-"""Estimates what a job will cost: steps, tokens, memory and, from past jobs, duration. Ranges, not promises.
+"""Estimates the cost of a job: ranges of steps, tokens, memory and duration.
 
-Boundary: pure functions of plain numbers. Tokens follow from rows and limits; memory from the model's shape;
-time only from what ran here before, and without that there is none.
+Tokens follow from rows and limits, memory from the model's shape, duration only from past jobs.
 """
 
 from __future__ import annotations
@@ -9,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from grpo_engine.config.job import (
-    Lora,
-    Method,
-    Reinforcement,
-    Runtime,
-    TrainingFree,
-)
+from grpo_engine.config.job import Lora, Method, Reinforcement, Runtime, TrainingFree
 from service.jobs.intake.costs import Past
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.methods import lora_of, sampling_of
@@ -24,41 +17,40 @@ from service.jobs.model.schemas import Estimate, Range, TokenRange
 SHORTEST_SHARE = 1 / 8
 """Of max_completion_tokens: the shortest mean length assumed for completions of an unknown model."""
 LEAST_TRAINED_SHARE = 1 / 4
-"""Of what is sampled: groups without signal train nothing, and a job with more of them hardly learns."""
+"""Of the sampled tokens: groups without signal train nothing, and a job with more of them hardly learns."""
 SAME_SPREAD, SIMILAR_SPREAD = 1.5, 3.0
 """Factors by which the speed of a past job of this model, or of one of its size, may be off."""
 SIMILAR_SIZE = 4.0
 """Models at most this many times larger or smaller are comparable in speed."""
 MODEL_JOBS = 8
-"""Past jobs of one model that are looked at, newest first."""
+"""Past jobs of one model that are used, newest first."""
 SHORT_SHARE = 10
-"""Past runs that lasted a tenth of the longest one are no measure beside it."""
+"""Past runs shorter than a tenth of the longest one are not used."""
 TRAIN_PER_SAMPLE = (0.3, 3.0)
-"""Seconds of training per second of sampling, if nothing was trained yet."""
+"""Seconds of training per second of sampling, if there is no training yet to measure."""
 PROCESS_BYTES = 370 * 2**20
 """Of an engine without a model, on a CPU: Python, torch and transformers."""
 BYTES_PER_TRAINED = 16
 """Weight, gradient and Adam's two moments in float32."""
 CPU_ACTIVATION_BYTES, GPU_TOKENS = 160 * 2**20, 16_384
-"""What one training pass may take, if no token budget is set (the engine's `micro_batch_budget.py`)."""
+"""Limits of one training pass if no token budget is set (the engine's `micro_batch_budget.py`)."""
 LOGITS_TOKENS = 1024
-"""Rows of logits that are there at a time."""
+"""Rows of logits in memory at a time."""
 MARGIN = 1.4
-"""What allocators, copies and buffers add at most."""
+"""The most that allocators, copies and buffers add."""
 
 
 @dataclass(frozen=True)
 class RowTokens:
-    """How long a file's rows are for the model."""
+    """Token counts of a file's rows."""
 
     rows: int = 0
     total: int = 0
     longest: int = 0
     targets: int = 0
-    """Supervised: those of them that are learnt."""
+    """Supervised: the tokens that are learnt."""
 
     def with_row(self, tokens: int, targets: int) -> RowTokens:
-        """One row more."""
         longest = max(self.longest, tokens)
         return RowTokens(self.rows + 1, self.total + tokens, longest, self.targets + targets)
 
@@ -69,14 +61,14 @@ class RowTokens:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is estimated."""
+    """The job whose cost is estimated."""
 
     model: str
     """The base."""
     method: Method
     total_steps: int
     rows: RowTokens | None
-    """None: the rows' lengths are not known."""
+    """None: unknown."""
     shape: ModelShape | None
     on_gpu: bool
     runtime: Runtime
@@ -103,7 +95,7 @@ class Basis:
 
 
 def estimate(subject: Subject, past: Sequence[Past]) -> Estimate:
-    """The whole answer."""
+    """The whole estimate."""
     notes: list[str] = []
     basis = comparable(subject, past)
     sampled = sampled_tokens(subject, basis, notes)
@@ -135,7 +127,7 @@ def num_completions(subject: Subject) -> int:
 
 
 def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRange:
-    """Completions times their length: at most the limit, at least what this model wrote lately or a guess."""
+    """Completions times their length: at most the limit, at least this model's recent length, or a guess."""
     count, sampling = num_completions(subject), sampling_of(subject.method)
     if sampling is None:
         return TokenRange(low=0, high=0)
@@ -152,7 +144,7 @@ def sampled_tokens(subject: Subject, basis: Basis, notes: list[str]) -> TokenRan
 
 
 def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> TokenRange | None:
-    """Tokens of completions (or of targets) that gradients come from, each time they do."""
+    """Tokens of completions (or of targets) that gradients come from, counted each time."""
     if isinstance(subject.method, TrainingFree):
         notes.append(
             "A training-free job trains no weights; its duration depends on the models that it calls."
@@ -164,25 +156,23 @@ def trained_tokens(subject: Subject, sampled: TokenRange, notes: list[str]) -> T
     if subject.rows is None:
         notes.append("The model is not on this machine: tokens, memory and duration are unknown.")
         return None
-    tokens = round(
-        subject.total_steps
-        * subject.method.supervised.hyperparameters.rows_per_step
-        * subject.rows.mean_targets
-    )
+    num_rows = subject.total_steps * subject.method.supervised.hyperparameters.rows_per_step
+    tokens = round(num_rows * subject.rows.mean_targets)
     return TokenRange(low=tokens, high=tokens)
 
 
 def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
-    """Weights, what is trained, and the larger of sampling's cache and training's activations."""
+    """Weights, trained parameters, and the larger of sampling's cache and training's activations."""
     shape = subject.shape
     if shape is None:
         notes.append("The model's size is unknown on this machine, so its memory is too.")
         return None
-    width = bytes_per_value(subject)
+    width, method = bytes_per_value(subject), subject.method
+    has_reference = isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.beta > 0
     held = shape.num_parameters * width + (0 if subject.on_gpu else PROCESS_BYTES)
     lora = lora_of(subject.method) or Lora()
     if lora == "full":
-        held += shape.num_parameters * (BYTES_PER_TRAINED - (0 if _has_reference(subject.method) else width))
+        held += shape.num_parameters * (BYTES_PER_TRAINED - (0 if has_reference else width))
     else:
         held += shape.adapter_parameters(lora.rank, lora.target_modules) * BYTES_PER_TRAINED
     working = max(cache_bytes(subject, shape, width), activation_bytes(subject, shape, width))
@@ -192,11 +182,6 @@ def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
     return TokenRange(low=round(held), high=round(MARGIN * (held + working + logits)))
 
 
-def _has_reference(method: Method) -> bool:
-    """Whether a second copy of all weights is loaded."""
-    return isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.beta > 0
-
-
 def bytes_per_value(subject: Subject) -> int:
     if subject.runtime.dtype != "auto":
         return {"float32": 4, "bfloat16": 2}[subject.runtime.dtype]
@@ -204,7 +189,7 @@ def bytes_per_value(subject: Subject) -> int:
 
 
 def cache_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
-    """Keys and values of the completions that are sampled side by side; a prompt's once for its group."""
+    """Keys and values of the completions that are sampled together; a prompt's once for its group."""
     sampling = sampling_of(subject.method)
     if sampling is None:
         return 0
@@ -248,13 +233,13 @@ def job_seconds(
 
 
 def steady(measured: Sequence[tuple[float, float | None]]) -> list[float]:
-    """Of seconds with the rate in them: rates of runs that lasted; of short ones most is their start."""
+    """The rates of (seconds, rate) without those of short runs, which mostly measure the start."""
     longest = max((seconds for seconds, rate in measured if rate), default=0.0)
     return [rate for seconds, rate in measured if rate and seconds * SHORT_SHARE >= longest]
 
 
 def phase_seconds(tokens: TokenRange, rates: Sequence[float], spread: float) -> Range:
-    """At the highest rate seen for the fewest tokens, and at the lowest one for the most."""
+    """From the fewest tokens at the highest rate to the most tokens at the lowest rate."""
     if not tokens.high:
         return Range(low=0, high=0)
     return Range(low=tokens.low / (max(rates) * spread), high=tokens.high / (min(rates) / spread))

@@ -1,6 +1,6 @@
-"""How large a model is: from its config.json and the headers of its safetensors files, without its weights.
+"""The shape of a model, read from its config.json and the headers of its safetensors files.
 
-Boundary: reads a folder of the catalogue, cached until a file of it changes; what follows is `estimate.py`'s.
+Cached until a file of the folder changes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from grpo_engine.files.safetensors_index import read_tensors
 
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
-"""Matrices that `all-linear` leaves alone."""
+"""Matrices that `all-linear` does not adapt."""
 
 
 class UnknownShape(Exception):
-    """The folder does not say how large its model is."""
+    """The folder lacks a part of its model's shape."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What memory depends on."""
+    """The sizes that memory depends on."""
 
     num_parameters: int
     layers: int
@@ -60,7 +60,7 @@ class ModelShape:
 
     @property
     def layer_names(self) -> list[str]:
-        """What the linear layers are called, as in q_proj."""
+        """The short names of the linear layers, such as q_proj."""
         return sorted({each.name.removesuffix(".weight").rpartition(".")[2] for each in self.matrices})
 
 
@@ -79,7 +79,7 @@ def _read(folder: Path, weights: tuple[Path, ...], _stamp: tuple[int, ...]) -> M
         tensors = dict(item for path in weights for item in _tensors(path))
         return _shape(config, tensors)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnknownShape(f"{folder.name} does not say how large it is: {error!r}") from error
+        raise UnknownShape(f"the shape of {folder.name} is unknown: {error!r}") from error
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -108,5 +108,5 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) ->
 
 
 def _is_named(name: str, targets: Sequence[str]) -> bool:
-    """As PEFT compares them: the whole name, or its last parts."""
+    """PEFT's comparison: the whole name, or its last parts."""
     return any(f".{name.removesuffix('.weight')}".endswith(f".{target}") for target in targets)

@@ -1,4 +1,4 @@
-"""What preflight found about a request, and the error that refuses it."""
+"""The result of preflight, and the error that refuses a request."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Report:
     """A job may be queued if `problems` is empty."""
 
     method: Method
-    """Expanded: what a queued job will run with."""
+    """Expanded: the method of the queued job."""
     problems: Problems = field(default_factory=Problems)
     warnings: list[dict[str, str]] = field(default_factory=list)
-    """`code` and `message` each, as in the job's own."""
+    """`code` and `message` each, as in the job."""
     num_training_rows: int = 0
     num_validation_rows: int = 0
     training_tokens: RowTokens | None = None

@@ -1,13 +1,13 @@
 """Dataset rows: JSON lines → checked rows, every fault located by line and field.
 
-Boundary: pure functions over an iterator of byte lines; no storage, no model, no grader. Rows stream:
-a file of any size needs the memory of one row.
+Rows stream: a file of any size needs the memory of one row.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 MAX_PROBLEMS = 100
 MAX_LINE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 ENDS = {"user": "reinforcement", "assistant": "supervised"}
 """Role of a row's last message → the method that trains on such rows."""
 ROLES = ("developer", "system", "user", "assistant", "tool")
@@ -44,10 +45,11 @@ class Problems:
 
     def add(self, param: str, reason: str, *, code: str | None = None) -> None:
         """Without `code`: the code of the file that `param` belongs to."""
-        if code is None:
-            code = f"invalid_{_file_of(param)}_file"
+        file = "retention" if ".retention[" in param else "training"
+        if param.startswith("validation_file"):
+            file = "validation"
         if not self.full:
-            self.found.append(Problem(param, f"{param}: {reason}", code))
+            self.found.append(Problem(param, f"{param}: {reason}", code or f"invalid_{file}_file"))
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Row:
     """Only of supervised `prompt` rows."""
     tools: tuple[dict[str, Any], ...]
     item: Mapping[str, Any]
-    """What graders see: the row without `messages` and `tools`."""
+    """The item that graders see: the row without `messages` and `tools`."""
 
 
 class RowError(Exception):
@@ -72,12 +74,6 @@ class RowError(Exception):
         super().__init__(reason)
         self.where = where
         self.reason = reason
-
-
-def _file_of(param: str) -> str:
-    if param.startswith("validation_file"):
-        return "validation"
-    return "retention" if ".retention[" in param else "training"
 
 
 def read_rows(
@@ -115,11 +111,9 @@ def parse_line(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_LINE_BYTES:
         raise RowError("", f"is longer than {MAX_LINE_BYTES} bytes")
     try:
-        text = line.decode("utf-8")
+        value = json.loads(line.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise RowError("", f"is not UTF-8 (byte {error.start + 1} of the line)") from error
-    try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise RowError("", f"is nested deeper than {MAX_DEPTH} levels") from error
     except json.JSONDecodeError as error:
@@ -163,14 +157,13 @@ def _checked_messages(messages: Any, kind: Kind) -> tuple[dict[str, Any], ...]:
         _check_message(message, f"messages[{index}]")
     last, wanted = messages[-1], "user" if kind == "reinforcement" else "assistant"
     if last["role"] != wanted:
-        meant = f": such rows are for the method {ENDS[last['role']]}" if last["role"] in ENDS else ""
-        raise RowError("messages", f"the last message must have the role {wanted}, not {last['role']}{meant}")
+        hint = f": such rows are for the method {ENDS[last['role']]}" if last["role"] in ENDS else ""
+        raise RowError("messages", f"the last message must have the role {wanted}, not {last['role']}{hint}")
     if kind == "supervised" and len(messages) == 1:
         raise RowError("messages", "must have a message before the assistant's")
     if kind == "supervised" and not last.get("content"):
-        raise RowError(
-            f"messages[{len(messages) - 1}].content", "must not be empty: it is what the model learns"
-        )
+        where = f"messages[{len(messages) - 1}].content"
+        raise RowError(where, "must not be empty: it is what the model learns")
     return tuple(messages)
 
 
@@ -205,24 +198,14 @@ def _refuse_constant(name: str) -> None:
 
 
 def _unusable(value: Any, levels: int) -> str | None:
-    """Why a value cannot be stored or shown (databases and UTF-8 refuse it), None if it can."""
-    if isinstance(value, str):
-        return _unusable_text(value)
-    if isinstance(value, float):
-        return None if math.isfinite(value) else "contains a number that is too large"
+    """The reason why databases or UTF-8 refuse a value; None if they accept it."""
+    if isinstance(value, str) and (odd := _UNSTORABLE.search(value)):
+        return "contains a NUL character" if odd[0] == "\0" else "contains half of a surrogate pair"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "contains a number that is too large"
     if not isinstance(value, list | dict):
         return None
     if levels == 0:
         return f"is nested deeper than {MAX_DEPTH} levels"
     parts = value if isinstance(value, list) else [*value, *value.values()]
     return next((fault for part in parts if (fault := _unusable(part, levels - 1))), None)
-
-
-def _unusable_text(text: str) -> str | None:
-    if "\0" in text:
-        return "contains a NUL character"
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return "contains half of a surrogate pair"
-    return None

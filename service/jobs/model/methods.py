@@ -1,7 +1,4 @@
-"""The method of a job: parsed once into the union of its types, and its parts: graders, tools, files.
-
-Boundary: pure; finds parts and checks none.
-"""
+"""The method of a job, parsed into the union of its types, and its parts: graders, tools, files."""
 
 from __future__ import annotations
 
@@ -52,13 +49,9 @@ def parsed_method(stored: Mapping[str, Any]) -> Method:
 
 
 def settings_of(method: Method) -> ReinforcementMethod | SupervisedMethod | TrainingFreeMethod:
-    """The part of the method that is named as its type: grader, hyperparameters and the rest."""
-    match method:
-        case Reinforcement():
-            return method.reinforcement
-        case TrainingFree():
-            return method.training_free
-    return method.supervised
+    """The part of the method that is named after its type: grader, hyperparameters and the rest."""
+    found: ReinforcementMethod | SupervisedMethod | TrainingFreeMethod = getattr(method, method.type)
+    return found
 
 
 def with_settings(method: Method, **changed: Any) -> Method:
@@ -74,7 +67,7 @@ def grader_of(method: Method) -> Grader | None:
 
 
 def eval_grader_of(method: Method) -> Grader | None:
-    """The grader of held-out rows, if it is another one."""
+    """The grader of held-out rows, if it is a different one."""
     settings = settings_of(method)
     return None if isinstance(settings, SupervisedMethod) else settings.eval_grader
 
@@ -101,7 +94,7 @@ def lora_of(method: Method) -> Lora | Literal["full"] | None:
 
 
 def reads_rows(method: Method) -> bool:
-    """Whether the job's own model reads the rows, and not only a model behind an endpoint."""
+    """Whether the job's own model reads the rows, or only a model behind an endpoint."""
     return not isinstance(method, TrainingFree) or method.training_free.hyperparameters.rollouts == "model"
 
 

@@ -1,6 +1,6 @@
-"""Names that are derived from others: fine-tuned models, their checkpoints, events, rollouts, completions.
+"""Derived names: fine-tuned models, their checkpoints, events, rollouts, completions.
 
-Boundary: pure functions; a name that does not parse is None.
+Parsing a name returns None if it has another form.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from service.platform.tables.core import Job
 
 MODEL_PREFIX = "ft:"
 PROBE = "ftprobe"
-"""Begins the ids of probes."""
+"""Prefix of the ids of probes."""
 EXPORT = "ftexport"
-"""Begins the ids of exports."""
+"""Prefix of the ids of exports."""
 
 
 def base_of(model: str) -> str:
@@ -28,7 +28,7 @@ def fine_tuned_model(model: str, tenant: str, suffix: str | None, job_id: str) -
 
 
 def model_of(job: Job) -> str:
-    """The name of a job's model: the one it has, or will have once it succeeds."""
+    """The name of a job's model, also before it exists."""
     return job.fine_tuned_model or fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
 
 
@@ -48,7 +48,7 @@ def checkpoint_of(model: str) -> tuple[str, int] | None:
 
 
 def job_of(fine_tuned: str) -> str:
-    """Id of the job that a fine-tuned name was made from; the name may belong to another job, or to none."""
+    """The job id in a fine-tuned name; the name may belong to another job, or to none."""
     return f"ftjob-{fine_tuned.rpartition(':')[2]}"
 
 

@@ -1,9 +1,9 @@
-"""A method in OpenAI's terms, and back.
+"""Converts a method into OpenAI's terms, and back.
 
-Strict clients refuse a whole job for a grader type that their library does not know. A rule that is not one
-of OpenAI's is therefore answered as a `python` grader with all its own fields, its true type in `rule`. The
-same holds for a method: `training_free` is answered as `reinforcement`, with all its own settings under that
-name and its true type in `rule`. A job, a patch or a grader that is sent that way is understood.
+Strict clients reject a whole job if their library does not define its grader type. Such a grader is therefore
+shown as a `python` grader with all its own fields and its true type in `rule`. In the same way the method
+`training_free` is shown as `reinforcement`, with all its own settings under that name and its true type in
+`rule`. Jobs, patches and graders are accepted in this form.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 OPENAI_TYPES = frozenset({"string_check", "text_similarity", "python", "score_model"})
-"""Grader types whose fields are OpenAI's; what is added beside them strict clients keep. `multi` is not one:
-they want one grader where its graders are."""
+"""Grader types whose fields are OpenAI's; strict clients keep additional fields. `multi` is not among them:
+OpenAI's has one grader where ours has several."""
 
 
 TRAINING_FREE = "training_free"
 
 
 def in_openai_terms(method: Mapping[str, Any]) -> dict[str, Any]:
-    """The method as strict clients can read it."""
+    """The method in a form that strict clients accept."""
     kind = method.get("type")
     if kind not in ("reinforcement", TRAINING_FREE):
         return dict(method)
@@ -37,12 +37,12 @@ def _stand_in(grader: Mapping[str, Any]) -> dict[str, Any]:
     kind = grader["type"]
     if kind in OPENAI_TYPES and not _has_plain_parts(grader):
         return dict(grader)
-    source = f"# A rule of type {kind!r}, which the service runs itself; its fields are beside this one."
+    source = f"# A grader of type {kind!r}, which the service runs itself; its fields are beside this one."
     return {**grader, "type": "python", "name": grader.get("name") or kind, "source": source, "rule": kind}
 
 
 def _has_plain_parts(grader: Mapping[str, Any]) -> bool:
-    """Whether a judge's message has a part of type `text`, which OpenAI's graders do not know."""
+    """Whether a judge's message has a part of type `text`, which OpenAI's graders do not have."""
     if grader["type"] != "score_model":
         return False
     contents = [message["content"] for message in grader["input"]]

@@ -1,6 +1,6 @@
-"""What a job request may say and what its answer always has (OpenAI's `fine_tuning.job` and our additions).
+"""Requests for jobs and their responses: OpenAI's `fine_tuning.job` and our additions.
 
-Boundary: shapes only. The method is the engine's own configuration class, so what passes here runs there.
+The method is the engine's own configuration class, so a request that passes here runs there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Resources(RequestBody):
 
 
 def _in_openais_older_form(schema: dict[str, Any]) -> None:
-    """That form has no method, or null; `JobCreate` fills it in."""
+    """That form has no method, or null; `JobCreate` adds it."""
     filled_in("method")(schema)
     method = schema["properties"]["method"]
     schema["properties"]["method"] = {
@@ -84,9 +84,9 @@ class JobCreate(RequestBody):
     def _remembering(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         job = handler(data)
         if isinstance(data, dict):
-            # beside a method they are unused and unchecked
-            unused = "hyperparameters" if data.get("method") is not None else None
-            job._given = {name: value for name, value in data.items() if name != unused}
+            job._given = dict(data)
+            if data.get("method") is not None:
+                job._given.pop("hyperparameters", None)  # unused and unchecked beside a method
         return job
 
     @model_validator(mode="before")
@@ -96,9 +96,9 @@ class JobCreate(RequestBody):
             return data
         if data.get("method") is not None:
             return from_openai_terms(data)
-        given = {"hyperparameters": data.get("hyperparameters") or {}}
-        rest = {name: value for name, value in data.items() if name != "hyperparameters"}
-        return {**rest, "method": {"type": "supervised", "supervised": given}}
+        body = dict(data)
+        given = {"hyperparameters": body.pop("hyperparameters", None) or {}}
+        return {**body, "method": {"type": "supervised", "supervised": given}}
 
 
 class ProbeCreate(JobCreate):
@@ -142,12 +142,12 @@ class ProgressRead(BaseModel):
 
 
 class EvalRead(BaseModel):
-    """Each evaluation as `{step, reward, …}`; `verdict` and `retention` are there once there is something."""
+    """Each evaluation as `{step, reward, …}`; `verdict` and `retention` are absent until they exist."""
 
     baseline: dict[str, Any] | None = None
     """Before step 1."""
     best: dict[str, Any] | None = None
-    """By held-out reward; `checkpoint` is its id if one is kept."""
+    """By held-out reward; `checkpoint` is its id if it is kept."""
     last: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
     """`last` against `baseline`, row by row: {text, difference, low, high, rows}."""
@@ -174,7 +174,7 @@ class ArtifactRead(BaseModel):
 
 
 class JobRead(BaseModel):
-    """OpenAI's `fine_tuning.job`; the fields after `method` are ours and always there."""
+    """OpenAI's `fine_tuning.job`; the fields after `method` are ours and always present."""
 
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     id: str
@@ -189,15 +189,15 @@ class JobRead(BaseModel):
     validation_file: str | None
     result_files: list[str]
     trained_tokens: int | None
-    """Once it has succeeded, OpenAI's number: all tokens that were sampled, or of the rows' targets. What
-    gradients came from is in `actual`."""
+    """After success, as OpenAI counts: all sampled tokens, or the targets of the rows. `actual` has those
+    that gradients came from."""
     error: ErrorRead | None
     hyperparameters: dict[str, Any]
     seed: int
     suffix: str | None
     metadata: dict[str, str] | None
     integrations: list[Any] = []
-    """Those that OpenAI's clients know; `sinks` has all."""
+    """The types that OpenAI's clients accept; `sinks` has all."""
     method: dict[str, Any]
     queue: QueueRead
     progress: ProgressRead
@@ -209,13 +209,13 @@ class JobRead(BaseModel):
     failure: FailureRead | None
     resources: dict[str, Any]
     sinks: list[dict[str, Any]]
-    """Where metrics go beside this service, in the shape of `integrations`."""
+    """All destinations of metrics outside of this service, in the shape of `integrations`."""
     started_at: int | None
     estimate: dict[str, Any] | None
-    """What it was expected to cost when it was made, as `…/jobs/validate` says it."""
+    """The estimate at its creation, as from `…/jobs/validate`."""
     actual: dict[str, Any] | None
-    """What its steps have cost so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, and
-    at its end the seconds since it was first started."""
+    """The cost of its steps so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, and
+    at its end the seconds since its first start."""
 
 
 class EventRead(BaseModel):
@@ -258,11 +258,11 @@ class TokenRange(BaseModel):
 
 
 class Estimate(BaseModel):
-    """Null: nothing is known; `notes` say why, and what the rest rests on."""
+    """Null: unknown; `notes` give the reason, and the basis of the other values."""
 
     steps: int
     completions: int
-    """Sampled in all: prompts × group_size × steps."""
+    """Sampled in total: prompts × group_size × steps."""
     sampled_tokens: TokenRange
     trained_tokens: TokenRange | None
     peak_memory_bytes: TokenRange | None
@@ -277,7 +277,7 @@ class RowCounts(BaseModel):
 
 
 class ValidationRead(BaseModel):
-    """Answer of `POST /v1/fine_tuning/jobs/validate`."""
+    """Response of `POST /v1/fine_tuning/jobs/validate`."""
 
     object: Literal["fine_tuning.job.validation"] = "fine_tuning.job.validation"
     valid: bool

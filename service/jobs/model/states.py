@@ -7,7 +7,7 @@
               │  └─ release (drain) ┘
               └──── lease expired, engine died (backoff); too often without a checkpoint → failed
 
-Terminal states never change. A write names the states it comes from; 0 rows means another write was first.
+Terminal states never change. A write names the old state; 0 rows mean that another write was first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rows that come twice: within the training file, and held-out rows that training sees.
+"""Warns of repeated rows: within the training file, and held-out rows that are training rows too.
 
-Boundary: warns, never refuses. Rows stream; 16 bytes per training row are kept.
+Rows stream; a digest of each training row and the places of repetitions are kept.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ class DuplicateCheck:
     def watch(self, rows: Iterable[Row], param: str) -> Iterator[Row]:
         """The same rows; duplicates are reported after the last one."""
         pairs: list[tuple[int, int]] = []
-        num_rows = num_pairs = 0
+        num_rows = 0
         for row in rows:
             num_rows += 1
-            earlier = self._seen(row, param)
-            if earlier is not None:
-                num_pairs += 1
-                pairs += [(row.line, earlier)] if len(pairs) < SHOWN_ROWS else []
+            if (earlier := self._first_line(row, param)) is not None:
+                pairs.append((row.line, earlier))
             yield row
-        if num_pairs:
-            self._tell(param, num_rows, num_pairs, pairs)
+        if pairs:
+            self._warn(param, num_rows, pairs)
 
-    def _seen(self, row: Row, param: str) -> int | None:
+    def _first_line(self, row: Row, param: str) -> int | None:
         """Line of the training row with the same conversation."""
         digest = _digest(row)
         if param != "training_file":
@@ -46,19 +44,19 @@ class DuplicateCheck:
         first = self._training.setdefault(digest, row.line)
         return None if first == row.line else first
 
-    def _tell(self, param: str, num_rows: int, num_pairs: int, pairs: list[tuple[int, int]]) -> None:
-        shown = ", ".join(f"row {line} is training row {earlier} again" for line, earlier in pairs)
-        more = f" and {num_pairs - len(pairs)} more" if num_pairs > len(pairs) else ""
+    def _warn(self, param: str, num_rows: int, pairs: list[tuple[int, int]]) -> None:
+        shown = ", ".join(f"row {line} repeats training row {first}" for line, first in pairs[:SHOWN_ROWS])
+        more = f" and {len(pairs) - SHOWN_ROWS} more" if len(pairs) > SHOWN_ROWS else ""
         if param == "training_file":
-            text = f"{num_pairs} of {num_rows} rows repeat the prompt of an earlier one: {shown}{more}."
+            text = f"{len(pairs)} of {num_rows} rows repeat the prompt of an earlier one: {shown}{more}."
             self.warn("duplicate_rows", f"{param}: {text} Repeated prompts weigh more.")
             return
         code = "validation_leak" if param == "validation_file" else "retention_leak"
-        text = f"{num_pairs} of {num_rows} rows are training rows too: {shown}{more}."
+        text = f"{len(pairs)} of {num_rows} rows are training rows too: {shown}{more}."
         self.warn(code, f"{param}: {text} Improvement on them may be memorisation.")
 
 
 def _digest(row: Row) -> bytes:
-    """Of all that the model reads, and what it is to learn; not of what only graders see."""
+    """Of the conversation and its target, without the fields that only graders see."""
     conversation = [row.messages if row.messages is not None else row.prompt, row.completion, row.tools]
     return hashlib.blake2b(json.dumps(conversation, sort_keys=True).encode(), digest_size=16).digest()

@@ -1,7 +1,6 @@
-"""What a method needs beyond its own fields: endpoints and models that the operator offers.
+"""Checks that the operator offers the endpoints and models that graders name.
 
-Boundary: reads the operator's files and the model catalogue, opens no URL; `grpo_engine.outbound.addresses`
-checks URLs.
+Boundary: opens no URL; `grpo_engine.outbound.addresses` checks URLs.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from service.platform.catalog import Catalog
 
 
 def check_grader(where: str, grader: GraderBase, catalog: Catalog, problems: Problems) -> None:
-    """All that this deployment lacks for a grader."""
+    """Adds a problem for each endpoint or model that a grader needs and the deployment lacks."""
     for place, rule in leaves(where, grader):
         match rule:
             case RewardModel():
@@ -69,16 +68,15 @@ def _check_prices(where: str, name: str, limit: float | None, problems: Problems
 def _check_reward_model(place: str, rule: RewardModel, catalog: Catalog, problems: Problems) -> None:
     for name in ("path", "revision"):
         if getattr(rule, name) is not None:
-            problems.add(
-                f"{place}.{name}", "is set by the model catalogue: give only model", code="invalid_value"
-            )
+            reason = "is set by the model catalogue: give only model"
+            problems.add(f"{place}.{name}", reason, code="invalid_value")
     if catalog.find(rule.model) is None:
         reason = f"{rule.model!r} is not in the model catalogue"
         problems.add(f"{place}.model", reason, code="model_not_found")
 
 
 def with_places(grader: Any, catalog: Catalog) -> Any:
-    """The same grader, its reward models with the catalogue's places. Raises LookupError with a name."""
+    """The grader with the catalogue's paths of its reward models. Raises LookupError with a missing name."""
     match grader:
         case RewardModel():
             entry = catalog.find(grader.model)

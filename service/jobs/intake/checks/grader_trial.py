@@ -1,6 +1,6 @@
-"""A job's grader tried on some rows before anything is queued: does it break, is it mute, is it constant?
+"""Tries a job's grader on some rows before the job is queued: it may fail, score nothing, or be constant.
 
-Boundary: grades made-up completions; no model, no storage, no server of anybody is asked.
+The completions are made up. No model is loaded and no server gets a request.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ TRIAL_COMPLETIONS = ("", "The answer is 42.", '{"answer": 42}')
 DEADLINE_SECONDS = 5.0
 """For one completion."""
 TRIAL_SECONDS = 20.0
-"""For all of them: what has no score by then is not waited for."""
+"""For all of them: later scores are ignored."""
 RAISED = "python_grader_runtime_error"
 HOPELESS = re.compile(
     r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
 )
-"""A name, a package or a field of the row that is not there; a reward that is no number."""
+"""A missing name, package or field of the row; a reward that is not a number."""
 MAX_ROW_VALUES = 4
 MAX_VALUE_CHARACTERS = 2000
 
 
 def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Warn, where: str) -> None:
-    """Refuses a grader that fails on trial completions; warns if it scores none or all alike.
+    """Refuses a grader that fails on trial completions; warns if it scores none, or all the same.
 
-    Rules that ask a server, or load a model, are not tried; nor is anything said of what only workers have.
+    Rules that call a server or load a model are not tried. Errors that only workers can judge are ignored.
     """
     if not all(_runs_here(rule) for _, rule in leaves(where, grader)):
         return
@@ -60,21 +60,19 @@ def try_grader(grader: Grader, rows: Sequence[Row], problems: Problems, warn: Wa
     elif raised := [error for score in scores for error in score.errors.values() if error.code == RAISED]:
         last_line = raised[0].message.strip().rpartition("\n")[2]
         message = f"The grader raised on {len(raised)} of {len(scores)} trial completions: {last_line}"
-        warn(
-            "grader_raises",
-            f"{message}. Such completions are not scored; the job fails if there are too many.",
-        )
+        consequence = "Such completions are not scored; the job fails if there are too many."
+        warn("grader_raises", f"{message}. {consequence}")
     elif len(rewards) == 1 and not _wants_a_shape(grader):
         message = f"The grader gave every trial completion the reward {rewards.pop():g}"
         warn("grader_constant", f"{message}: if it does so in training, no group has signal.")
 
 
 class _Broken(Exception):
-    """The grader raised; the message says on which row."""
+    """The grader raised; the message names the row."""
 
 
 def _is_broken(errors: Sequence[GradeError]) -> bool:
-    """Whether no completion can be scored ever: always the same fault, and one that looks at none."""
+    """Whether no completion can ever be scored: always the same error, independent of the completion."""
     last_lines = {error.message.strip().rpartition("\n")[2] for error in errors}
     return (
         all(error.code == RAISED for error in errors)
@@ -103,7 +101,7 @@ def _tried(grader: Grader, rows: Sequence[Row]) -> list[Score]:
 
 
 def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
-    """Scores from a grading process, but those that this machine could not give."""
+    """Scores from a grading process, without errors that are the machine's."""
     end = time.monotonic() + TRIAL_SECONDS
     scores: list[Score] = []
     with open_grading(grader, processes=1, deadline_seconds=DEADLINE_SECONDS) as grading:
@@ -117,12 +115,12 @@ def _tried_apart(grader: Grader, rows: Sequence[Row]) -> list[Score]:
 
 
 def _is_the_machines(error: GradeError) -> bool:
-    """No sandbox or no library here: workers may have it."""
+    """No sandbox or library here; workers may have it."""
     return error.code == "python_grader_server_error" or "grading process" in error.message
 
 
 def _samples(grader: Grader, row: Row) -> Iterator[Sample]:
-    """Completions that say little, and right ones: what the grader's own references are for this row."""
+    """Short texts, and right answers: the grader's own references for this row."""
     texts = list(TRIAL_COMPLETIONS)
     for part in _parts(grader):
         for template in part.templates().values():
@@ -136,7 +134,7 @@ def _samples(grader: Grader, row: Row) -> Iterator[Sample]:
 
 
 def _values(row: Row) -> list[str]:
-    """Short texts and numbers of the row: one of them may be what a python grader compares with."""
+    """Short texts and numbers of the row, which a python grader may compare with."""
     found = [str(value) for value in row.item.values() if isinstance(value, str | int | float)]
     return [text for text in found if len(text) <= MAX_VALUE_CHARACTERS][:MAX_ROW_VALUES]
 
@@ -150,7 +148,7 @@ def _parts(grader: Grader) -> list[LeafGrader]:
 
 
 def _wants_a_shape(grader: Grader) -> bool:
-    """Whether it looks at lengths, formats or fields, of which no right completion can be made up here."""
+    """Whether it checks lengths, formats or fields, for which no right completion can be made up."""
     return any(
         part.type in ("length", "code_tests")
         or (part.type == "format" and uses_sample(part.input))

@@ -1,8 +1,7 @@
-"""Options that a job states and that change nothing in it: told as warnings, because their author expects
-something of them.
+"""Warns of options that have no effect in a job.
 
-Boundary: pure. An option counts as stated where it is neither its default nor what the recipe or the loss
-sets, since an expanded configuration states everything.
+An expanded configuration has all options, so an option counts as set if it is neither its default nor the
+value of the recipe or the loss.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ CISPO_MIN = 1.0
 
 
 def warn_of_idle_options(method: Method, has_validation: bool, warn: Warn) -> None:
-    """One warning for each such option of a reinforcement method; other methods have none."""
+    """One warning for each such option of a reinforcement method; other methods have no such options."""
     if not isinstance(method, Reinforcement):
         return
     settings = method.reinforcement.hyperparameters
     for reason, names in _idle(method.reinforcement, has_validation):
         for name in names:
-            if getattr(settings, name) != _unstated(settings, name):
+            if getattr(settings, name) != _default(settings, name):
                 warn("option_without_effect", f"{name} has no effect: {reason}.")
     _warn_of_unmeasured_kl(settings, warn)
     if settings.loss_type == "cispo" and settings.epsilon_high < CISPO_MIN:
@@ -44,15 +43,15 @@ def _warn_of_unmeasured_kl(settings: ReinforcementHyperparameters, warn: Warn) -
             warn("option_without_effect", message)
 
 
-def _unstated(settings: ReinforcementHyperparameters, name: str) -> Any:
-    """The option's value if the job does not state it."""
+def _default(settings: ReinforcementHyperparameters, name: str) -> Any:
+    """The option's value if the job does not set it."""
     default = type(settings).model_fields[name].get_default(call_default_factory=True)
     by_recipe = RECIPES[settings.recipe].get(name, default)
     return CLIPS.get(settings.loss_type, {}).get(name, by_recipe)
 
 
 def _idle(method: ReinforcementMethod, has_validation: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Reasons, and the options that have no effect for them."""
+    """Reasons, and the options that have no effect because of them."""
     settings = method.hyperparameters
     loss, estimator = settings.loss_type, settings.advantage
     yield "the models of this service do not support it", ("reasoning_effort",)

@@ -1,7 +1,4 @@
-"""What a job needs of the machine that runs it, and the refusal of what no machine offers.
-
-Boundary: the table of machines and the names of capabilities are `capabilities.py`'s.
-"""
+"""The requirements of a job on its machine, and the problems if no machine meets them."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def check_gpus(
 def check_capabilities(
     method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
 ) -> None:
-    """A problem at each part that no machine can run; also at graders beyond the subset that there is."""
+    """Adds a problem for each part that no machine can run, and for graders outside of monty's subset."""
     needs = needs_of(method)
     if not needs:
         return
@@ -65,7 +62,7 @@ def check_capabilities(
     for where, needed in needs:
         if not able and not any(needed in host for host in hosts):
             reason = (
-                "needs a sandbox for untrusted code, and no worker has one that works: see the workers' logs"
+                "needs a sandbox for untrusted code, and no worker has a working one: see the workers' logs"
             )
             problems.add(where, reason, code="sandbox_unavailable")
     if able and monty.installed():

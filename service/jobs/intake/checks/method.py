@@ -1,8 +1,5 @@
-"""What is wrong with a method whatever the rows: response format, adapter targets, formulas without a value,
-fields that need a file that is not given.
-
-Boundary: pure; problems and warnings go to the caller's report. Ranges of single fields are the engine's
-configuration's business, rows are `preflight.py`'s.
+"""Checks a method independently of the rows: response format, adapter targets, formulas without a value,
+fields that need a missing file. The engine's configuration checks the ranges of single fields.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ _response_format: TypeAdapter[Any] = TypeAdapter(
 
 
 def check_method(method: Method, has_validation: bool, problems: Problems, warn: Warn) -> None:
-    """All of these checks, for a method of any type."""
+    """Checks a method of any type."""
     where, lora = f"method.{method.type}", lora_of(method)
     if isinstance(lora, Lora) and not (lora.target_modules and all(lora.target_modules)):
         reason = 'must name at least one module, or be "all-linear"'
@@ -88,7 +85,7 @@ def check_lora_targets(method: Method, shape: ModelShape, problems: Problems) ->
 
 
 def _check_held_out(method: Method, has_validation: bool, problems: Problems) -> None:
-    """Fields that only held-out rows give a meaning."""
+    """Fields that need held-out rows."""
     if has_validation:
         return
     where = f"method.{method.type}"
@@ -101,7 +98,7 @@ def _check_held_out(method: Method, has_validation: bool, problems: Problems) ->
 
 
 def _check_tool_parameters(method: Method, problems: Problems) -> None:
-    """Chat templates and models read them as a JSON schema of an object."""
+    """They must be a JSON schema of an object, as chat templates and models expect."""
     for index, tool in enumerate(tools_of(method)):
         if not isinstance(tool, HttpTool):
             continue

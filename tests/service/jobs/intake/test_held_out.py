@@ -131,10 +131,10 @@ def test_repeated_and_leaked_rows_are_told_with_numbers(client: TestClient) -> N
     assert report["valid"] is True
     told = warnings(report)
     assert told["duplicate_rows"] == (
-        "training_file: 2 of 4 rows repeat the prompt of an earlier one: row 3 is training row 1 again, "
-        "row 4 is training row 1 again. Repeated prompts weigh more."
+        "training_file: 2 of 4 rows repeat the prompt of an earlier one: row 3 repeats training row 1, "
+        "row 4 repeats training row 1. Repeated prompts weigh more."
     )
-    repeated = "rows are training rows too: row {} is training row {} again."
+    repeated = "rows are training rows too: row {} repeats training row {}."
     leak = f"{repeated} Improvement on them may be memorisation."
     assert told["validation_leak"] == f"validation_file: 1 of 2 {leak.format(2, 2)}"
     place = "method.reinforcement.retention[0].file"
@@ -146,7 +146,7 @@ def test_repeated_and_leaked_rows_are_told_with_numbers(client: TestClient) -> N
 def test_only_the_first_repeated_rows_are_listed(client: TestClient) -> None:
     report = validated(client, training_file=upload(client, jsonl(*[row()] * 9)))
     assert "8 of 9 rows" in warnings(report)["duplicate_rows"]
-    assert "row 6 is training row 1 again and 3 more." in warnings(report)["duplicate_rows"]
+    assert "row 6 repeats training row 1 and 3 more." in warnings(report)["duplicate_rows"]
 
 
 @on_sqlite
