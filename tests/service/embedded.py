@@ -32,7 +32,7 @@ START_SECONDS = 60
 
 
 def run_shell(script: str, folder: Path, environment: dict[str, str]) -> str:
-    """What a guide's block says, run in `folder` until its first line that fails."""
+    """Run a guide's block in `folder` up to its first failing line."""
     done = subprocess.run(
         ["bash", "-euc", script],
         env=environment,
@@ -74,7 +74,7 @@ class Up:
         return str(self.ready["url"])
 
     def grpo(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        """The `grpo` command as its user runs it: only GRPO_HOME and GRPO_URL tell it where."""
+        """The `grpo` command as its user runs it: configured only by GRPO_HOME and GRPO_URL."""
         return call_grpo(*arguments, environment={**self.environment, "GRPO_URL": self.url})
 
     def json(self, *arguments: str | Path) -> Any:

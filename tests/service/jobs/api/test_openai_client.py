@@ -118,7 +118,7 @@ def test_judges_are_openais_own_as_far_as_their_messages_are(content: Any, kind:
 
 
 def _named(settings: dict[str, Any]) -> dict[str, Any]:
-    """A stand-in needs a name; the rule's type where it had none."""
+    """A stand-in needs a name: the rule's type if it has none."""
     return {**settings, "grader": {**settings["grader"], "name": settings["grader"]["type"]}}
 
 
@@ -194,7 +194,7 @@ def test_models_are_listed_read_and_deleted(
     assert caught.value.code == "model_not_found"
 
 
-def test_a_refused_job_tells_the_field(openai_client: OpenAI, training_file: str, database: Database) -> None:
+def test_a_refused_job_names_the_field(openai_client: OpenAI, training_file: str, database: Database) -> None:
     method: Any = reinforcement(group_size=1)
     with pytest.raises(openai.BadRequestError) as caught:
         openai_client.fine_tuning.jobs.create(model="tiny", training_file=training_file, method=method)

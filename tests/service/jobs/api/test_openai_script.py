@@ -1,4 +1,4 @@
-"""A script for OpenAI's own service runs here; what of its terms has no effect or no place is told."""
+"""A script for OpenAI's own service runs here; terms without effect or equivalent are reported."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_the_script_runs_unmodified_with_another_base_url(tmp_path: Path) -> Non
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert f"trained ft:{MODEL}:default:sums:" in said[-1]
-    assert any(line.startswith("checkpoint 4 ") for line in said)
+    lines = done.stdout.splitlines()
+    assert f"trained ft:{MODEL}:default:sums:" in lines[-1]
+    assert any(line.startswith("checkpoint 4 ") for line in lines)
     with (out / "metrics.csv").open() as table:
         assert next(csv.reader(table))[0] == "step"
     with tarfile.open(out / "adapter.tar.gz") as archive:
@@ -49,7 +49,7 @@ def test_the_script_runs_unmodified_with_another_base_url(tmp_path: Path) -> Non
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """What a job may say is no matter of the database."""
+    """The contents of a job do not depend on the database."""
     return sqlite_url
 
 

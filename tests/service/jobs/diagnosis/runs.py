@@ -33,7 +33,7 @@ def rising(low: float, high: float) -> Callable[[float], float]:
 
 
 def metrics(num_steps: int = NUM_STEPS, **changed: Value) -> list[dict[str, Any]]:
-    """Rows with a little noise on the reward, which rises unless told otherwise."""
+    """Rows with a little noise on the reward, which rises by default."""
     noise = random.Random(5)
     values: Mapping[str, Value] = {**HEALTHY, "reward": rising(0.2, 0.8), **changed}
     rows = []

@@ -1,4 +1,4 @@
-"""What the rules say of runs that went wrong in one way each, and that they keep silent over a good one."""
+"""The findings about runs that each have one problem, and none about a good run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def changed(finding: DiagnosisFinding) -> Any:
 
 
 @pytest.mark.parametrize("case", POOR)
-def test_a_poor_run_is_told_its_cause_and_the_change(case: str) -> None:
+def test_a_poor_run_has_a_finding_with_cause_and_change(case: str) -> None:
     found, code, change = POOR[case]
     finding = the(found, code)
     assert changed(finding) == change
@@ -48,7 +48,7 @@ def test_evidence_quotes_steps_and_numbers(case: str) -> None:
 
 
 @pytest.mark.parametrize("code", FAILED)
-def test_a_failure_is_told_its_cause_and_the_change(code: str) -> None:
+def test_a_failure_has_a_finding_with_cause_and_change(code: str) -> None:
     found, field, change = FAILED[code]
     finding = diagnose(found).findings[0]
     assert (finding.code, finding.severity, finding.field) == (code, "error", field)
@@ -92,7 +92,7 @@ def test_the_worst_finding_comes_first_and_is_the_summary() -> None:
     assert found.summary == f"{found.findings[0].cause} (1 more below)"
 
 
-def test_a_run_that_goes_on_is_told_to_wait_where_steps_are_few() -> None:
+def test_the_advice_for_an_unfinished_run_with_few_steps_is_to_wait() -> None:
     finding = the(run(metrics(5), state=JobState.RUNNING, total_steps=100), "too_few_steps")
     assert (finding.advice, finding.patch) == ("Wait.", None)
 

@@ -1,4 +1,4 @@
-"""`GET …/jobs/{id}/diagnosis` over stored rows, and its patch sent to `clone` as it is."""
+"""`GET …/jobs/{id}/diagnosis` over stored rows, and its patch sent to `clone` unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(database: Database, job_id: str) -> None:
             session.add(Rollout(**place, has_signal=False, data=data))
 
 
-def test_a_failed_job_is_understood_and_mended_in_two_calls(
+def test_a_failed_job_is_diagnosed_and_cloned_with_a_fix(
     client: TestClient, database: Database, settings: Settings
 ) -> None:
     make_model(settings.home)

@@ -1,4 +1,4 @@
-"""The shape of an adapter that a job goes on from: inherited, and never asked for in vain."""
+"""The shape of a continued adapter is inherited, and another shape is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_another_shape_than_the_inherited_one_is_a_problem_at_its_field(
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}, {"alpha": 8}, PARENT])
-def test_what_is_not_said_is_inherited(lora: Any) -> None:
+def test_missing_fields_are_inherited(lora: Any) -> None:
     problems = Problems()
     assert shape_of(lora, problems) == SHAPE
     assert problems.found == []

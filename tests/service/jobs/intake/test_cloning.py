@@ -1,4 +1,4 @@
-"""`POST …/jobs/{id}/clone`: what was asked for once more, with changes or without."""
+"""`POST …/jobs/{id}/clone`: the same request again, with or without changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_post_without_a_body_repeats_the_job(client: TestClient, training_file
     assert answer.json()["seed"] == job["seed"]
 
 
-def test_a_recipe_is_expanded_anew_because_the_request_was_kept_and_not_its_expansion(
+def test_a_clone_expands_the_recipe_of_the_original_request_again(
     client: TestClient, training_file: str
 ) -> None:
     job = create(client, training_file)

@@ -64,7 +64,7 @@ def test_a_created_job_is_queued_with_its_whole_configuration(client: TestClient
     assert client.get(f"{JOBS}/{job['id']}").json() == job
 
 
-def test_a_suffix_is_any_text_and_stands_in_the_model_s_name_with_dashes(client: TestClient) -> None:
+def test_a_suffix_is_any_text_and_becomes_part_of_the_model_s_name(client: TestClient) -> None:
     job = create(client, upload(client), suffix='Grüße: "a/b" 2')
     assert job["suffix"] == 'Grüße: "a/b" 2'
     name = names.fine_tuned_model(job["model"], "tenant-a", job["suffix"], job["id"])
@@ -117,12 +117,12 @@ def lora_of(answer: Any) -> Any:
     return answer.json()["method"]["reinforcement"]["hyperparameters"]["lora"]
 
 
-def test_a_job_on_a_catalogue_model_tells_the_adapter_it_will_make(client: TestClient) -> None:
+def test_a_job_on_a_catalogue_model_shows_its_future_adapter(client: TestClient) -> None:
     answer = post(client, request(upload(client)))
     assert lora_of(answer) == {"rank": 16, "alpha": 32.0, "dropout": 0.0, "target_modules": "all-linear"}
 
 
-def test_a_job_inherits_the_shape_of_the_adapter_it_goes_on_from(
+def test_a_job_inherits_the_shape_of_the_adapter_that_it_continues(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     inherited = lora_of(child_of_rank_4(client, settings, database))
@@ -221,16 +221,16 @@ def test_positions_follow_the_order_of_claims(client: TestClient, database: Data
     assert jobs[second["id"]] == {"position": 3, "reason": "2 ahead of it in the queue"}
 
 
-def test_a_job_that_waits_for_others_of_its_tenant_says_so(
+def test_a_job_that_waits_for_others_of_its_tenant_shows_the_limit(
     client: TestClient, other_client: TestClient, app: FastAPI, settings: Settings, database: Database
 ) -> None:
     app.state.settings = settings.model_copy(update={"max_running_jobs": 2})
     held = [add_job(database, state, fence=1) for state in (JobState.RUNNING, JobState.PAUSING)]
     file_id = upload(client)
     waiting = create(client, file_id)
-    told = "Tenant limit reached: 2 running jobs"
-    assert waiting["queue"] == {"position": 1, "reason": told}
-    assert client.get(JOBS).json()["data"][0]["queue"]["reason"] == told
+    reason = "Tenant limit reached: 2 running jobs"
+    assert waiting["queue"] == {"position": 1, "reason": reason}
+    assert client.get(JOBS).json()["data"][0]["queue"]["reason"] == reason
     assert create(other_client, upload(other_client))["queue"]["reason"] == "1 ahead of it in the queue"
     with database.transaction() as session:
         assert queue.finish(session, held[0], 1, JobState.SUCCEEDED)

@@ -54,7 +54,7 @@ def subject(**more: Any) -> Subject:
     return replace(usual, **more)
 
 
-def test_runs_of_a_moment_do_not_widen_what_long_ones_told() -> None:
+def test_short_runs_do_not_widen_the_estimate_from_long_ones() -> None:
     start = replace(PAST, sampled_tokens=10, sample_seconds=2.0, trained_tokens=10, train_seconds=1.0)
     assert estimate(subject(), [start, PAST]).seconds == estimate(subject(), [PAST]).seconds
     assert estimate(subject(), [start]).seconds is not None
@@ -85,7 +85,7 @@ def test_a_past_job_of_the_model_gives_time_and_lengths() -> None:
     assert found.notes[-1] == "The duration is estimated from 1 run with this model on a machine."
 
 
-def test_a_model_of_a_similar_size_tells_the_speed_less_exactly_and_nothing_of_lengths() -> None:
+def test_a_model_of_a_similar_size_gives_a_wider_duration_and_no_lengths() -> None:
     other = replace(PAST, model="other", num_parameters=250_000_000)
     found = estimate(subject(), [other])
     low, high = 3200 * 32, 3200 * 256
@@ -96,7 +96,7 @@ def test_a_model_of_a_similar_size_tells_the_speed_less_exactly_and_nothing_of_l
     assert found.seconds.high == pytest.approx(high / (rate / 3) + high / (2 * rate / 3) + 90, abs=0.1)
 
 
-def test_a_model_of_another_size_tells_nothing() -> None:
+def test_a_model_of_another_size_gives_no_duration() -> None:
     assert estimate(subject(), [replace(PAST, model="other", num_parameters=7_000_000_000)]).seconds is None
 
 
@@ -143,7 +143,7 @@ def test_all_weights_take_optimizer_states_and_the_reference_a_copy() -> None:
     assert with_reference.low - without.low == 500_000_000 * 2
 
 
-def test_a_model_that_is_elsewhere_has_no_memory_and_the_note_says_so() -> None:
+def test_a_model_on_another_machine_has_no_memory_estimate_but_a_note() -> None:
     found = estimate(subject(shape=None), [])
     assert found.peak_memory_bytes is None
     assert any("size is unknown" in note for note in found.notes)
@@ -170,8 +170,8 @@ def test_targets_that_name_no_module_are_refused_with_the_names_that_exist(tmp_p
         check_lora_targets(grpo(lora={"target_modules": targets}), shape, problems)
         names = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
         where = "method.reinforcement.hyperparameters.lora.target_modules"
-        told = f"{where}: the model has no module {missing}: its linear layers are {names}"
-        assert [each.message for each in problems.found] == ([told] if missing else [])
+        message = f"{where}: the model has no module {missing}: its linear layers are {names}"
+        assert [each.message for each in problems.found] == ([message] if missing else [])
 
 
 @pytest.mark.parametrize("header", [b"", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0{}"])

@@ -1,4 +1,4 @@
-"""The grader's trial at submit, for rules that run in a process or ask a server."""
+"""The grader's trial at submit, for rules that run in a process or call a server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def python(body: str) -> dict[str, Any]:
     return {"type": "python", "source": f"def grade(sample, item):\n    {body}"}
 
 
-def test_graders_that_tell_answers_apart_pass_in_silence(client: TestClient) -> None:
+def test_graders_that_distinguish_answers_cause_no_warning(client: TestClient) -> None:
     assert warned(client, python("return float(item['answer'] in sample['output_text'])")) == []
     assert warned(client, {"type": "math", "reference": "{{item.answer}}"}) == []
     similar = {"type": "text_similarity", "evaluation_metric": "fuzzy_match", "reference": "{{item.answer}}"}
@@ -46,7 +46,7 @@ def test_graders_that_tell_answers_apart_pass_in_silence(client: TestClient) -> 
     assert warned(client, {"type": "process", "grader": inner}) == []
 
 
-def test_code_tests_are_run_but_no_right_code_is_made_up(client: TestClient) -> None:
+def test_code_tests_without_a_right_answer_cause_no_warning(client: TestClient) -> None:
     assert warned(client, {"type": "code_tests", "tests": "{{item.tests}}"}, tests=TESTS) == []
 
 
@@ -59,16 +59,14 @@ def test_code_tests_are_run_but_no_right_code_is_made_up(client: TestClient) -> 
         ("return scored(sample)", "NameError: name 'scored' is not defined"),
     ],
 )
-def test_a_python_grader_that_can_score_nothing_ever_is_refused(
-    client: TestClient, body: str, why: str
-) -> None:
-    asked = request(upload(client, jsonl(row(), row())), method=reinforcement(python(body)))
-    (problem,) = client.post("/v1/fine_tuning/jobs/validate", json=asked).json()["problems"]
+def test_a_python_grader_that_can_never_score_is_refused(client: TestClient, body: str, why: str) -> None:
+    body = request(upload(client, jsonl(row(), row())), method=reinforcement(python(body)))
+    (problem,) = client.post("/v1/fine_tuning/jobs/validate", json=body).json()["problems"]
     assert problem["param"] == "method.reinforcement.grader"
     assert why in problem["message"]
 
 
-def test_a_python_grader_that_raises_on_each_trial_completion_is_told_with_its_error(
+def test_the_warning_about_a_grader_that_always_raises_has_its_error(
     client: TestClient,
 ) -> None:
     ((code, message),) = warned(client, python("return float(sample['output_text'].split('#')[1])"))
@@ -76,7 +74,7 @@ def test_a_python_grader_that_raises_on_each_trial_completion_is_told_with_its_e
     assert "IndexError: list index out of range" in message
 
 
-def test_a_reference_that_is_null_in_some_rows_is_told(client: TestClient) -> None:
+def test_a_reference_that_is_null_in_some_rows_causes_a_warning(client: TestClient) -> None:
     grader = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}"}
     ((code, message),) = warned(client, {**grader, "reference": "{{item.note}}"}, note=None)
     assert code == "null_reference"
@@ -85,7 +83,7 @@ def test_a_reference_that_is_null_in_some_rows_is_told(client: TestClient) -> No
     )
 
 
-def test_a_python_grader_that_raises_on_some_completions_is_told(client: TestClient) -> None:
+def test_a_python_grader_that_raises_on_some_completions_causes_a_warning(client: TestClient) -> None:
     ((code, message),) = warned(client, python("return float(sample['output_text'].split()[3] == '5.')"))
     assert (code, message.partition(". ")[0]) == (
         "grader_raises",
@@ -93,7 +91,7 @@ def test_a_python_grader_that_raises_on_some_completions_is_told(client: TestCli
     )
 
 
-def test_a_quick_rule_is_not_tried_for_longer_than_another(
+def test_the_trial_of_an_inline_rule_has_a_deadline(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thirty-two of them on texts of 64 KiB take a minute for each completion."""
@@ -103,12 +101,14 @@ def test_a_quick_rule_is_not_tried_for_longer_than_another(
     assert warned(client, {**constant, "reference": "b"}) == []
 
 
-def test_a_python_grader_that_is_constant_is_told(client: TestClient) -> None:
+def test_a_constant_python_grader_causes_a_warning(client: TestClient) -> None:
     ((code, message),) = warned(client, python("return 1"))
     assert (code, "the reward 1" in message) == ("grader_constant", True)
 
 
-def test_a_grader_that_hangs_is_not_waited_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_grader_does_not_delay_the_request(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grader_trial, "DEADLINE_SECONDS", 0.5)
     monkeypatch.setattr(grader_trial, "TRIAL_SECONDS", 10.0)
     started = time.monotonic()
@@ -117,13 +117,13 @@ def test_a_grader_that_hangs_is_not_waited_for(client: TestClient, monkeypatch: 
     assert time.monotonic() - started < 30
 
 
-def test_nobody_is_asked_at_submit(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_is_called_at_submit(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with EndpointServer(lambda _: 1.0) as server:
         monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
-        asking = {"type": "endpoint", "url": server.url}
+        calling = {"type": "endpoint", "url": server.url}
         hanging = python("while True: pass")
-        both = {"type": "multi", "graders": {"a": asking, "b": hanging}, "calculate_output": "a+b"}
-        assert warned(client, asking) == []
+        both = {"type": "multi", "graders": {"a": calling, "b": hanging}, "calculate_output": "a+b"}
+        assert warned(client, calling) == []
         assert warned(client, both) == []
     assert server.requests == []
 
@@ -132,7 +132,9 @@ def test_a_reward_model_is_not_loaded_at_submit(client: TestClient) -> None:
     assert warned(client, {"type": "reward_model", "model": "tiny"}) == []
 
 
-def test_what_only_workers_have_is_not_told(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_only_workers_have_causes_no_warning(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grader_trial, "open_grading", partial(open_grading, command=("/bin/false",)))
     assert warned(client, python("return 1")) == []
     assert warned(client, {"type": "math", "reference": "{{item.answer}}"}) == []

@@ -118,7 +118,7 @@ def test_a_retention_file_stays_while_its_job_is_unfinished(client: TestClient) 
 
 
 @on_sqlite
-def test_repeated_and_leaked_rows_are_told_with_numbers(client: TestClient) -> None:
+def test_repeated_and_leaked_rows_are_reported_with_numbers(client: TestClient) -> None:
     training = upload(client, jsonl(row(), CAPITALS, row(answer="5"), row()))
     held_out = upload(client, jsonl(row("new"), CAPITALS))
     kept = upload(client, jsonl(row()))
@@ -129,17 +129,17 @@ def test_repeated_and_leaked_rows_are_told_with_numbers(client: TestClient) -> N
         method=with_sets({"name": "a", "file": kept}),
     )
     assert report["valid"] is True
-    told = warnings(report)
-    assert told["duplicate_rows"] == (
+    reported = warnings(report)
+    assert reported["duplicate_rows"] == (
         "training_file: 2 of 4 rows repeat the prompt of an earlier one: row 3 repeats training row 1, "
         "row 4 repeats training row 1. Repeated prompts weigh more."
     )
     repeated = "rows are training rows too: row {} repeats training row {}."
     leak = f"{repeated} Improvement on them may be memorisation."
-    assert told["validation_leak"] == f"validation_file: 1 of 2 {leak.format(2, 2)}"
+    assert reported["validation_leak"] == f"validation_file: 1 of 2 {leak.format(2, 2)}"
     place = "method.reinforcement.retention[0].file"
-    assert told["retention_leak"] == f"{place}: 1 of 1 {leak.format(1, 1)}"
-    assert len(told) == 3
+    assert reported["retention_leak"] == f"{place}: 1 of 1 {leak.format(1, 1)}"
+    assert len(reported) == 3
 
 
 @on_sqlite

@@ -120,7 +120,7 @@ def test_python_graders_of_the_subset_run_without_bubblewrap_and_others_are_refu
 
 
 @on_sqlite
-def test_a_job_says_in_its_row_what_it_needs(client: TestClient, database: Database) -> None:
+def test_the_row_of_a_job_has_its_requirements(client: TestClient, database: Database) -> None:
     file_id = upload(client, ROWS)
     for method in (reinforcement(), reinforcement(PYTHON), with_tool()):
         create(client, file_id, method=method)
@@ -147,7 +147,7 @@ def test_a_worker_claims_only_what_its_machine_can_run(client: TestClient, datab
 
 @pytest.fixture
 def production(settings: Settings, api_key: str) -> Iterator[TestClient]:
-    """The service as it is where workers are other machines."""
+    """A deployment whose workers are other machines."""
     elsewhere = settings.model_copy(update={"mode": "production"})
     with TestClient(create_app(elsewhere), headers={"authorization": f"Bearer {api_key}"}) as client:
         yield client
@@ -166,7 +166,7 @@ def test_workers_elsewhere_decide_in_production(
     assert problems(production, reinforcement(TESTS)) == []
 
 
-def test_a_machine_speaks_for_itself_and_is_forgotten_when_it_is_silent(database: Database) -> None:
+def test_a_machine_reports_its_capabilities_and_is_deleted_when_silent(database: Database) -> None:
     announce(database, "one", SANDBOX)
     announce(database, "one", SANDBOX, PYTHON_GRADERS)
     announce(database, "two")
@@ -238,7 +238,9 @@ def test_a_reward_model_is_a_name_of_the_catalogue_and_never_a_path(client: Test
 
 
 @on_sqlite
-def test_tools_that_the_template_does_not_show_are_told(client: TestClient, settings: Settings) -> None:
+def test_tools_that_the_template_does_not_show_cause_a_warning(
+    client: TestClient, settings: Settings
+) -> None:
     showing = "{% if tools %}{{ tools|tojson }} {% endif %}{{ messages[0].content }}"
     make_model(settings.home, "showing", template=showing)
     found = []

@@ -1,4 +1,4 @@
-"""Methods that could never train: refused or told before anything is queued, whatever the rows."""
+"""Methods that could never train are refused or cause a warning before the job is queued."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def multi(formula: str, **parts: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_response_format_of_openais_is_taken_and_what_it_does_not_do_is_told(
+def test_a_response_format_of_openais_is_accepted_with_a_warning(
     client: TestClient, given: Any, codes: list[str]
 ) -> None:
     report = validated(client, with_format(given))
@@ -145,13 +145,13 @@ LENGTH = {"type": "length", "mode": "linear", "target": 100, "maximum": 200}
         (multi("a", a=GRADER, b=LENGTH), []),
     ],
 )
-def test_a_grader_that_never_differs_is_told(
+def test_a_constant_grader_causes_a_warning(
     client: TestClient, method: dict[str, Any], codes: list[str]
 ) -> None:
     assert warned(validated(client, method)) == codes
 
 
-def test_a_constant_grader_says_what_it_means(client: TestClient) -> None:
+def test_the_warning_about_a_constant_grader_names_the_consequence(client: TestClient) -> None:
     (warning,) = validated(client, reinforcement(BLIND))["warnings"]
     assert warning["message"] == (
         "The grader gave every trial completion the reward 1: if it does so in training, no group has signal."

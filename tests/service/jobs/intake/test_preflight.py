@@ -132,16 +132,16 @@ def test_a_row_without_a_user_turn_names_its_line(client: TestClient, database: 
     assert error["message"].startswith("2 problems: training_file[2].messages: the last message must have")
 
 
-def test_what_is_wrong_with_many_rows_alike_is_said_once_and_ten_kinds_at_most(
+def test_a_problem_of_many_rows_is_reported_once_and_at_most_ten_kinds(
     client: TestClient, database: Database
 ) -> None:
     without = {"messages": row()["messages"]}
     others = [without | {f"field{n}": 1} for n in range(11)]
     error = refused(client, database, request(upload(client, jsonl(without, without, *others, without))))
-    told = error["message"].split("; ")
-    assert told[0].startswith("14 problems: training_file[1].answer: the grader's {{item.answer}} is not in")
-    assert told[0].endswith("(and 2 more like it)")
-    assert [text.partition(":")[0] for text in told[1:]] == [
+    shown = error["message"].split("; ")
+    assert shown[0].startswith("14 problems: training_file[1].answer: the grader's {{item.answer}} is not in")
+    assert shown[0].endswith("(and 2 more like it)")
+    assert [text.partition(":")[0] for text in shown[1:]] == [
         *(f"training_file[{line}].answer" for line in range(3, 12)),
         "and 2 more",
     ]
@@ -154,7 +154,7 @@ def test_problems_of_the_validation_file_are_its_own(client: TestClient, databas
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "shown"),
     [
         ({}, "no field beside its messages"),
         ({"verdict": "yes", "level": 2}, "level, verdict"),
@@ -162,12 +162,12 @@ def test_problems_of_the_validation_file_are_its_own(client: TestClient, databas
     ],
 )
 def test_a_template_that_does_not_resolve_names_row_and_fields(
-    client: TestClient, database: Database, given: dict[str, Any], told: str
+    client: TestClient, database: Database, given: dict[str, Any], shown: str
 ) -> None:
     other = {"messages": row()["messages"], **given}
     error = refused(client, database, request(upload(client, jsonl(row(), other))))
     assert error["param"] == "training_file[2].answer"
-    sentence = f"the grader's {{{{item.answer}}}} is not in this row, which has {told}"
+    sentence = f"the grader's {{{{item.answer}}}} is not in this row, which has {shown}"
     assert error["message"] == f"training_file[2].answer: {sentence}"
 
 
@@ -231,7 +231,7 @@ def test_messages_need_a_chat_template(client: TestClient, settings: Settings, d
     assert len(error["problems"]) == 1
 
 
-def test_a_template_that_refuses_a_row_is_told(
+def test_a_template_that_refuses_a_row_is_reported(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     make_model(settings.home, "strict", template="{{ raise_exception('roles must alternate') }}")
@@ -246,7 +246,7 @@ def validated(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def test_validate_tells_all_without_queueing(client: TestClient, database: Database) -> None:
+def test_validate_reports_everything_without_queueing(client: TestClient, database: Database) -> None:
     file_id = upload(client, jsonl(row(), row("What is 3+3?", "6")))
     held_out = upload(client, jsonl(row("What is 4+4?", "8"), row("What is 5+5?", "10")))
     method = reinforcement(prompts_per_step=1, n_epochs=3)

@@ -1,4 +1,4 @@
-"""Every option of a reinforcement job, said wrongly: refused at its field, or told that it does nothing."""
+"""Every option of a reinforcement job, set wrongly: refused at its field, or a warning of no effect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AT = "method.reinforcement"
 MULTI = {"type": "multi", "graders": {"a": GRADER, "b": GRADER}, "calculate_output": "a"}
 HTTP_TOOL = {"type": "http", "name": "ask", "url": "https://example.com/ask"}
 FILE = "$FILE"
-"""Stands for the id of an uploaded file."""
+"""Placeholder for the id of an uploaded file."""
 
 
 @pytest.fixture(autouse=True)
@@ -217,14 +217,16 @@ def validated(client: TestClient, method: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_an_option_that_changes_nothing_is_told(client: TestClient, given: dict[str, Any], name: str) -> None:
+def test_an_option_without_effect_causes_a_warning(
+    client: TestClient, given: dict[str, Any], name: str
+) -> None:
     report = validated(client, reinforcement(**given))
     (warning,) = [each for each in report["warnings"] if each["code"] == "option_without_effect"]
     assert report["valid"]
     assert warning["message"].startswith(f"{name} has no effect: ")
 
 
-def test_a_cispo_bound_below_one_is_told(client: TestClient) -> None:
+def test_a_cispo_bound_below_one_causes_a_warning(client: TestClient) -> None:
     report = validated(client, reinforcement(recipe="cispo", epsilon_high=0.28))
     assert [each["code"] for each in report["warnings"]] == ["cispo_bound_below_1"]
 
@@ -241,12 +243,12 @@ def test_a_recipe_expands_to_the_same_job_when_sent_back_and_warns_of_nothing(
     assert (again["method"], again["warnings"]) == (report["method"], [])
 
 
-def test_one_stop_text_stands_for_a_list(client: TestClient) -> None:
+def test_one_stop_text_is_accepted_as_a_list(client: TestClient) -> None:
     report = validated(client, reinforcement(stop="END"))
     assert report["method"]["reinforcement"]["hyperparameters"]["stop"] == ["END"]
 
 
-def test_a_wrong_judge_message_is_told_without_the_other_ways_to_write_one(client: TestClient) -> None:
+def test_a_wrong_judge_message_is_reported_without_other_forms(client: TestClient) -> None:
     judge = {"type": "score_model", "model": "m", "input": [{"role": "user", "content": "{{oops}}"}]}
     error = error_of(client.post("/v1/fine_tuning/alpha/graders/validate", json={"grader": judge}))
     assert error["param"] == "grader.input[0].content"
@@ -262,7 +264,7 @@ def test_a_formula_that_never_has_a_value_is_no_grader(client: TestClient) -> No
 
 
 @pytest.mark.usefixtures("database_url")
-def test_a_share_is_told_in_percent_and_one_step_as_one() -> None:
+def test_a_share_is_shown_in_percent_and_one_step_in_the_singular() -> None:
     at_once = Alarm(Guard(watch="truncation", patience=1), 3, 1.0).message
     assert at_once.startswith(
         "100% of the completions were cut at max_completion_tokens (limit 0.5) in step 3."
@@ -270,7 +272,7 @@ def test_a_share_is_told_in_percent_and_one_step_as_one() -> None:
     assert Alarm(Guard(watch="kl"), 3, 12.5).message.startswith("The policy is 12.5 nats a completion away")
 
 
-def test_weights_that_are_not_there_are_refused_at_the_field_that_asked(
+def test_missing_weights_are_refused_at_the_field_that_names_them(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     job_id = add_job(database, JobState.SUCCEEDED, evaluation={"best": {"step": 0, "reward": 0.5}})
@@ -283,9 +285,9 @@ def test_weights_that_are_not_there_are_refused_at_the_field_that_asked(
 def test_the_command_shows_the_evidence_once_and_the_method_by_its_own_name(
     settings: Settings, database: Database, server_url: str, api_key: str
 ) -> None:
-    told = {"code": "grader_contract", "message": "m", "hint": "h", "evidence": ["a: broken", "a: broken"]}
+    failure = {"code": "grader_contract", "message": "m", "hint": "h", "evidence": ["a: broken", "a: broken"]}
     method = {"type": "training_free", "training_free": {"grader": GRADER, "hyperparameters": {}}}
-    job_id = add_job(database, JobState.FAILED, failure=told, method=method)
+    job_id = add_job(database, JobState.FAILED, failure=failure, method=method)
     done = call_grpo(
         "status", job_id, environment=environment(settings.home, GRPO_URL=server_url, GRPO_API_KEY=api_key)
     )

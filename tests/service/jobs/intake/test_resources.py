@@ -1,4 +1,4 @@
-"""`resources.gpus`: what a job asks for, which machines have it, and who may claim it."""
+"""`resources.gpus`: the requirement of a job, the machines that meet it, and the claims."""
 
 from __future__ import annotations
 
@@ -44,22 +44,20 @@ def two_gpus(settings: Settings, api_key: str) -> Iterator[TestClient]:
 
 @pytest.fixture
 def production(settings: Settings, api_key: str) -> Iterator[TestClient]:
-    """The service as it is where workers are other machines."""
+    """A deployment whose workers are other machines."""
     settings = settings.model_copy(update={"mode": "production", "gpus": 0})
     with TestClient(create_app(settings), headers={"authorization": f"Bearer {api_key}"}) as client:
         yield client
 
 
 def refused(client: TestClient, gpus: Any, **more: Any) -> list[tuple[str, str]]:
-    """Place and message of each problem of a job that asks for so many."""
+    """Place and message of each problem of a job that requires this number."""
     body = request(upload(client, ROWS), resources={"gpus": gpus}, **more)
     report = client.post("/v1/fine_tuning/jobs/validate", json=body).json()
     return [(problem["param"], problem["message"]) for problem in report["problems"]]
 
 
-def test_a_job_says_how_many_gpus_it_needs_in_its_answer_and_its_row(
-    two_gpus: TestClient, database: Database
-) -> None:
+def test_response_and_row_of_a_job_have_its_number_of_gpus(two_gpus: TestClient, database: Database) -> None:
     file_id = upload(two_gpus)
     plain = create(two_gpus, file_id)
     both = create(two_gpus, file_id, resources={"gpus": 2})
@@ -98,7 +96,7 @@ def test_a_job_that_trains_no_weights_runs_on_one(two_gpus: TestClient) -> None:
 
 
 @on_sqlite
-def test_a_limit_that_counts_on_each_gpu_is_told(
+def test_a_limit_that_applies_to_each_gpu_causes_a_warning(
     two_gpus: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {"default": {"url": "http://127.0.0.1:9", "models": ["large"]}}
@@ -116,17 +114,17 @@ def test_a_limit_that_counts_on_each_gpu_is_told(
 
 def test_workers_elsewhere_decide_in_production(production: TestClient, database: Database) -> None:
     assert refused(production, 4) == []  # none is known: it may wait for one
-    say(database, "small", Machine(frozenset(), 1))
+    report_machine(database, "small", Machine(frozenset(), 1))
     assert [place for place, _ in refused(production, 4)] == ["resources.gpus"]
     assert refused(production, 1) == []
-    say(database, "large", Machine(frozenset(), 8))
+    report_machine(database, "large", Machine(frozenset(), 8))
     assert refused(production, 4) == []
 
 
 def test_one_machine_must_have_all_that_a_job_needs(production: TestClient, database: Database) -> None:
     method = reinforcement(TESTS)
-    say(database, "large", Machine(frozenset(), 8))
-    say(database, "safe", Machine(frozenset({SANDBOX}), 1))
+    report_machine(database, "large", Machine(frozenset(), 8))
+    report_machine(database, "safe", Machine(frozenset({SANDBOX}), 1))
     ((place, message),) = refused(production, 4, method=method)
     assert (place, "the largest worker that can run the job has 1" in message) == ("resources.gpus", True)
     assert refused(production, 1, method=method) == []
@@ -171,6 +169,6 @@ def test_the_runtime_of_engines_is_json(tmp_path: Path, monkeypatch: pytest.Monk
         Settings(home=tmp_path)
 
 
-def say(database: Database, host: str, machine: Machine) -> None:
+def report_machine(database: Database, host: str, machine: Machine) -> None:
     with database.transaction() as session:
         announce(session, host, "default", machine)

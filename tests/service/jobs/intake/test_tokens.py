@@ -110,7 +110,7 @@ def test_a_model_without_template_cannot_render(tmp_path: Path) -> None:
         text.render(MESSAGES, None, for_completion=True)
 
 
-def test_a_broken_tokenizer_is_told(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_reported(tmp_path: Path) -> None:
     folder = make_model(tmp_path)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelTextError, match="the tokenizer of tiny cannot be read"):

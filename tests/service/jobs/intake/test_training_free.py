@@ -51,7 +51,7 @@ class Done:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
-    """A finished job on a catalogue model of which there are no weights at all."""
+    """A finished job on a catalogue model without any weights."""
     folder = tmp_path_factory.mktemp("training-free")
     make_model(folder / "home")
     with ChatServer(CapableModel()) as server:
@@ -106,8 +106,8 @@ def test_the_unmodified_client_reads_the_job_and_fetches_both_result_files(done:
 @pytest.mark.slow
 def test_nothing_that_the_service_answers_holds_the_operators_key(done: Done) -> None:
     path = f"{JOBS}/{done.job['id']}"
-    told = [done.client.get(f"{path}{part}") for part in ("", "/events", "/metrics", "/rollouts")]
-    assert KEY not in json.dumps(told)
+    responses = [done.client.get(f"{path}{part}") for part in ("", "/events", "/metrics", "/rollouts")]
+    assert KEY not in json.dumps(responses)
 
 
 @pytest.mark.slow

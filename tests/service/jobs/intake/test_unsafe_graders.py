@@ -67,21 +67,21 @@ def test_with_a_second_tenant_everybody_is_refused_until_its_key_is_revoked(
 
 
 @on_sqlite
-def test_a_worker_says_at_its_start_what_untrusted_code_meets(
+def test_a_worker_logs_the_state_of_its_sandbox_at_start(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insisting = settings.model_copy(update={"unsafe_graders": "single-tenant"})
-    with capture_logs() as told:
+    with capture_logs() as logged:
         machines.log_sandbox_state(settings)
         monkeypatch.setattr(machines, "self_test", lambda: Capability(None, reason="not contained: network"))
         machines.log_sandbox_state(settings)
         machines.log_sandbox_state(insisting)
-    assert [(line["log_level"], line.get("reason", "")) for line in told] == [
+    assert [(line["log_level"], line.get("reason", "")) for line in logged] == [
         ("info", ""),
         ("warning", "not contained: network"),
         ("warning", "not contained: network"),
     ]
-    assert ["UNSAFE" in line["event"] for line in told] == [False, False, True]
+    assert ["UNSAFE" in line["event"] for line in logged] == [False, False, True]
 
 
 def test_production_wants_the_longer_word(tmp_path: Path) -> None:

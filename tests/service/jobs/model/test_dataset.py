@@ -136,7 +136,7 @@ def test_a_supervised_row_ends_with_the_assistant() -> None:
     ]
 
 
-def test_the_line_of_each_bad_row_is_told() -> None:
+def test_each_bad_row_is_reported_with_its_line() -> None:
     good, bad = line(messages=[USER]), line(messages=[ASSISTANT])
     assert [where for where, _ in faults(good, bad, good, bad)] == [
         "training_file[2].messages",

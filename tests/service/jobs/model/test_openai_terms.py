@@ -49,9 +49,7 @@ def test_every_type_is_read_back_as_itself_from_what_a_job_answers(grader: dict[
 
 
 @pytest.mark.parametrize("grader", OWN_GRADERS, ids=lambda grader: str(grader["type"]))
-def test_an_answered_grader_is_validated_as_the_rule_it_stands_for(
-    client: TestClient, grader: dict[str, Any]
-) -> None:
+def test_a_stand_in_grader_is_validated_as_its_own_type(client: TestClient, grader: dict[str, Any]) -> None:
     answers = [
         client.post(f"{GRADERS}/validate", json={"grader": each})
         for each in ({**grader, "name": "mine"}, as_answered({**grader, "name": "mine"}))
@@ -59,7 +57,7 @@ def test_an_answered_grader_is_validated_as_the_rule_it_stands_for(
     assert answers[1].json() == answers[0].json()
 
 
-def test_an_answered_grader_is_run_as_the_rule_it_stands_for(client: TestClient) -> None:
+def test_a_stand_in_grader_is_run_as_its_own_type(client: TestClient) -> None:
     body = {"grader": as_answered(NUMERIC), "model_sample": "It is 7.", "item": {"answer": "7"}}
     answer = client.post(f"{GRADERS}/run", json=body).json()
     assert (answer["reward"], answer["metadata"]["type"]) == (1.0, "numeric")

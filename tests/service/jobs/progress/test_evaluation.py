@@ -1,4 +1,4 @@
-"""What a job's answer says of its evaluations, and the download of its best weights."""
+"""The evaluations in a job's response, and the download of its best weights."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_best_checkpoint_is_marked_in_the_list(
     assert [(point["step_number"], point["is_best"]) for point in points] == [(10, False), (5, True)]
 
 
-def test_a_checkpoint_tells_what_its_policy_did_on_the_held_out_rows(
+def test_a_checkpoint_shows_the_metrics_of_its_policy_on_the_held_out_rows(
     client: TestClient, settings: Settings, database: Database, job_id: str
 ) -> None:
     measured = [(5, {"reward": 0.7}), (5, {"eval/reward": 0.6, "eval/general/reward": 0.8})]
@@ -85,8 +85,8 @@ def test_a_checkpoint_tells_what_its_policy_did_on_the_held_out_rows(
     answer = client.get(f"{JOBS}/{job_id}/checkpoints").json()
     last, evaluated = (point["metrics"] for point in answer["data"])
     assert "eval/reward" not in last
-    told = {name: value for name, value in evaluated.items() if name not in last}
-    assert told == {"eval/reward": 0.6, "full_valid_mean_reward": 0.6}
+    shown = {name: value for name, value in evaluated.items() if name not in last}
+    assert shown == {"eval/reward": 0.6, "full_valid_mean_reward": 0.6}
 
 
 def test_the_best_and_the_final_adapter_are_downloaded_by_word(
@@ -98,7 +98,7 @@ def test_the_best_and_the_final_adapter_are_downloaded_by_word(
     assert download(client, job_id, "final").content == b"final"
 
 
-def test_a_best_policy_before_training_says_why_there_is_no_adapter(
+def test_without_improvement_the_error_explains_the_missing_best_adapter(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     evaluation = {**EVALUATION, "best": {"step": 0, "reward": 0.9}}

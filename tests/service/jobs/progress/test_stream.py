@@ -76,7 +76,7 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
             fields = {}
 
 
-def tell(database: Database, job_id: str, *entries: HistoryEntry) -> None:
+def record(database: Database, job_id: str, *entries: HistoryEntry) -> None:
     with database.transaction() as session:
         history.append(session, job_id, *entries)
 
@@ -104,10 +104,10 @@ def job_id(database: Database) -> str:
 def test_history_comes_first_then_what_is_new_then_the_end(
     http: httpx.Client, database: Database, job_id: str
 ) -> None:
-    tell(database, job_id, HistoryEntry("message", "hello"), step(1))
+    record(database, job_id, HistoryEntry("message", "hello"), step(1))
     with opened(http, job_id) as stream_:
         first, second = next(stream_), next(stream_)
-        tell(database, job_id, step(2))
+        record(database, job_id, step(2))
         third = next(stream_)
         finish(database, job_id)
         rest = list(stream_)
@@ -119,7 +119,7 @@ def test_history_comes_first_then_what_is_new_then_the_end(
     assert rest[0].data == {"status": "succeeded", "state": "succeeded", "phase": "succeeded"}
 
 
-def test_a_cut_stream_goes_on_without_loss_or_repeat(
+def test_a_resumed_stream_neither_loses_nor_repeats_events(
     http: httpx.Client, database: Database, job_id: str
 ) -> None:
     seen: list[int] = []
@@ -138,7 +138,7 @@ def test_a_cut_stream_goes_on_without_loss_or_repeat(
 
 def _write_many(database: Database, job_id: str, num: int) -> None:
     for number in range(1, num + 1):
-        tell(database, job_id, step(number))
+        record(database, job_id, step(number))
     finish(database, job_id)
 
 
@@ -146,7 +146,7 @@ def test_a_history_longer_than_a_page_comes_whole(
     http: httpx.Client, database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "PAGE_ROWS", 7)
-    tell(database, job_id, *[step(number) for number in range(1, 31)])
+    record(database, job_id, *[step(number) for number in range(1, 31)])
     finish(database, job_id)
     with opened(http, job_id) as stream_:
         assert [message.id for message in stream_] == list(range(1, 32))
@@ -156,38 +156,38 @@ def test_a_burst_longer_than_a_page_comes_whole(
     http: httpx.Client, database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "PAGE_ROWS", 7)
-    tell(database, job_id, step(1))
+    record(database, job_id, step(1))
     with opened(http, job_id) as stream_:
         next(stream_)
-        tell(database, job_id, *[step(number) for number in range(2, 31)])
+        record(database, job_id, *[step(number) for number in range(2, 31)])
         finish(database, job_id)
         assert [message.id for message in stream_] == list(range(2, 32))
 
 
 def test_a_stream_can_start_anywhere(http: httpx.Client, database: Database, job_id: str) -> None:
-    tell(database, job_id, step(1), step(2), step(3))
+    record(database, job_id, step(1), step(2), step(3))
     with opened(http, job_id, params={"after": 2}) as stream_:
         assert next(stream_).id == 3
     with opened(http, job_id, params={"from": "now"}) as stream_:
-        tell(database, job_id, step(4))
+        record(database, job_id, step(4))
         assert next(stream_).id == 4
 
 
 def test_many_streams_share_one_poller(
     app: FastAPI, http: httpx.Client, database: Database, job_id: str
 ) -> None:
-    tell(database, job_id, step(1))
+    record(database, job_id, step(1))
     with opened(http, job_id) as one, opened(http, job_id) as two:
         assert [next(one).id, next(two).id] == [1, 1]
         assert app.state.feed.num_subscribers == 2
-        tell(database, job_id, step(2))
+        record(database, job_id, step(2))
         assert [next(one).id, next(two).id] == [2, 2]
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(
     app: FastAPI, http: httpx.Client, database: Database, job_id: str
 ) -> None:
-    tell(database, job_id, step(1))
+    record(database, job_id, step(1))
     with opened(http, job_id) as stream_:
         next(stream_)
         assert app.state.feed.num_subscribers == 1
@@ -203,10 +203,10 @@ def test_an_idle_stream_is_kept_alive(
         assert next(line for line in response.iter_lines() if line.startswith(":")) == ": ping"
 
 
-def test_a_finished_job_is_told_and_then_there_is_no_content(
+def test_a_finished_job_is_streamed_and_then_there_is_no_content(
     http: httpx.Client, database: Database, job_id: str
 ) -> None:
-    tell(database, job_id, step(1))
+    record(database, job_id, step(1))
     finish(database, job_id)
     with opened(http, job_id) as stream_:
         last = list(stream_)[-1].id
@@ -223,7 +223,7 @@ def test_a_place_that_is_none_is_refused(http: httpx.Client, job_id: str) -> Non
 def test_a_server_that_stops_ends_its_streams(
     settings: Settings, database: Database, api_key: str, job_id: str
 ) -> None:
-    tell(database, job_id, step(1))
+    record(database, job_id, step(1))
     with served(settings) as (process, url):
         headers = {"authorization": f"Bearer {api_key}"}
         with httpx.stream(

@@ -16,7 +16,7 @@ from service.platform.tables.core import ApiKey
 from service.web.auth import create_key, revoke_key
 from tests.servers import wait_until
 from tests.service.job_samples import add_job
-from tests.service.jobs.progress.test_stream import SECONDS, opened, step, tell
+from tests.service.jobs.progress.test_stream import SECONDS, opened, record, step
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +61,12 @@ def test_a_key_that_is_lost_ends_its_streams_and_no_others(
     monkeypatch.setattr(feed, "KEY_SECONDS", 0.1)
     with database.transaction() as session:
         kept = {"authorization": f"Bearer {create_key(session, 'tenant-a')}"}
-    tell(database, job_id, step(1))
+    record(database, job_id, step(1))
     with opened(http, job_id) as lost, opened(http, job_id, headers=kept) as open_:
         assert [next(lost).id, next(open_).id] == [1, 1]
         lose(database, api_key.split("_")[1])
         assert list(lost) == []
-        tell(database, job_id, step(2))
+        record(database, job_id, step(2))
         assert next(open_).id == 2
     assert http.get(f"/{job_id}/stream").status_code == 401
 
@@ -74,24 +74,24 @@ def test_a_key_that_is_lost_ends_its_streams_and_no_others(
 def test_all_keys_of_the_streams_are_checked_in_one_query(
     http: httpx.Client, database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
+    checked: list[list[str]] = []
     usable = stream.usable_keys
 
     def counted(session: Session, public_ids: Sequence[str]) -> set[str]:
-        asked.append(list(public_ids))
+        checked.append(list(public_ids))
         return usable(session, public_ids)
 
     monkeypatch.setattr(feed, "KEY_SECONDS", 0.0)
     monkeypatch.setattr(stream, "usable_keys", counted)
     with database.transaction() as session:
         other = {"authorization": f"Bearer {create_key(session, 'tenant-a')}"}
-    tell(database, job_id, step(1))
+    record(database, job_id, step(1))
     with (
         opened(http, job_id) as one,
         opened(http, job_id) as two,
         opened(http, job_id, headers=other) as third,
     ):
         assert [next(one).id, next(two).id, next(third).id] == [1, 1, 1]
-        asked.clear()
-        wait_until(lambda: len(asked) >= 2, what="the keys are checked")
-    assert [len(ids) for ids in asked[:2]] == [2, 2]
+        checked.clear()
+        wait_until(lambda: len(checked) >= 2, what="the keys are checked")
+    assert [len(ids) for ids in checked[:2]] == [2, 2]

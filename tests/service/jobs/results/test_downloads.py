@@ -101,7 +101,7 @@ def test_what_the_client_has_is_not_sent_again(client: TestClient, job_id: str, 
     assert answer.headers["etag"] == f'"{SHA256}"'
 
 
-def test_a_job_without_weights_says_so(client: TestClient, database: Database) -> None:
+def test_a_job_without_weights_has_no_download(client: TestClient, database: Database) -> None:
     answer = adapter(client, add_job(database, JobState.RUNNING))
     assert refusal(answer) == (404, "no_adapter_yet")
     assert "checkpoint_interval" in answer.json()["error"]["message"]
@@ -119,7 +119,7 @@ def test_without_a_result_the_newest_checkpoint_is_served(
     assert (answer.content, answer.headers["x-step"]) == (b"forty", "40")
 
 
-def test_the_best_evaluated_weights_can_be_asked_for(
+def test_the_best_evaluated_weights_can_be_downloaded(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     evaluation = {"best": {"step": 20, "reward": 0.9}}

@@ -129,7 +129,7 @@ def test_a_finished_export_is_downloaded_in_full_and_in_part(
     assert client.get(f"/v1/files/{export['file_id']}/content").content == CONTENT
 
 
-def test_the_old_address_redirects_to_the_export_or_says_how_to_make_one(
+def test_the_old_address_redirects_to_the_export_or_explains_how_to_create_one(
     client: TestClient, settings: Settings, database: Database, job_id: str
 ) -> None:
     old = f"{JOBS}/{job_id}/adapter?format=merged"
@@ -277,16 +277,16 @@ def test_the_command_creates_waits_downloads_and_unpacks(
     done = call_grpo("merge", job_id, "--to", tmp_path / "out" / "model", "--json", environment=environment)
     worker.join()
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["sha256"] == hashlib.sha256(content).hexdigest()
-    assert said["serve"] == f"vllm serve {tmp_path}/out/model --served-model-name {job_id}"
+    printed = json.loads(done.stdout)
+    assert printed["sha256"] == hashlib.sha256(content).hexdigest()
+    assert printed["serve"] == f"vllm serve {tmp_path}/out/model --served-model-name {job_id}"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
     assert (tmp_path / "out" / "model" / "config.json").read_text() == "{}"
     again = call_grpo("merge", job_id, "--to", tmp_path / "out" / "model", environment=environment)
     assert (again.returncode, "exists: a merge creates its folder" in again.stderr) == (1, True)
 
 
-def test_the_command_says_why_an_export_is_refused(
+def test_the_command_shows_why_an_export_is_refused(
     environment: dict[str, str], settings: Settings, database: Database, tmp_path: Path
 ) -> None:
     job_id = add_tuned(settings, database)

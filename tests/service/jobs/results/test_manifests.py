@@ -85,7 +85,7 @@ def test_the_same_request_makes_the_same_manifest_and_nothing_to_compare(
     assert differences(one, other) == []
 
 
-def test_what_differs_is_told_field_by_field() -> None:
+def test_differences_are_reported_field_by_field() -> None:
     one = document(facts())
     other = document(facts(seed=8, method=expanded(group_size=4)))
     found = {each["field"]: (each["left"], each["right"]) for each in differences(one, other)}
@@ -121,7 +121,7 @@ def test_retention_rows_are_named_by_what_is_in_them() -> None:
 
 
 @pytest.mark.parametrize(("rank", "allowed"), [(1, 8), (16, 16), (17, 32), (200, 256), (512, 512)])
-def test_vllm_is_given_a_rank_it_knows(rank: int, allowed: int) -> None:
+def test_the_vllm_command_has_an_allowed_rank(rank: int, allowed: int) -> None:
     manifest = with_settings(document(facts()), lora={"rank": rank})
     assert serve_line(manifest, name="n", path="./p").endswith(f"--max-lora-rank {allowed}")
 

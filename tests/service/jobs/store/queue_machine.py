@@ -93,7 +93,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.jobs[job.id].claim(worker, self.model.now, lease)
 
     def fenced(self, job_id: str, whose: str, write: Callable[[Session, ModelJob, int], Any]) -> Any:
-        """A worker's write; under a fence that holds nothing it must change nothing at all."""
+        """A worker's write; under a stale fence it must change nothing."""
         job = self.model.jobs[job_id]
         fence = job.fence + {"current": 0, "zombie": -1, "forged": 1}[whose]
         self.must_stay = not job.holds(fence)
@@ -178,16 +178,16 @@ class QueueMachine(RuleBasedStateMachine):
         answer, fence = self.fenced(job_id, whose, write)
         assert answer == self.model.jobs[job_id].record(fence, measured, phase)
 
-    @rule(job_id=jobs, asked=st.sampled_from(sorted(REQUESTS)), tenant=st.sampled_from(TENANTS))
-    def request(self, job_id: str, asked: str, tenant: str) -> None:
+    @rule(job_id=jobs, verb=st.sampled_from(sorted(REQUESTS)), tenant=st.sampled_from(TENANTS))
+    def request(self, job_id: str, verb: str, tenant: str) -> None:
         job = self.model.jobs[job_id]
         try:
             with self.database.transaction() as session:
-                answer: Any = REQUESTS[asked](session, tenant, job_id)
+                answer: Any = REQUESTS[verb](session, tenant, job_id)
         except queue.WrongState:
             answer = Refused
         assert answer == (
-            predicted(lambda: job.request(asked, self.model.now)) if tenant == job.tenant else None
+            predicted(lambda: job.request(verb, self.model.now)) if tenant == job.tenant else None
         )
 
     @rule(backoff=SECONDS)

@@ -1,7 +1,7 @@
 """What the queue should do, in plain Python: one job's row, and every answer as a prediction.
 
 Boundary: written from the design (states, fences, leases, backoff), not from the service's code, of which it
-uses the states' names alone. Time is whatever `now` says.
+uses the states' names alone. `now` is the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUESTS = {
     "pause": {S.QUEUED: S.PAUSED, S.RUNNING: S.PAUSING, S.PAUSING: S.PAUSING, S.PAUSED: S.PAUSED},
     "resume": {S.PAUSED: S.QUEUED},
 }
-"""What was asked → state → the next one; where a state is missing, it is refused."""
+"""Request → state → the next one; it is refused in other states."""
 FINISHES = {
     S.RUNNING: {S.SUCCEEDED: S.SUCCEEDED, S.FAILED: S.FAILED, S.PAUSED: S.PAUSED},
     S.PAUSING: {S.SUCCEEDED: S.SUCCEEDED, S.FAILED: S.FAILED, S.PAUSED: S.PAUSED},
@@ -39,7 +39,7 @@ FINISHES = {
         S.CANCELLED: S.CANCELLED,
     },
 }
-"""State → the end a worker tells → the next state; where it is missing, it is refused."""
+"""State → the end that a worker reports → the next state; other ends are refused."""
 
 
 class Refused(Exception):
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 @dataclass
 class ModelJob:
-    """A row, and what was told about it."""
+    """A row, and the events about it."""
 
     id: str
     tenant: str
@@ -70,9 +70,9 @@ class ModelJob:
     engine_sequence: int = 0
     checkpoint_step: int = 0
     checkpoints: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    """Step → (fence, whether a run may go on from it)."""
+    """Step → (fence, whether a run may resume from it)."""
     metrics: dict[int, float] = field(default_factory=dict)
-    told: list[tuple[str, int]] = field(default_factory=list)
+    recorded: list[tuple[str, int]] = field(default_factory=list)
     """(state and phase, or what else it is; fence) of each history entry."""
 
     def holds(self, fence: int) -> bool:
@@ -85,13 +85,13 @@ class ModelJob:
             self.owner = self.lease_end = None
         if target in TERMINAL:
             self.finished_at = now
-        self.told.append((f"{target.value}/{self.phase}", self.fence))
+        self.recorded.append((f"{target.value}/{self.phase}", self.fence))
 
     def claim(self, worker: str, now: float, lease_seconds: float) -> None:
         self.fence, self.attempt = self.fence + 1, self.attempt + 1
         self.state, self.phase = S.RUNNING, "preparing"
         self.owner, self.lease_end = worker, now + lease_seconds
-        self.told.append(("running/preparing", self.fence))
+        self.recorded.append(("running/preparing", self.fence))
 
     def renew(self, fence: int, now: float, lease_seconds: float) -> S | None:
         if not self.holds(fence):
@@ -106,9 +106,9 @@ class ModelJob:
         return True
 
     def end_attempt(self, now: float, backoff: float, next_fence: int, *, is_failure: bool) -> None:
-        asked = {S.CANCELLING: S.CANCELLED, S.PAUSING: S.PAUSED}
-        if self.state in asked:
-            self.move(asked[self.state], now, next_fence)
+        verb = {S.CANCELLING: S.CANCELLED, S.PAUSING: S.PAUSED}
+        if self.state in verb:
+            self.move(verb[self.state], now, next_fence)
             return
         pause = min(MAX_BACKOFF, backoff * 2**self.failures)
         self.failures += is_failure
@@ -126,13 +126,13 @@ class ModelJob:
         self.move(FINISHES[self.state][end], now)
         return True
 
-    def request(self, asked: str, now: float) -> S:
-        if self.state not in REQUESTS[asked]:
+    def request(self, verb: str, now: float) -> S:
+        if self.state not in REQUESTS[verb]:
             raise Refused
-        target = REQUESTS[asked][self.state]
+        target = REQUESTS[verb][self.state]
         if target is not self.state:
             self.move(target, now)
-            if asked == "resume":
+            if verb == "resume":
                 self.not_before = self.woken_at = 0.0
         return target
 
@@ -146,14 +146,14 @@ class ModelJob:
         if step > self.checkpoint_step:
             self.checkpoint_step, self.failures = step, 0
         self.checkpoints[step] = (fence, True)
-        self.told.append(("message", fence))
+        self.recorded.append(("message", fence))
 
     def _withdraw(self, fence: int, step: int) -> None:
         if step in self.checkpoints:
             self.checkpoints[step] = (self.checkpoints[step][0], False)
         usable = [each for each, (_, is_usable) in self.checkpoints.items() if is_usable]
         self.checkpoint_step = max(usable, default=0)
-        self.told.append(("message", fence))
+        self.recorded.append(("message", fence))
 
     def _retire(self, _fence: int, _step: int) -> None:
         for step in sorted(self.checkpoints, reverse=True)[KEPT_CHECKPOINTS:]:
@@ -167,12 +167,12 @@ class ModelJob:
         for sequence, step, value in new:
             self.engine_sequence, self.step = sequence, max(step, self.step)
             self.metrics.setdefault(step, value)
-            self.told.append(("metrics", fence))
+            self.recorded.append(("metrics", fence))
         if phase is not None:
             self.engine_sequence += 1
             if self.state is S.RUNNING and phase != self.phase:
                 self.phase = phase
-                self.told.append((f"running/{phase}", fence))
+                self.recorded.append((f"running/{phase}", fence))
         return len(new) + (phase is not None)
 
 
@@ -184,7 +184,7 @@ class Model:
     jobs: dict[str, ModelJob] = field(default_factory=dict)
 
     def best(self, pool: str, gpus: int) -> set[str]:
-        """Ids of which a claim takes one; more than one where nothing tells them apart."""
+        """Ids of which a claim takes one; more than one if they are equal."""
         eligible = [
             job
             for job in self.jobs.values()

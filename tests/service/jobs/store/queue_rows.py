@@ -1,4 +1,4 @@
-"""All that is stored of jobs, compared with the model and, by itself, with what was stored a step before."""
+"""The stored rows of jobs, compared with the model and with the rows one step before."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_rows(database: Database) -> Rows:
 
 
 def check_rows(rows: Rows, model: Model) -> None:
-    """Each row is what the model says."""
+    """Each row equals the model."""
     assert rows.jobs.keys() == model.jobs.keys()
     for job_id, job in model.jobs.items():
         assert _of_row(rows, job_id) == _of_model(job)
@@ -60,7 +60,7 @@ def _of_row(rows: Rows, job_id: str) -> dict[str, Any]:
             step: (each.fence, each.state_key is not None) for step, each in rows.checkpoints[job_id].items()
         },
         "metrics": {step: values["reward"] for step, values in rows.metrics[job_id].items()},
-        "told": [(_kind(event), event.fence) for event in rows.events[job_id]],
+        "recorded": [(_kind(event), event.fence) for event in rows.events[job_id]],
     }
 
 
@@ -79,12 +79,12 @@ def _of_model(job: ModelJob) -> dict[str, Any]:
         "has failed": job.state.value == "failed",
         "checkpoints": job.checkpoints,
         "metrics": job.metrics,
-        "told": job.told,
+        "recorded": job.recorded,
     }
 
 
 def check_history(before: Rows, after: Rows) -> None:
-    """What holds whatever the model says."""
+    """Invariants that do not depend on the model."""
     for job_id, row in after.jobs.items():
         events = after.events[job_id]
         assert [event.sequence for event in events] == list(range(1, row.event_sequence + 1))
@@ -104,8 +104,8 @@ def _check_step(before: Rows, after: Rows, job_id: str) -> None:
     assert after.events[job_id][: len(before.events[job_id])] == before.events[job_id]
     metrics = after.metrics[job_id]
     assert all(metrics[step] == values for step, values in before.metrics[job_id].items())
-    told = [
+    recorded = [
         event.data["state"] for event in after.events[job_id][old.event_sequence :] if event.type == "status"
     ]
-    assert (told[-1:] or [old.state]) == [new.state]
-    assert len(told) <= 1
+    assert (recorded[-1:] or [old.state]) == [new.state]
+    assert len(recorded) <= 1

@@ -1,6 +1,6 @@
-"""The queue does what its model says, on both databases, whatever workers, users and clocks do.
+"""The queue behaves like its model, on both databases, for any schedule of workers, users and clocks.
 
-`QUEUE_MODEL_SCHEDULES` makes it a long search: so many schedules of a hundred steps, never the same ones.
+`QUEUE_MODEL_SCHEDULES` is the number of random schedules of a hundred steps in a long search.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def clocked(database: Database) -> Iterator[Database]:
     compiles(clock.db_now, "postgresql")(clock._postgresql)
 
 
-def test_every_schedule_goes_as_the_model_says(clocked: Database) -> None:
+def test_every_schedule_behaves_like_the_model(clocked: Database) -> None:
     run_state_machine_as_test(
         lambda: QueueMachine(clocked),
         settings=settings(

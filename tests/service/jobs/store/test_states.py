@@ -1,4 +1,4 @@
-"""Jobs in every state: their answers, their list, and what may be asked of them."""
+"""Jobs in every state: their responses, their list, and the requests that they accept."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_strict_parsers_accept_a_supervised_job(client: TestClient, database: Da
 
 
 @pytest.mark.parametrize("state", [JobState.CANCELLING, JobState.PAUSING])
-def test_what_was_asked_of_a_running_job_is_its_phase(
+def test_a_request_to_a_running_job_becomes_its_phase(
     client: TestClient, database: Database, state: JobState
 ) -> None:
     assert read(client, add_job(database, state))["phase"] == state.value
 
 
-def test_a_running_job_tells_how_long_it_takes(client: TestClient, database: Database) -> None:
+def test_a_running_job_estimates_its_remaining_time(client: TestClient, database: Database) -> None:
     answer = read(client, add_job(database, JobState.RUNNING))
     assert answer["phase"] == "training"
     assert answer["queue"] == {"position": None, "reason": None}
@@ -67,14 +67,14 @@ def test_a_running_job_tells_how_long_it_takes(client: TestClient, database: Dat
     assert answer["estimated_finish"] - answer["started_at"] == pytest.approx(50, abs=6)
 
 
-def test_a_failed_job_tells_why(client: TestClient, database: Database) -> None:
+def test_a_failed_job_shows_the_reason(client: TestClient, database: Database) -> None:
     answer = read(client, add_job(database, JobState.FAILED))
     assert answer["error"] == {"code": "no_signal", "message": "m", "param": None}
     assert answer["failure"] == {"code": "no_signal", "message": "m", "hint": "h", "evidence": []}
     assert answer["finished_at"] is not None
 
 
-def test_a_retried_job_tells_when_it_goes_on(client: TestClient, database: Database) -> None:
+def test_a_retried_job_shows_when_it_continues(client: TestClient, database: Database) -> None:
     job_id = add_job(database, JobState.QUEUED, attempt=2)
     with database.transaction() as session:
         job = session.scalars(select(Job)).one()
@@ -111,7 +111,7 @@ def test_result_files_are_the_csv_and_then_the_adapter(
         ("resume", JobState.PAUSED, "queued", "queued"),
     ],
 )
-def test_a_job_can_be_asked_to(
+def test_a_job_accepts_a_request(
     client: TestClient, database: Database, verb: str, state: JobState, status: str, phase: str
 ) -> None:
     job_id = add_job(database, state)
@@ -238,6 +238,6 @@ def test_an_empty_cursor_is_refused(client: TestClient) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
 
 
-def test_an_absent_job_is_told_by_its_parameter(client: TestClient) -> None:
+def test_a_missing_job_is_reported_by_its_parameter(client: TestClient) -> None:
     error = client.get(f"{JOBS}/ftjob-absent").json()["error"]
     assert (error["code"], error["param"]) == ("job_not_found", "fine_tuning_job_id")
