@@ -48,7 +48,7 @@ class Probes:
             last = None if after is None else repository.find_probe(session, tenant, after)
             if after is not None and last is None:
                 raise unknown_cursor(after)
-            probes = repository.page_of_probes(session, tenant, after=last, limit=limit)
+            probes = repository.page_of_jobs(session, tenant, after=last, limit=limit, of=IS_PROBE)
             shown = read_jobs(session, tenant, probes, self.max_running)
             return [_probe_read(row, job) for row, job in zip(probes, shown, strict=True)]
 

@@ -32,7 +32,7 @@ REQUESTS = {
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of one deployment."""
+    """Operations of one deployment."""
 
     database: Database
     wakeups: Wakeups

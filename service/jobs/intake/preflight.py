@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from grpo_engine.config.job import Method
 from service.jobs.intake.adapter_shape import with_adapter_shape
 from service.jobs.intake.checks.duplicates import DuplicateCheck
 from service.jobs.intake.checks.files import CheckedRows, FileCheck
@@ -39,19 +38,6 @@ from service.settings import Settings
 
 
 @dataclass(frozen=True)
-class _Named:
-    """The objects that a request names, as far as the deployment has them."""
-
-    entry: CatalogEntry | None
-    """Of the base model."""
-    parent: Method | None
-    """The method of the job that is continued."""
-    files: Mapping[str, File]
-    """By id."""
-    machines: list[Machine]
-
-
-@dataclass(frozen=True)
 class Preflight:
     """The checks of one deployment."""
 
@@ -65,23 +51,20 @@ class Preflight:
 
     def check(self, tenant: str, job: JobCreate) -> Report:
         """All problems of a request, up to a hundred; an invalid request raises nothing."""
-        report = Report(job.method)
-        named = self._look_up(tenant, job)
-        report.method = with_adapter_shape(job.method, named.parent, report.problems)
-        report.on_gpu = any(machine.gpus for machine in named.machines)
-        _check_settings(job, report)
-        text = _check_model(job, named.entry, report)
-        self._check_deployment(job, named.machines, report)
-        self._check_rows(datasets_of(job), named, text, report)
-        return report
-
-    def _look_up(self, tenant: str, job: JobCreate) -> _Named:
+        report, uses = Report(job.method), datasets_of(job)
         with self.database.reading() as session:
             lineage = lineage_of(session, tenant, job.model)
-            files = repository.files_by_id(session, tenant, [use.file_id for use in datasets_of(job)])
+            files = repository.files_by_id(session, tenant, [use.file_id for use in uses])
             machines = known_machines(session, self.settings)
         parent = parsed_method(lineage.ancestors[0].job.method) if lineage.ancestors else None
-        return _Named(self.catalog.find(lineage.root), parent, files, machines)
+        report.method = with_adapter_shape(job.method, parent, report.problems)
+        report.on_gpu = any(machine.gpus for machine in machines)
+        _check_settings(job, report)
+        entry = self.catalog.find(lineage.root)
+        text = _check_model(job, entry, report)
+        self._check_deployment(job, machines, report)
+        self._check_rows(uses, files, self._file_check(report, entry, text))
+        return report
 
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
         """Machines, endpoints, reward models and packages that the job needs."""
@@ -92,12 +75,9 @@ class Preflight:
         check_speakers(job.method, report.problems)
         warn_of_missing_sinks([*(job.integrations or ()), *self.settings.integrations], machines, report.warn)
 
-    def _check_rows(
-        self, uses: list[DatasetUse], named: _Named, text: ModelText | None, report: Report
-    ) -> None:
+    def _check_rows(self, uses: list[DatasetUse], stored: Mapping[str, File], check: FileCheck) -> None:
         """Every row of every file; read, or known from an earlier request."""
-        check = self._file_check(report, named.entry, text)
-        files = [named.files.get(use.file_id) for use in uses]
+        report, files = check.report, [stored.get(use.file_id) for use in uses]
         key, num_warnings = check.key(uses), len(report.warnings)
         found = None if report.problems.found else self.checked_files.get(key)
         if found and all(file is not None and self.storage.exists(file.storage_key) for file in files):

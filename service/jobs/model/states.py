@@ -28,27 +28,14 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.PAUSED, JobState.FAILED}),
-    JobState.RUNNING: frozenset(
-        {
-            JobState.QUEUED,
-            JobState.CANCELLING,
-            JobState.PAUSING,
-            JobState.PAUSED,
-            JobState.SUCCEEDED,
-            JobState.FAILED,
-        }
-    ),
-    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED}),
-    JobState.PAUSING: frozenset(
-        {JobState.PAUSED, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED, JobState.QUEUED}
-    ),
-    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.CANCELLED}),
-    JobState.SUCCEEDED: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.CANCELLED: frozenset(),
+_FOLLOWING = {
+    "queued": ("running", "cancelled", "paused", "failed"),
+    "running": ("queued", "cancelling", "pausing", "paused", "succeeded", "failed"),
+    "cancelling": ("cancelled", "succeeded", "failed"),
+    "pausing": ("paused", "cancelling", "succeeded", "failed", "queued"),
+    "paused": ("queued", "cancelled"),
 }
+TRANSITIONS = {state: frozenset(map(JobState, _FOLLOWING.get(state.value, ()))) for state in JobState}
 
 TERMINAL = frozenset(state for state, following in TRANSITIONS.items() if not following)
 HELD = frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.PAUSING})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, func, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import names
@@ -84,24 +84,20 @@ def exports_of(session: Session, tenant: str, job_id: str) -> list[Job]:
 
 
 def page_of_jobs(
-    session: Session, tenant: str, *, after: Job | None, limit: int, labels: Mapping[str, str] | None
+    session: Session,
+    tenant: str,
+    *,
+    after: Job | None,
+    limit: int,
+    labels: Mapping[str, str] | None = None,
+    of: ColumnElement[bool] = IS_JOB,
 ) -> list[Job]:
     """Newest first, `limit` + 1 of them. `labels` empty: those without metadata; None: all."""
-    query = select(Job).where(IS_JOB)
+    query = select(Job).where(of, Job.tenant == tenant)
     if labels is not None and not labels:
         query = query.where(Job.labels.is_(None))
     for name, value in (labels or {}).items():
         query = query.where(_has_label(session, name, value))
-    return _page(session, query, tenant, after, limit)
-
-
-def page_of_probes(session: Session, tenant: str, *, after: Job | None, limit: int) -> list[Job]:
-    """Newest first, `limit` + 1 of them."""
-    return _page(session, select(Job).where(IS_PROBE), tenant, after, limit)
-
-
-def _page(session: Session, query: Select[Job], tenant: str, after: Job | None, limit: int) -> list[Job]:
-    query = query.where(Job.tenant == tenant)
     if after is not None:
         query = query.where(tuple_(Job.created_at, Job.id) < (after.created_at, after.id))
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)))
