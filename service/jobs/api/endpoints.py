@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs`: HTTP in, HTTP out. Decisions are in `service.py` and `intake/creation.py`."""
+"""`/v1/fine_tuning/jobs`: HTTP in, HTTP out; `service.py` and `intake/creation.py` have the logic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs/{id}/exports`: HTTP in, HTTP out. `results/exports.py` decides."""
+"""`/v1/fine_tuning/jobs/{id}/exports`: HTTP in, HTTP out; `results/exports.py` has the logic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def create_export(
 
 @router.get("")
 def list_exports(job_id: JobId, principal: Reader, exports: ExportsDep) -> Page[ExportRead]:
-    """Newest first, all of them."""
+    """All exports of the job, newest first."""
     found = exports.list(principal.tenant, job_id)
     return page_of(found, max(1, len(found)))
 
@@ -65,7 +65,7 @@ def retrieve_export(job_id: JobId, export_id: ExportId, principal: Reader, expor
 def delete_export(
     job_id: JobId, export_id: ExportId, principal: Writer, exports: ExportsDep, request_id: RequestId
 ) -> ExportDeleted:
-    """Deletes the archive, or cancels an export that has not ended."""
+    """Delete the archive, or cancel an export that has not ended."""
     return exports.delete(principal, job_id, export_id, request_id)
 
 

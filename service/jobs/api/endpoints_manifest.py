@@ -1,7 +1,4 @@
-"""`GET …/jobs/{id}/manifest`: everything that determined a job's result, and how to serve it.
-
-Boundary: HTTP; `results/manifest.py` builds the manifest.
-"""
+"""`GET …/jobs/{id}/manifest`: everything that determined a job's result, and the command to serve it."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ router = APIRouter(prefix="/jobs/{job_id}")
 
 
 class ManifestJob(BaseModel):
-    """Identity of the job: what two equal jobs differ in."""
+    """The identity of the job: the only difference between two equal jobs."""
 
     id: str
     created_at: int
@@ -30,7 +27,7 @@ class ManifestJob(BaseModel):
     suffix: str | None
     metadata: dict[str, str] | None
     files: dict[str, str]
-    """The field that names it → the file's id."""
+    """The request's field → the file's id."""
     serve: str
     """The command that serves the unpacked adapter in vLLM."""
 
@@ -42,9 +39,9 @@ class ManifestRead(BaseModel):
     job: ManifestJob
     format: Literal[1]
     model: dict[str, Any]
-    """`name` as the job has it; `base` and `revision` of what it comes from, `fingerprint` of its weights."""
+    """`name` in the job; `base`, `revision` and weights' `fingerprint` of the model that it comes from."""
     data: dict[str, Any]
-    """The field that names a file → `sha256` and `bytes` of its content."""
+    """The request's field → `sha256` and `bytes` of the file."""
     graders: dict[str, Any]
     method: dict[str, Any]
     """In our own terms, with the values of headers hidden."""
@@ -66,7 +63,7 @@ def retrieve_manifest(
         job = require_job(session, principal.tenant, job_id)
         facts = facts_of(session, job, catalog)
     manifest = document(facts)
-    who = ManifestJob(
+    identity = ManifestJob(
         id=job.id,
         created_at=int(job.created_at),
         fine_tuned_model=job.fine_tuned_model,
@@ -75,4 +72,4 @@ def retrieve_manifest(
         files={name: file.id for name, file in facts.files.items()},
         serve=serve_line(manifest, name=job.id, path=f"./{job.id}"),
     )
-    return ManifestRead(job=who, **manifest)
+    return ManifestRead(job=identity, **manifest)

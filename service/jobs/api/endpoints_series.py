@@ -93,7 +93,7 @@ def download_metrics(
 
 
 async def _open_feed(request: Request, principal: Reader, database: DatabaseDep) -> AsyncIterator[JobFeed]:
-    """The process's one feed, made with the first stream; counts as an open stream until the answer ends."""
+    """The process's one feed, created with the first stream; the stream counts until its response ends."""
     state = request.app.state
     if not hasattr(state, "feed"):
         state.feed = JobFeed(database)

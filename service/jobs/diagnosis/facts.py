@@ -1,4 +1,4 @@
-"""Reads a run from the database. Boundary: reads only; the rules interpret it."""
+"""Reads the facts about a run from the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the reward measures the intended skill: errors, cut completions, length, the parts of a reward.
+"""Rules about the reward: errors, cut completions, length, the parts of a grader.
 
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """

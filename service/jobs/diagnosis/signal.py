@@ -1,4 +1,4 @@
-"""Whether there is something to learn from, whether it is learnt, and whether the evaluation confirms it.
+"""Rules about the learning signal, the reward's trend and the evaluation.
 
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
@@ -12,13 +12,13 @@ from service.jobs.diagnosis.findings import Change, DiagnosisFinding, finding, n
 from service.jobs.diagnosis.run import MIN_STEPS, Run
 
 MAJORITY = 0.6
-"""From this share of the groups without signal on, one reason is named for all of them."""
+"""One cause is named if it explains more than this share of the groups without signal."""
 MAX_GROUP_SIZE = 64
 """Beyond it, more completions of a prompt that the model cannot solve are mostly more failures."""
 ROUNDS = 3
 """DAPO's own number of rounds of dynamic sampling, in our recipe."""
 NEARLY_ALL = 0.9
-"""From this share of cut completions on, it is unknown how the model would have answered."""
+"""With this share of cut completions, the model's answers are unknown."""
 FEWEST_TOKENS, MAX_TOKENS = 16, 131_072
 FEW_ROWS = 100
 """With fewer held-out rows a 95 % interval is wider than what training usually gains (10 points)."""

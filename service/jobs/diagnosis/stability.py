@@ -1,4 +1,4 @@
-"""Whether the policy's updates are of a stable size: KL, entropy, clipping, gradients.
+"""Rules about the size of the policy's updates: KL, entropy, clipping, gradients.
 
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """

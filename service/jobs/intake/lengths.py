@@ -24,7 +24,7 @@ class _Texts:
     row: Row
     prompt: str
     target: str | None
-    """What supervised training learns; None if the model answers."""
+    """The text that supervised training learns; None if the model generates it."""
 
 
 @dataclass

@@ -40,7 +40,7 @@ class Report:
 
 
 class InvalidJob(InvalidRequest):
-    """A refused job: the first problem's place and code, and all problems beside them."""
+    """A refused job: place and code of the first problem, and all problems."""
 
     def __init__(self, problems: list[Problem]) -> None:
         first = problems[0]

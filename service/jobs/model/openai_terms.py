@@ -51,7 +51,7 @@ def _has_plain_parts(grader: Mapping[str, Any]) -> bool:
 
 
 def from_openai_terms(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request, or a patch, whose method or grader is a stand-in → the same with the rule itself."""
+    """A request or a patch, with its stand-in method and graders replaced by the original ones."""
     method = body.get("method")
     if not isinstance(method, Mapping):
         return dict(body)
@@ -59,7 +59,7 @@ def from_openai_terms(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_rule(grader: Any) -> Any:
-    """The rule behind a stand-in; anything else unchanged."""
+    """The original grader of a stand-in; anything else unchanged."""
     if not isinstance(grader, Mapping) or grader.get("type") != "python":
         return grader
     if not isinstance(grader.get("rule"), str):

@@ -97,7 +97,7 @@ def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]])
 
 
 BETWEEN_STEPS = {"training", "evaluating"}
-"""Phases that alternate all the time: the history has only the first ones, the job's row all of them."""
+"""Phases that alternate constantly: the history has only the first change, the job's row every change."""
 STARTED = "Training "
 """Prefix of the message whose data describes the engine."""
 SKIPPED: dict[engine.SkipReason, str] = {

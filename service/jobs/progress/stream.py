@@ -107,7 +107,7 @@ class JobFeed(Feed[JobStream, JobUpdate]):
             self.unsubscribe(stream)
 
     def _page(self, job_id: str, after: int) -> JobUpdate:
-        """A page of history and where the history ends, seen at one moment."""
+        """A page of history and the newest event number, from one snapshot."""
         fault_point("stream.read")
         with self._database.reading() as session:
             latest, state = stream_heads(session, [job_id]).get(job_id, (0, JobState.CANCELLED))

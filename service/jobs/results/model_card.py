@@ -1,4 +1,4 @@
-"""The model card of a job's result: what it is, how well it does, how to use it, how it was made.
+"""The model card of a job's result: evaluation, use and training.
 
 Boundary: pure text of a manifest; equal manifests give equal bytes.
 """
