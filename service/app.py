@@ -49,7 +49,6 @@ from service.web.per_key_concurrency import (
 from service.web.request_metrics import RequestMetrics
 from service.web.strict_json import refuse_odd_text
 from service.webhooks import endpoints as webhooks
-from service.webhooks import endpoints_types as event_types
 
 MAX_BODY_BYTES = 2**20
 FORM_BYTES = 2**16
@@ -99,7 +98,7 @@ def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
     # The body limits are set per router: the application's own would answer outside of our middleware.
     app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     training = (jobs, exports, probing, rollouts, models, graders)
-    for room in (*training, webhooks, event_types, chat, health, prometheus):
+    for room in (*training, webhooks, chat, health, prometheus):
         app.include_router(room.router, max_body_size=MAX_BODY_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""A real receiver of webhooks on 127.0.0.1, endpoints that lead to it, and what it verifies requests with."""
+"""Endpoints of a real webhook receiver on 127.0.0.1, their deliveries, and the check of its requests."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from service.webhooks.service import Webhooks
 from tests.chat_server import Recorded
 
 ALLOWED = "127.0.0.1"
-"""For GRPO_ALLOWED_HOSTS: every receiver of the tests."""
+"""For GRPO_ALLOWED_HOSTS: the host of every receiver in the tests."""
 
 
-def webhooks_of(database: Database, settings: Settings, tenant: str = "acme") -> Webhooks:
-    return Webhooks(database, settings, Principal(tenant, "test", frozenset()), "")
+OWNER = Principal("acme", "test")
 
 
 def register(database: Database, settings: Settings, url: str, **more: Any) -> WebhookWithSecret:
-    """An endpoint for all events of tenant `acme`."""
-    tenant = more.pop("tenant", "acme")
+    """An endpoint for all events of tenant `acme`, or of `tenant`."""
+    owner = Principal(more.pop("tenant", OWNER.tenant), "test")
     asked = WebhookCreate.model_validate({"url": url, "event_types": list(EVENT_TYPES)} | more)
-    return webhooks_of(database, settings, tenant).create(asked)
+    return Webhooks(database, settings).create(owner, asked)
 
 
 def verified(recorded: Recorded, secret: str) -> Any:
-    """The event as OpenAI's unmodified client reads it. Raises where it, or `standardwebhooks`, refuses."""
+    """The event as OpenAI's unmodified client reads it. Raises if it or `standardwebhooks` refuses."""
     standardwebhooks.Webhook(secret).verify(recorded.body, dict(recorded.headers))
     with OpenAI(api_key="none", webhook_secret=secret) as client:
         return client.webhooks.unwrap(recorded.body, recorded.headers)
@@ -52,13 +51,13 @@ def endpoint(database: Database, endpoint_id: str) -> WebhookEndpoint:
 
 
 def seconds_left(database: Database) -> float:
-    """Until the first one that waits is due."""
+    """Until the first pending delivery is due."""
     with database.reading() as session:
         return float(session.scalar(select(func.min(WebhookDelivery.due_at) - db_now())) or 0.0)
 
 
 def make_due(database: Database) -> None:
-    """Everything that waits, and every claim of somebody who died."""
+    """Make every pending delivery due, and expire every claim."""
     with database.transaction() as session:
         waiting = update(WebhookDelivery).where(WebhookDelivery.due_at.is_not(None))
         session.execute(waiting.values(due_at=db_now() - 1))

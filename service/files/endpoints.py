@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.files.repository import Order
 from service.files.schemas import UPLOAD_FORM, FileDeleted, FileRead, parse_form
-from service.files.service import Files, to_read
+from service.files.service import Files
 from service.web.auth import Reader, Writer
-from service.web.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep, from_state
+from service.web.dependencies import from_state
 from service.web.downloads import file_response
 from service.web.pagination import After, Page
 from service.web.per_key_concurrency import PerKeyConcurrency
@@ -25,74 +25,54 @@ FileId = Annotated[str, Path(description="Id of the file, `file-…`.")]
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
 
-def _for_reader(
-    principal: Reader,
-    database: DatabaseDep,
-    storage: StorageDep,
-    settings: SettingsDep,
-    request_id: RequestId,
-) -> Files:
-    return Files(database, storage, settings, principal, request_id)
-
-
-def _for_writer(
-    principal: Writer,
-    database: DatabaseDep,
-    storage: StorageDep,
-    settings: SettingsDep,
-    request_id: RequestId,
-) -> Files:
-    return Files(database, storage, settings, principal, request_id)
-
-
-ReadFiles = Annotated[Files, Depends(_for_reader)]
+FilesDep = Annotated[Files, Depends()]
 UploadsPerKey = Annotated[PerKeyConcurrency, Depends(from_state("uploads_per_key"))]
 UploadThreads = Annotated[CapacityLimiter, Depends(from_state("upload_threads"))]
-WriteFiles = Annotated[Files, Depends(_for_writer)]
 
 
 @router.post("", openapi_extra=UPLOAD_FORM)
 async def upload_file(
-    request: Request, files: WriteFiles, per_key: UploadsPerKey, threads: UploadThreads
+    request: Request, principal: Writer, files: FilesDep, per_key: UploadsPerKey, threads: UploadThreads
 ) -> FileRead:
     """Upload JSONL in UTF-8; rows are checked when a job is created with the file."""
     # read here, not as a parameter, so that bytes are read only after authentication
     async with request.form(max_files=1, max_fields=MAX_FORM_FIELDS) as form:
         upload, name, fields = parse_form(form)
-        given = (upload.file, upload.size or 0, name, fields)
+        given = (principal, upload.file, upload.size or 0, name, fields)
         async with per_key.of(request):
             return await to_thread.run_sync(files.upload, *given, limiter=threads)
 
 
 @router.get("")
 def list_files(
-    files: ReadFiles,
+    principal: Reader,
+    files: FilesDep,
     after: After = None,
     limit: PageLimit = 10_000,
     order: OrderQuery = "desc",
     purpose: Purpose = None,
 ) -> Page[FileRead]:
     """Uploaded files and results of jobs, newest first (`order=asc`: oldest first)."""
-    return files.page(purpose=purpose, after=after, limit=limit, order=order)
+    return files.page(principal.tenant, purpose=purpose, after=after, limit=limit, order=order)
 
 
 @router.get("/{file_id}")
-def retrieve_file(file_id: FileId, files: ReadFiles) -> FileRead:
+def retrieve_file(file_id: FileId, principal: Reader, files: FilesDep) -> FileRead:
     """Name, size, purpose and SHA-256."""
-    return to_read(files.find(file_id))
+    return FileRead.model_validate(files.find(principal.tenant, file_id))
 
 
 @router.get("/{file_id}/content", response_class=Response)
-def download_file(request: Request, file_id: FileId, files: ReadFiles, storage: StorageDep) -> Response:
+def download_file(request: Request, file_id: FileId, principal: Reader, files: FilesDep) -> Response:
     """The content; ETag is its SHA-256, and Range is supported."""
-    row = files.find(file_id)
+    row = files.find(principal.tenant, file_id)
     return file_response(
-        request, storage, row.storage_key, size=row.num_bytes, sha256=row.sha256, filename=row.filename
+        request, files.storage, row.storage_key, size=row.num_bytes, sha256=row.sha256, filename=row.filename
     )
 
 
 @router.delete("/{file_id}")
-def delete_file(file_id: FileId, files: WriteFiles) -> FileDeleted:
+def delete_file(file_id: FileId, principal: Writer, files: FilesDep) -> FileDeleted:
     """Refused while an unfinished job needs the file."""
-    files.delete(file_id)
+    files.delete(principal, file_id)
     return FileDeleted(id=file_id)

@@ -20,29 +20,23 @@ def find(session: Session, tenant: str, file_id: str) -> File | None:
     return session.scalar(select(File).where(File.id == file_id, File.tenant == tenant, exists_now()))
 
 
-def is_recorded(session: Session, file_id: str) -> bool:
-    """Whether the row exists, for any tenant."""
-    return session.get(File, file_id) is not None
-
-
 def page(
     session: Session, tenant: str, *, purpose: str | None, after: File | None, limit: int, order: Order
 ) -> list[File]:
-    """Files by creation time, starting behind `after`; one more than `limit` if there are more."""
+    """Files by creation time after the file `after`; one more than `limit` if there are more."""
     query = select(File).where(File.tenant == tenant, exists_now())
     if purpose is not None:
         query = query.where(File.purpose == purpose)
-    position = tuple_(File.created_at, File.id)
-    if after is not None:
-        seen = tuple_(after.created_at, after.id)  # type: ignore[arg-type]
-        query = query.where(position > seen if order == "asc" else position < seen)
     columns = (File.created_at, File.id)
+    if after is not None:
+        position, seen = tuple_(*columns), (after.created_at, after.id)
+        query = query.where(position > seen if order == "asc" else position < seen)
     query = query.order_by(*(column.asc() if order == "asc" else column.desc() for column in columns))
     return list(session.scalars(query.limit(limit + 1)))
 
 
 def find_cursor(session: Session, tenant: str, file_id: str) -> File | None:
-    """A page's last file, which may be deleted since."""
+    """The last file of a page, which may have been deleted since."""
     return session.scalar(select(File).where(File.id == file_id, File.tenant == tenant))
 
 

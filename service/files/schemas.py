@@ -1,4 +1,4 @@
-"""What an upload says and what a file looks like (OpenAI's `file` object; `sha256` is added)."""
+"""The upload form, and OpenAI's `file` object with `sha256` added."""
 
 from __future__ import annotations
 
@@ -10,49 +10,56 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 
 from service.platform.errors import InvalidRequest
-from service.web.validation import invalid_request
+from service.web.validation import UnixSeconds, invalid_request
 
 MAX_FILENAME_LENGTH = 255
 _BRACKETED = re.compile(r"(\w+)\[(\w+)\]")
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
+
+
+class ExpiresAfter(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    anchor: Literal["created_at"]
+    """Time from which the file's lifetime counts."""
+    seconds: int = Field(ge=3600, le=30 * 24 * 3600)
+    """Seconds until the file is deleted; by default it is kept."""
+
+
+class UploadFields(BaseModel):
+    """The form's fields besides the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    purpose: Literal["fine-tune"]
+    """What the file is for."""
+    expires_after: ExpiresAfter | None = None
+
+
+def _form_schema() -> dict[str, Any]:
+    """OpenAPI's schema of the multipart form, with the fields' names as OpenAI's client sends them."""
+    file = {"type": "string", "format": "binary", "description": "The dataset: JSONL."}
+    expiry = {
+        f"expires_after[{name}]": schema
+        for name, schema in ExpiresAfter.model_json_schema()["properties"].items()
+    }
+    return {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "additionalProperties": False,
+        "dependentRequired": {name: sorted(expiry.keys() - {name}) for name in expiry},
+        "properties": {
+            "file": file,
+            "purpose": UploadFields.model_json_schema()["properties"]["purpose"],
+            **expiry,
+        },
+    }
+
 
 UPLOAD_FORM: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
             "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "additionalProperties": False,
-                    "dependentRequired": {
-                        "expires_after[anchor]": ["expires_after[seconds]"],
-                        "expires_after[seconds]": ["expires_after[anchor]"],
-                    },
-                    "properties": {
-                        "file": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "The dataset: JSONL or Parquet.",
-                        },
-                        "purpose": {
-                            "type": "string",
-                            "enum": ["fine-tune"],
-                            "description": "What the file is for.",
-                        },
-                        "expires_after[anchor]": {
-                            "type": "string",
-                            "enum": ["created_at"],
-                            "description": "Time from which the file's lifetime counts.",
-                        },
-                        "expires_after[seconds]": {
-                            "type": "integer",
-                            "minimum": 3600,
-                            "maximum": 2592000,
-                            "description": "Seconds until the file is deleted; by default it is kept.",
-                        },
-                    },
-                },
+                "schema": _form_schema(),
                 "encoding": {"file": {"contentType": "application/jsonl"}},
             }
         },
@@ -60,28 +67,15 @@ UPLOAD_FORM: dict[str, Any] = {
 }
 
 
-class ExpiresAfter(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    anchor: Literal["created_at"]
-    seconds: int = Field(ge=3600, le=30 * 24 * 3600)
-
-
-class UploadFields(BaseModel):
-    """The form's fields beside the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    purpose: Literal["fine-tune"]
-    expires_after: ExpiresAfter | None = None
-
-
 class FileRead(BaseModel):
     """OpenAI's `file`."""
 
+    model_config = ConfigDict(from_attributes=True)
     object: Literal["file"] = "file"
     id: str
-    bytes: int
-    created_at: int
-    expires_at: int | None
+    bytes: int = Field(validation_alias="num_bytes")
+    created_at: UnixSeconds
+    expires_at: UnixSeconds | None
     filename: str
     purpose: str
     status: Literal["processed"] = "processed"

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
-from pydantic import BaseModel
 
-from service.models_catalog.schemas import ModelDeleted, ModelRead
+from service.models_catalog.schemas import ModelDeleted, ModelList, ModelRead
 from service.models_catalog.service import Models
 from service.web.auth import Reader, Writer
-from service.web.dependencies import CatalogDep, DatabaseDep, RequestId, StorageDep
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
-def _models(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Models:
-    return Models(database, storage, catalog)
-
-
 ModelName = Annotated[str, Path(description="Name of the model; it may contain slashes and colons.")]
-ModelsDep = Annotated[Models, Depends(_models)]
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelRead]
-    has_more: Literal[False] = False
+ModelsDep = Annotated[Models, Depends()]
 
 
 @router.get("")
@@ -42,8 +30,6 @@ def retrieve_model(model: ModelName, principal: Reader, models: ModelsDep) -> Mo
 
 
 @router.delete("/{model:path}")
-def delete_model(
-    model: ModelName, principal: Writer, models: ModelsDep, request_id: RequestId
-) -> ModelDeleted:
+def delete_model(model: ModelName, principal: Writer, models: ModelsDep) -> ModelDeleted:
     """Delete a fine-tuned model and its weights."""
-    return models.delete(principal, model, request_id)
+    return models.delete(principal, model)

@@ -12,7 +12,13 @@ class ModelRead(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str
-    """`catalogue` for base models, else the tenant."""
+    """`catalogue` for base models, otherwise the tenant."""
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelRead]
+    has_more: Literal[False] = False
 
 
 class ModelDeleted(BaseModel):

@@ -16,13 +16,12 @@ from service.jobs.store import repository
 from service.jobs.store.lineage import find_weights
 from service.models_catalog.schemas import ModelDeleted, ModelRead
 from service.platform import audit
-from service.platform.catalog import Catalog, CatalogEntry
-from service.platform.db import Database
+from service.platform.catalog import CatalogEntry
 from service.platform.errors import Forbidden, InvalidRequest, NotFound
 from service.platform.locks import lock_tenant
 from service.platform.principal import Principal
-from service.platform.storage import Storage
 from service.platform.tables.core import Job
+from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep
 
 CATALOGUE = "catalogue"
 WITHOUT_MODEL = {JobState.FAILED.value, JobState.CANCELLED.value}
@@ -30,9 +29,11 @@ WITHOUT_MODEL = {JobState.FAILED.value, JobState.CANCELLED.value}
 
 @dataclass(frozen=True)
 class Models:
-    database: Database
-    storage: Storage
-    catalog: Catalog
+    """The models of one deployment."""
+
+    database: DatabaseDep
+    storage: StorageDep
+    catalog: CatalogDep
 
     def list(self, tenant: str) -> list[ModelRead]:
         """Catalogue first, by name; then the tenant's own, newest first."""
@@ -52,18 +53,15 @@ class Models:
             raise _unknown(name)
         return ModelRead(id=name, created=int(point.created_at), owned_by=tenant)
 
-    def delete(self, principal: Principal, name: str, request_id: str) -> ModelDeleted:
-        """Deletes a fine-tuned model: its name, every weight and every export of its job. Its metrics stay.
+    def delete(self, principal: Principal, name: str) -> ModelDeleted:
+        """Delete a fine-tuned model: its name, every weight and every export of its job. Its metrics stay.
 
-        A job that failed or was cancelled has no model, but checkpoints, which go by the name that it would
-        have had.
-
+        The checkpoints of a job that failed or was cancelled go by the name that its model would have had.
         Raises Forbidden for a catalogue model, InvalidRequest while an unfinished job starts from it.
         """
         if self.catalog.find(name):
-            raise Forbidden(
-                f"{name} belongs to the catalogue; only its operator removes it.", code="not_owner"
-            )
+            message = f"{name} belongs to the catalogue; only its operator removes it."
+            raise Forbidden(message, code="not_owner")
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
             job = repository.find_by_model(session, principal.tenant, name)
@@ -75,14 +73,14 @@ class Models:
             for export in repository.exports_of(session, principal.tenant, job.id):
                 cancel_export(session, export)
             keys = repository.forget_model(session, principal.tenant, job)
-            audit.record(session, principal, "model.delete", job.id, request_id)
+            audit.record(session, principal, "model.delete", job.id)
         for key in keys:
             self.storage.delete(key)
         return ModelDeleted(id=name)
 
 
 def _without_model(session: Session, tenant: str, name: str) -> Job | None:
-    """The job that ended before it had a model of this name, as long as there are checkpoints of it."""
+    """The job that ended without a model of this name and still has checkpoints."""
     job = repository.find_job(session, tenant, names.job_of(name))
     if job is None or job.state not in WITHOUT_MODEL or names.model_of(job) != name:
         return None

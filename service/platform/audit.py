@@ -1,7 +1,6 @@
 """Who changed what: one row for each change, in the change's own transaction.
 
-Rows are only ever added: the database itself refuses to change or remove one (`migrations/`), so that who
-wants to must first undo that, as the tables' owner.
+Rows are only added: the database refuses to change or delete one (`migrations/`).
 """
 
 from __future__ import annotations
@@ -13,17 +12,10 @@ from service.platform.principal import Principal
 from service.platform.tables.core import AuditEntry
 
 
-def record(session: Session, principal: Principal, action: str, object_id: str, request_id: str = "") -> None:
-    """Note that `principal` did `action` (such as `file.delete`) to `object_id`."""
-    session.add(
-        AuditEntry(
-            tenant=principal.tenant,
-            key_id=principal.key_id,
-            action=action,
-            object_id=object_id,
-            request_id=request_id,
-        )
-    )
+def record(session: Session, principal: Principal, action: str, object_id: str) -> None:
+    """Record that `principal` did `action` (such as `file.delete`) to `object_id`."""
+    who = {"tenant": principal.tenant, "key_id": principal.key_id, "request_id": principal.request_id}
+    session.add(AuditEntry(action=action, object_id=object_id, **who))
 
 
 def newest(session: Session, *, tenant: str | None, limit: int) -> list[AuditEntry]:

@@ -1,6 +1,6 @@
-"""Who acts: the tenant and key of a request, or a part of this service in somebody's name.
+"""Who acts: the tenant and key of a request, or a part of this service on a tenant's behalf.
 
-Boundary: plain Python, so that the worker may use it; `auth.py` makes one out of a request's key.
+Boundary: plain Python, so that the worker may use it; `web/auth.py` makes one from a request's key.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Principal:
-    """Who is asking: the key's tenant and what the key may do."""
+    """A key's tenant and scopes, and the id of the request."""
 
     tenant: str
     key_id: str
-    scopes: frozenset[str]
+    scopes: frozenset[str] = frozenset()
+    request_id: str = ""

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/probes`: HTTP in, HTTP out."""
+"""`/v1/fine_tuning/probes`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ from service.jobs.model.schemas import ProbeCreate
 from service.probes.schemas import ProbeRead
 from service.probes.service import Probes
 from service.web.auth import Reader, Writer
-from service.web.dependencies import DatabaseDep, RequestId, SettingsDep
 from service.web.pagination import After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/probes", tags=["fine-tuning"])
 
 
-def _probes(database: DatabaseDep, settings: SettingsDep) -> Probes:
-    return Probes(database, settings.max_running_jobs)
-
-
 ProbeId = Annotated[str, Path(description="Id of the probe, `ftprobe-…`.")]
-ProbesDep = Annotated[Probes, Depends(_probes)]
+ProbesDep = Annotated[Probes, Depends()]
 
 
 @router.post("")
@@ -59,6 +54,6 @@ def retrieve_probe(probe_id: ProbeId, principal: Reader, probes: ProbesDep) -> P
 
 
 @router.post("/{probe_id}/cancel")
-def cancel_probe(probe_id: ProbeId, principal: Writer, probes: ProbesDep, request_id: RequestId) -> ProbeRead:
+def cancel_probe(probe_id: ProbeId, principal: Writer, probes: ProbesDep) -> ProbeRead:
     """End the probe without a result."""
-    return probes.cancel(principal, probe_id, request_id)
+    return probes.cancel(principal, probe_id)

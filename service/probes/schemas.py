@@ -1,22 +1,25 @@
-"""What a probe's answer has. Boundary: shapes only; its request is a job's (`jobs/schemas.py`)."""
+"""Responses about probes; their request is a job's (`jobs/model/schemas.py`)."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from service.jobs.model.schemas import ErrorRead, FailureRead, ProgressRead, QueueRead
 from service.rollouts.schemas import RolloutRead
 
 
 class AdviceRead(BaseModel):
+    """A field of the request, and how to change it."""
+
+    model_config = ConfigDict(frozen=True)
     param: str
     message: str
 
 
 class ProbeResult(BaseModel):
-    """What the model makes of the job's prompts before any training."""
+    """How the model does on the job's prompts before any training."""
 
     can_learn: Literal["yes", "no", "maybe"]
     sentence: str
@@ -29,13 +32,13 @@ class ProbeResult(BaseModel):
     """Share of the scored completions with a full reward; null if none could be scored."""
     mean_reward: float | None
     signal_share: float
-    """Share of groups whose rewards differ: only these teach anything."""
+    """Share of groups whose rewards differ: the model learns from these only."""
     truncated_share: float
     """Share of completions that were cut at max_completion_tokens."""
     grader_errors: int
     """Completions that could not be scored."""
     grader_error: str
-    """The first reason why one could not."""
+    """The first reason; empty if there is none."""
     mean_completion_tokens: float
     tokens_per_second: float
     """Sampled."""
@@ -43,7 +46,7 @@ class ProbeResult(BaseModel):
 
 
 class ProbeRead(BaseModel):
-    """A probe: it waits in the queue like a job, samples, and ends with a result."""
+    """A probe: it is queued like a job, samples, and ends with a result."""
 
     object: Literal["fine_tuning.probe"] = "fine_tuning.probe"
     id: str
@@ -59,11 +62,11 @@ class ProbeRead(BaseModel):
     method: dict[str, Any]
     seed: int
     prompts: int
-    """Asked for; a smaller file is taken whole."""
+    """Requested; a smaller file is used in full."""
     warnings: list[Any]
     result: ProbeResult | None
-    """Null until it has succeeded."""
+    """Null until the probe succeeds."""
     groups: list[RolloutRead]
-    """Some of its groups, first those whose rewards differ; in a list of probes none."""
+    """Some groups, first those whose rewards differ; empty in lists of probes."""
     error: ErrorRead | None
     failure: FailureRead | None

@@ -1,35 +1,32 @@
 """Probes: rows of the jobs' queue whose engine samples and scores, and trains nothing.
 
-Boundary: decides and opens transactions. A probe is made, claimed, leased and swept as a job is
-(`jobs/creation.py`, `jobs/queue.py`); what its counts mean is `verdict.py`'s.
+Boundary: decides and opens transactions. A probe is created, claimed, leased and swept like a job.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config.job import Method, Reinforcement
+from grpo_engine.config.job import Reinforcement
 from grpo_engine.contract.events import Probed
 from service.jobs.api.responses import read_jobs
 from service.jobs.model.methods import parsed_method
-from service.jobs.model.schemas import JobRead
 from service.jobs.model.states import JobState, already
 from service.jobs.store import queue, repository
 from service.jobs.store.transitions import IS_PROBE
 from service.platform import audit
-from service.platform.db import Database
 from service.platform.errors import InvalidRequest, NotFound
+from service.platform.pages import newest_page
 from service.platform.principal import Principal
 from service.platform.tables.core import Job, Rollout
-from service.probes.schemas import AdviceRead, ProbeRead, ProbeResult
+from service.probes.schemas import ProbeRead, ProbeResult
 from service.probes.verdict import judge
 from service.rollouts.repository import RolloutEntry, rollout_read
 from service.rollouts.schemas import RolloutRead
-from service.web.pagination import unknown_cursor
+from service.web.dependencies import DatabaseDep, SettingsDep
 
 SHOWN_GROUPS = 6
 
@@ -38,26 +35,22 @@ SHOWN_GROUPS = 6
 class Probes:
     """The probes of one deployment."""
 
-    database: Database
-    max_running: int | None
-    """On workers at once, of one tenant's jobs and probes."""
+    database: DatabaseDep
+    settings: SettingsDep
 
     def page(self, tenant: str, *, after: str | None, limit: int) -> list[ProbeRead]:
-        """Newest first, `limit` + 1 at most, without their groups."""
+        """Newest first, `limit` + 1 at most, without their groups. Raises NotFound for an unknown `after`."""
         with self.database.reading() as session:
-            last = None if after is None else repository.find_probe(session, tenant, after)
-            if after is not None and last is None:
-                raise unknown_cursor(after)
-            probes = repository.page_of_jobs(session, tenant, after=last, limit=limit, of=IS_PROBE)
-            shown = read_jobs(session, tenant, probes, self.max_running)
-            return [_probe_read(row, job) for row, job in zip(probes, shown, strict=True)]
+            mine = and_(IS_PROBE, Job.tenant == tenant)
+            return self._shown(session, tenant, newest_page(session, Job, mine, after=after, limit=limit))
 
     def read(self, tenant: str, probe_id: str) -> ProbeRead:
+        """The probe with its groups. Raises NotFound."""
         with self.database.reading() as session:
-            return self._read(session, _require(session, tenant, probe_id))
+            return self._with_groups(session, _require(session, tenant, probe_id))
 
-    def cancel(self, principal: Principal, probe_id: str, request_id: str) -> ProbeRead:
-        """Cancels the probe: at once if no worker holds it, otherwise when the worker learns of it."""
+    def cancel(self, principal: Principal, probe_id: str) -> ProbeRead:
+        """Cancel the probe: at once if no worker holds it, otherwise with the worker's next heartbeat."""
         with self.database.transaction() as session:
             probe = _require(session, principal.tenant, probe_id)
             try:
@@ -65,14 +58,29 @@ class Probes:
             except queue.WrongState as error:
                 message = f"The probe {already(error.current)}."
                 raise InvalidRequest(message, code="invalid_state") from error
-            audit.record(session, principal, "probe.cancel", probe_id, request_id)
+            audit.record(session, principal, "probe.cancel", probe_id)
             session.refresh(probe)
-            return self._read(session, probe)
+            return self._with_groups(session, probe)
 
-    def _read(self, session: Session, probe: Job) -> ProbeRead:
-        (shown,) = read_jobs(session, probe.tenant, [probe], self.max_running)
-        read = _probe_read(probe, shown)
-        return read if read.result is None else read.model_copy(update={"groups": _groups(session, probe.id)})
+    def _with_groups(self, session: Session, probe: Job) -> ProbeRead:
+        (shown,) = self._shown(session, probe.tenant, [probe])
+        if shown.result is not None:
+            shown.groups = _groups(session, probe.id)
+        return shown
+
+    def _shown(self, session: Session, tenant: str, probes: list[Job]) -> list[ProbeRead]:
+        """Probes with what all jobs of the queue have and their results, without their groups."""
+        jobs = read_jobs(session, tenant, probes, self.settings.max_running_jobs)
+        common = set(ProbeRead.model_fields) - {"object"}
+        return [
+            ProbeRead(
+                **job.model_dump(include=common),
+                prompts=(probe.probe or {})["prompts"],
+                result=_result_of(probe) if job.status == JobState.SUCCEEDED.value else None,
+                groups=[],
+            )
+            for probe, job in zip(probes, jobs, strict=True)
+        ]
 
 
 def _require(session: Session, tenant: str, probe_id: str) -> Job:
@@ -82,27 +90,17 @@ def _require(session: Session, tenant: str, probe_id: str) -> Job:
     return probe
 
 
-def _probe_read(probe: Job, shown: JobRead) -> ProbeRead:
-    """The job's own answer, as far as it fits, and what is a probe's but its groups."""
-    asked = probe.probe or {}
-    common = shown.model_dump(include=set(ProbeRead.model_fields) - {"object"})
-    done = shown.status == JobState.SUCCEEDED.value
-    result = result_of(asked["result"], parsed_method(probe.method)) if done else None
-    return ProbeRead(**common, prompts=asked["prompts"], result=result, groups=[])
-
-
-def result_of(counts: dict[str, Any], method: Method) -> ProbeResult:
+def _result_of(probe: Job) -> ProbeResult:
     """The stored counts as rates, with the verdict on them."""
-    facts = Probed.model_validate(counts)
+    facts = Probed.model_validate((probe.probe or {})["result"])
+    method = parsed_method(probe.method)
     assert isinstance(method, Reinforcement), "only reinforcement jobs are probed"
-    verdict, scored = (
-        judge(facts, method.reinforcement.hyperparameters),
-        facts.completions - facts.grader_errors,
-    )
+    verdict = judge(facts, method.reinforcement.hyperparameters)
+    scored = facts.completions - facts.grader_errors
     return ProbeResult(
         can_learn=verdict.can_learn,
         sentence=verdict.sentence,
-        advice=[AdviceRead(**asdict(each)) for each in verdict.advice],
+        advice=list(verdict.advice),
         prompts=facts.prompts,
         completions=facts.completions,
         pass_rate=facts.passed / scored if scored else None,

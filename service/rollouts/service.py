@@ -16,13 +16,13 @@ from service.jobs.model import names
 from service.jobs.model.methods import graders_of, parsed_method
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
+from service.platform.pages import unknown_cursor
 from service.platform.tables.core import Job
 from service.rollouts import repository
 from service.rollouts.repository import RolloutEntry, Unit
 from service.rollouts.schemas import RolloutOverview
 from service.rollouts.selection import Selection, refuse_unknown_parts
 from service.web.limits import ConcurrencyLimit
-from service.web.pagination import unknown_cursor
 
 search_limit = ConcurrencyLimit("searches through all rollouts of a job", per_tenant=4, overall=8)
 

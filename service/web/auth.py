@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -138,7 +139,7 @@ def require_good_key(session: Session, principal: Principal) -> None:
 
 
 def _record(session: Session, tenant: str, action: str, public_id: str) -> None:
-    audit.record(session, Principal(tenant, OPERATOR, frozenset()), action, public_id)
+    audit.record(session, Principal(tenant, OPERATOR), action, public_id)
 
 
 def _digest(secret: str) -> str:
@@ -156,7 +157,8 @@ def _requires(scope: str) -> Callable[..., Principal]:
                 "API keys in URLs end up in logs. Revoke this key and send keys in the Authorization header.",
                 "api_key_in_url",
             )
-        principal = authenticate(database, request.headers.get("authorization"))
+        found = authenticate(database, request.headers.get("authorization"))
+        principal = replace(found, request_id=request.state.request_id)
         request.state.principal = principal
         rate.spend(principal.tenant)
         if scope not in principal.scopes:

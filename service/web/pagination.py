@@ -8,8 +8,6 @@ from typing import Annotated, Generic, Literal, Protocol, TypeVar
 from fastapi import Query
 from pydantic import BaseModel
 
-from service.platform.errors import NotFound
-
 
 class HasId(Protocol):
     @property
@@ -45,8 +43,3 @@ def page_of(items: Sequence[Identified], limit: int) -> Page[Identified]:
         first_id=data[0].id if data else None,
         last_id=data[-1].id if data else None,
     )
-
-
-def unknown_cursor(after: str) -> NotFound:
-    """The error for an `after` that is not in this list: as for any id, a 404."""
-    return NotFound(f"after: {after!r} is not the id of an item of this list", param="after")

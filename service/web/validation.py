@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from service.platform.errors import InvalidRequest
 
+UnixSeconds = Annotated[int, BeforeValidator(int)]
+"""Whole seconds of a row's time."""
 Location = tuple[str | int, ...]
 
 _SOURCES = {"body", "query", "path", "header", "cookie", "form"}

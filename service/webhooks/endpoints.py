@@ -1,4 +1,4 @@
-"""`/v1/webhook_endpoints` as in OpenAI's API, and the log of deliveries."""
+"""`/v1/webhook_endpoints` and `/v1/webhook_event_types` as in OpenAI's API, and the log of deliveries."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
 
+from service.jobs.store.webhook_events import EVENT_TYPES
 from service.web.auth import Reader, Writer
-from service.web.dependencies import DatabaseDep, RequestId, RetryCount, SettingsDep, is_retry
+from service.web.dependencies import RetryCount, is_retry
 from service.web.pagination import After, Limit, Page, page_of
 from service.webhooks.schemas import (
     DeliveryRead,
+    EventTypeList,
     SecretRotate,
     WebhookCreate,
     WebhookDeleted,
@@ -22,91 +24,87 @@ from service.webhooks.schemas import (
 )
 from service.webhooks.service import Webhooks
 
-router = APIRouter(prefix="/v1/webhook_endpoints", tags=["webhooks"])
+router = APIRouter(prefix="/v1", tags=["webhooks"])
 
-
-def _for_reader(
-    principal: Reader, database: DatabaseDep, settings: SettingsDep, request_id: RequestId
-) -> Webhooks:
-    return Webhooks(database, settings, principal, request_id)
-
-
-def _for_writer(
-    principal: Writer, database: DatabaseDep, settings: SettingsDep, request_id: RequestId
-) -> Webhooks:
-    return Webhooks(database, settings, principal, request_id)
-
-
+WEBHOOKS = "/webhook_endpoints"
 EndpointId = Annotated[str, Path(description="Id of the webhook endpoint.")]
 DeliveryId = Annotated[str, Path(description="Id of the delivery.")]
-ReadWebhooks = Annotated[Webhooks, Depends(_for_reader)]
-WriteWebhooks = Annotated[Webhooks, Depends(_for_writer)]
+WebhooksDep = Annotated[Webhooks, Depends()]
 
 
-@router.post("")
+@router.get("/webhook_event_types")
+def list_event_types(principal: Reader) -> EventTypeList:
+    """All event types."""
+    return EventTypeList(data=list(EVENT_TYPES))
+
+
+@router.post(WEBHOOKS)
 def create_webhook(
-    body: WebhookCreate, webhooks: WriteWebhooks, retry_count: RetryCount = "0"
+    body: WebhookCreate, principal: Writer, webhooks: WebhooksDep, retry_count: RetryCount = "0"
 ) -> WebhookWithSecret:
     """Register a URL for events of your jobs. Only this response contains the signing secret.
 
     A request that the client repeats for want of a response returns the endpoint that the first one created.
     """
-    return webhooks.create(body, is_retry=is_retry(retry_count))
+    return webhooks.create(principal, body, is_retry=is_retry(retry_count))
 
 
-@router.get("")
-def list_webhooks(webhooks: ReadWebhooks, after: After = None, limit: Limit = 20) -> Page[WebhookRead]:
+@router.get(WEBHOOKS)
+def list_webhooks(
+    principal: Reader, webhooks: WebhooksDep, after: After = None, limit: Limit = 20
+) -> Page[WebhookRead]:
     """Newest first, without their secrets."""
-    return page_of(webhooks.page(after=after, limit=limit), limit)
+    return page_of(webhooks.page(principal.tenant, after=after, limit=limit), limit)
 
 
-@router.get("/{endpoint_id}")
-def retrieve_webhook(endpoint_id: EndpointId, webhooks: ReadWebhooks) -> WebhookRead:
+@router.get(f"{WEBHOOKS}/{{endpoint_id}}")
+def retrieve_webhook(endpoint_id: EndpointId, principal: Reader, webhooks: WebhooksDep) -> WebhookRead:
     """The endpoint without its secret; `disabled_reason` says why the service disabled it."""
-    return webhooks.read(endpoint_id)
+    return webhooks.read(principal.tenant, endpoint_id)
 
 
-@router.post("/{endpoint_id}")
-def update_webhook(endpoint_id: EndpointId, body: WebhookUpdate, webhooks: WriteWebhooks) -> WebhookRead:
+@router.post(f"{WEBHOOKS}/{{endpoint_id}}")
+def update_webhook(
+    endpoint_id: EndpointId, body: WebhookUpdate, principal: Writer, webhooks: WebhooksDep
+) -> WebhookRead:
     """Change the given fields; `enabled: true` enables an endpoint that you or a 410 disabled."""
-    return webhooks.update(endpoint_id, body)
+    return webhooks.update(principal, endpoint_id, body)
 
 
-@router.delete("/{endpoint_id}")
-def delete_webhook(endpoint_id: EndpointId, webhooks: WriteWebhooks) -> WebhookDeleted:
+@router.delete(f"{WEBHOOKS}/{{endpoint_id}}")
+def delete_webhook(endpoint_id: EndpointId, principal: Writer, webhooks: WebhooksDep) -> WebhookDeleted:
     """Delete the endpoint and its log."""
-    webhooks.delete(endpoint_id)
+    webhooks.delete(principal, endpoint_id)
     return WebhookDeleted(id=endpoint_id)
 
 
-@router.post("/{endpoint_id}/rotate_secret")
+@router.post(f"{WEBHOOKS}/{{endpoint_id}}/rotate_secret")
 def rotate_secret(
-    endpoint_id: EndpointId, webhooks: WriteWebhooks, body: SecretRotate | None = None
+    endpoint_id: EndpointId, principal: Writer, webhooks: WebhooksDep, body: SecretRotate | None = None
 ) -> WebhookWithSecret:
     """A new secret, shown only once. The old one remains valid for 24 hours by default."""
-    asked = body or SecretRotate()
-    return webhooks.rotate(endpoint_id, keep_old=asked.keep_old_secret_active_for_24_hours)
+    return webhooks.rotate(principal, endpoint_id, body or SecretRotate())
 
 
-@router.post("/{endpoint_id}/test")
+@router.post(f"{WEBHOOKS}/{{endpoint_id}}/test")
 def send_test_event(
-    endpoint_id: EndpointId, webhooks: WriteWebhooks, body: WebhookTest | None = None
+    endpoint_id: EndpointId, principal: Writer, webhooks: WebhooksDep, body: WebhookTest | None = None
 ) -> WebhookTested:
     """Send one event about the job `ftjob-test` and return the response's status; 400 if there is none."""
-    return webhooks.test(endpoint_id, body.event_type if body else None)
+    return webhooks.test(principal, endpoint_id, body.event_type if body else None)
 
 
-@router.get("/{endpoint_id}/deliveries")
+@router.get(f"{WEBHOOKS}/{{endpoint_id}}/deliveries")
 def list_deliveries(
-    endpoint_id: EndpointId, webhooks: ReadWebhooks, after: After = None, limit: Limit = 20
+    endpoint_id: EndpointId, principal: Reader, webhooks: WebhooksDep, after: After = None, limit: Limit = 20
 ) -> Page[DeliveryRead]:
     """Past and pending deliveries with their attempts, newest first."""
-    return page_of(webhooks.deliveries(endpoint_id, after=after, limit=limit), limit)
+    return page_of(webhooks.deliveries(principal.tenant, endpoint_id, after=after, limit=limit), limit)
 
 
-@router.post("/{endpoint_id}/deliveries/{delivery_id}/redeliver")
+@router.post(f"{WEBHOOKS}/{{endpoint_id}}/deliveries/{{delivery_id}}/redeliver")
 def redeliver_event(
-    endpoint_id: EndpointId, delivery_id: DeliveryId, webhooks: WriteWebhooks
+    endpoint_id: EndpointId, delivery_id: DeliveryId, principal: Writer, webhooks: WebhooksDep
 ) -> DeliveryRead:
     """Send an event again within seconds, with the same `webhook-id`."""
-    return webhooks.redeliver(endpoint_id, delivery_id)
+    return webhooks.redeliver(principal, endpoint_id, delivery_id)

@@ -1,8 +1,7 @@
-"""Due deliveries: each is claimed by one process at a time; an attempt is recorded with its consequence.
+"""Due deliveries: each is claimed by one process at a time, sent by `sending.py`, and recorded.
 
 Delivery is at least once: if a process dies between sending and `record`, its lease expires, and another one
 sends the same delivery under the same id.
-Boundary: rows; `sending.py` sends, and no transaction is open then.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Select, select, true, update
+from sqlalchemy import Select, select, true, update
 from sqlalchemy.orm import Session
 
 from service.platform import audit
@@ -52,7 +52,7 @@ def claim_due(session: Session, passed_over: Collection[str] = ()) -> Claimed | 
 
 
 def claim_test(session: Session, endpoint: WebhookEndpoint, event_type: str) -> Claimed:
-    """A test delivery without a job, claimed already."""
+    """A test delivery without a job, already claimed."""
     event_id = new_id("evt", "_")
     row = WebhookDelivery(
         id=f"{event_id}_{endpoint.id}",
@@ -80,7 +80,7 @@ def _claim(session: Session, candidates: Select[str]) -> Claimed | None:
 
 
 def receiver(session: Session, delivery: WebhookDelivery) -> WebhookEndpoint | None:
-    """The enabled endpoint of the delivery. None: it was deleted or disabled meanwhile."""
+    """The delivery's endpoint. None: it was deleted or disabled meanwhile."""
     endpoint = session.get(WebhookEndpoint, delivery.endpoint_id)
     return endpoint if endpoint is not None and endpoint.enabled else None
 
@@ -103,15 +103,11 @@ def record(
     attempts = [*delivery.attempts, attempt.model_dump(mode="json")][-MAX_ATTEMPTS_KEPT:]
     if attempt.succeeded:
         return _write(session, delivery, state="delivered", due_at=None, attempts=attempts)
-    may_try_again = attempt.status_code != 410 and delivery.failures < len(backoff_seconds)
-    due_at: ColumnElement[float] | None = None
-    if may_try_again:
-        pause = backoff_seconds[delivery.failures] * RANDOM.uniform(*JITTER)
-        due_at = db_now() + pause
-    state = "pending" if may_try_again else "failed"
-    return _write(
-        session, delivery, state=state, due_at=due_at, attempts=attempts, failures=delivery.failures + 1
-    )
+    failed: dict[str, Any] = {"attempts": attempts, "failures": delivery.failures + 1}
+    if attempt.status_code == 410 or delivery.failures >= len(backoff_seconds):
+        return _write(session, delivery, state="failed", due_at=None, **failed)
+    pause_seconds = backoff_seconds[delivery.failures] * RANDOM.uniform(*JITTER)
+    return _write(session, delivery, state="pending", due_at=db_now() + pause_seconds, **failed)
 
 
 def _disable(session: Session, endpoint: WebhookEndpoint) -> None:
@@ -120,14 +116,13 @@ def _disable(session: Session, endpoint: WebhookEndpoint) -> None:
         update(WebhookEndpoint)
         .where(WebhookEndpoint.id == endpoint.id, WebhookEndpoint.url == endpoint.url)
         .where(WebhookEndpoint.enabled)
-        .values(enabled=False, disabled_reason="It answered 410 Gone.", updated_at=db_now())
+        .values(enabled=False, disabled_reason="It answered 410 Gone.")
         .returning(WebhookEndpoint.id)
         .execution_options(synchronize_session=False)
     )
     if disabled is not None:
         repository.end_pending(session, endpoint.id)
-        sender = Principal(endpoint.tenant, SENDER, frozenset())
-        audit.record(session, sender, "webhook.disable", endpoint.id)
+        audit.record(session, Principal(endpoint.tenant, SENDER), "webhook.disable", endpoint.id)
 
 
 def _write(session: Session, delivery: WebhookDelivery, **values: object) -> bool:

@@ -1,17 +1,13 @@
-"""Queries about webhook endpoints and their deliveries, for the tenant that asks."""
+"""Queries about webhook endpoints and their deliveries; each takes the tenant, or a row that was locked."""
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from sqlalchemy import ColumnElement, delete, func, select, tuple_, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service.jobs.store.repository import DEDUPLICATION_SECONDS
 from service.platform.clock import db_now
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
-
-Row = TypeVar("Row", WebhookEndpoint, WebhookDelivery)
 
 
 def find(session: Session, tenant: str, endpoint_id: str, *, lock: bool = False) -> WebhookEndpoint | None:
@@ -20,10 +16,10 @@ def find(session: Session, tenant: str, endpoint_id: str, *, lock: bool = False)
     return session.scalar(query.with_for_update() if lock else query)
 
 
-def made_lately(session: Session, asked: WebhookEndpoint) -> WebhookEndpoint | None:
+def find_equal(session: Session, row: WebhookEndpoint) -> WebhookEndpoint | None:
     """The tenant's newest endpoint from an equal request within the last ten minutes."""
     table = WebhookEndpoint
-    same = (getattr(table, name) == getattr(asked, name) for name in ("tenant", "name", "url", "event_types"))
+    same = (getattr(table, name) == getattr(row, name) for name in ("tenant", "name", "url", "event_types"))
     query = select(table).where(*same, table.created_at > db_now() - DEDUPLICATION_SECONDS)
     return session.scalar(query.order_by(table.created_at.desc()).limit(1))
 
@@ -33,35 +29,17 @@ def num_endpoints(session: Session, tenant: str) -> int:
     return session.scalar(query) or 0
 
 
-def page(
-    session: Session, tenant: str, *, after: WebhookEndpoint | None, limit: int
-) -> list[WebhookEndpoint]:
-    """Newest first, one more than `limit` if there are more."""
-    return _newest(session, WebhookEndpoint, WebhookEndpoint.tenant == tenant, after, limit)
-
-
 def delete_endpoint(session: Session, endpoint: WebhookEndpoint) -> None:
     """The endpoint, which the caller has locked, and its log."""
     session.execute(delete(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint.id))
     session.delete(endpoint)
 
 
-def find_delivery(
-    session: Session, tenant: str, endpoint_id: str, delivery_id: str, *, lock: bool = False
-) -> WebhookDelivery | None:
-    """The tenant's delivery to this endpoint."""
+def lock_delivery(session: Session, endpoint_id: str, delivery_id: str) -> WebhookDelivery | None:
+    """A delivery to this endpoint, locked until the transaction ends."""
     table = WebhookDelivery
-    query = select(table).where(
-        table.id == delivery_id, table.endpoint_id == endpoint_id, table.tenant == tenant
-    )
-    return session.scalar(query.with_for_update() if lock else query)
-
-
-def page_of_deliveries(
-    session: Session, endpoint_id: str, *, after: WebhookDelivery | None, limit: int
-) -> list[WebhookDelivery]:
-    """Newest first, one more than `limit` if there are more."""
-    return _newest(session, WebhookDelivery, WebhookDelivery.endpoint_id == endpoint_id, after, limit)
+    query = select(table).where(table.id == delivery_id, table.endpoint_id == endpoint_id)
+    return session.scalar(query.with_for_update())
 
 
 def end_pending(session: Session, endpoint_id: str) -> None:
@@ -72,12 +50,3 @@ def end_pending(session: Session, endpoint_id: str) -> None:
         .values(state="failed", due_at=None)
         .execution_options(synchronize_session=False)
     )
-
-
-def _newest(
-    session: Session, table: type[Row], wanted: ColumnElement[bool], after: Row | None, limit: int
-) -> list[Row]:
-    query = select(table).where(wanted)
-    if after is not None:
-        query = query.where(tuple_(table.created_at, table.id) < (after.created_at, after.id))
-    return list(session.scalars(query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)))

@@ -1,16 +1,16 @@
-"""The webhooks' bodies, in the shape of OpenAI's `client.webhooks`.
+"""Bodies of the webhook endpoints, in the shape of OpenAI's `client.webhooks`.
 
-Added to OpenAI's: `enabled`, `disabled_reason`, the log of deliveries. Not taken over: a hint at the secret.
+Added to OpenAI's: `enabled`, `disabled_reason`, the log of deliveries. Left out: a hint at the secret.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from service.jobs.store.webhook_events import EventType
-from service.web.validation import RequestBody
+from service.web.validation import RequestBody, UnixSeconds
 
 Url = Annotated[
     str,
@@ -57,7 +57,7 @@ class WebhookUpdate(_WebhookBody):
 
 class SecretRotate(_WebhookBody):
     keep_old_secret_active_for_24_hours: bool = True
-    """Sign with both secrets for 24 hours; false ends the old one at once."""
+    """Sign with both secrets for 24 hours; false: the old one is invalid at once."""
 
 
 class WebhookTest(_WebhookBody):
@@ -65,23 +65,29 @@ class WebhookTest(_WebhookBody):
     """Type of the test event; default: the endpoint's first."""
 
 
+class EventTypeList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[EventType]
+
+
 class WebhookRead(BaseModel):
     """OpenAI's `webhook_endpoint`."""
 
+    model_config = ConfigDict(from_attributes=True)
     object: Literal["webhook_endpoint"] = "webhook_endpoint"
     id: str
     name: str
     url: str
-    event_types: list[EventType]
+    event_types: Annotated[list[EventType], BeforeValidator(str.split)]
     enabled: bool
     disabled_reason: str | None
-    created_at: int
-    updated_at: int
+    created_at: UnixSeconds
+    updated_at: UnixSeconds
 
 
 class WebhookWithSecret(WebhookRead):
-    signing_secret: str = Field(repr=False)
-    """Shown this once."""
+    signing_secret: str = Field(validation_alias="secret", repr=False)
+    """Shown only once."""
 
 
 class WebhookDeleted(BaseModel):
@@ -95,14 +101,14 @@ class WebhookTested(BaseModel):
     webhook_endpoint_id: str
     event_type: EventType
     success: Literal[True] = True
-    """The endpoint answered, `status_code` says what; one that did not is an error."""
+    """The endpoint answered with `status_code`; no answer is an error."""
     status_code: int
     error: str | None
     delivery_id: str
 
 
 class Attempt(BaseModel):
-    """One request and what came of it."""
+    """One request and its result."""
 
     model_config = ConfigDict(frozen=True)
     created_at: int
@@ -111,7 +117,7 @@ class Attempt(BaseModel):
     error: str | None = None
     seconds: float
     response: str = ""
-    """The beginning of the answer's body."""
+    """The beginning of the response body."""
 
     @property
     def succeeded(self) -> bool:
@@ -133,13 +139,14 @@ class WebhookEventRead(BaseModel):
 
 
 class DeliveryRead(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
     object: Literal["webhook_delivery"] = "webhook_delivery"
     id: str
     """The `webhook-id` header, the same with every attempt."""
-    webhook_endpoint_id: str
+    webhook_endpoint_id: str = Field(validation_alias="endpoint_id")
     event: WebhookEventRead
-    created_at: int
-    status: Literal["pending", "delivered", "failed"]
-    next_attempt_at: int | None
+    created_at: UnixSeconds
+    status: Literal["pending", "delivered", "failed"] = Field(validation_alias="state")
+    next_attempt_at: UnixSeconds | None = Field(validation_alias="due_at")
     attempts: list[Attempt]
     """The latest, oldest first."""

@@ -1,19 +1,20 @@
-"""One signed request to an endpoint. Where it may lead is `grpo_engine.outbound.web`'s to say, each time.
+"""One signed request to an endpoint; `grpo_engine.outbound.web` checks its destination each time.
 
-Boundary: the network and no database. An answer is a status and a short excerpt; redirects are not followed.
+Boundary: the network and no database.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 from pydantic import SecretStr
 
 from grpo_engine.outbound.addresses import Outside, RefusedUrl
 from grpo_engine.outbound.signing import signature_headers
-from grpo_engine.outbound.web import NoAnswer, WebAnswer, post
+from grpo_engine.outbound.web import NoAnswer, post
 from service.platform.tables.webhooks import WebhookEndpoint
-from service.webhooks import events
 from service.webhooks.outbox import Claimed
 from service.webhooks.schemas import Attempt
 
@@ -23,15 +24,16 @@ EXCERPT_CHARACTERS = 500
 
 
 def send(endpoint: WebhookEndpoint, claimed: Claimed, outside: Outside) -> Attempt:
-    """One attempt; every trouble with the receiver is its outcome."""
-    body = events.body(claimed.delivery)
-    secrets = _valid_secrets(endpoint, claimed.now)
+    """One attempt; it also records a receiver that did not answer."""
+    body = json.dumps(claimed.delivery.event).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "grpo-webhooks"}
-    headers |= signature_headers(secrets, claimed.delivery.id, body, claimed.now)
-    outcome: WebAnswer | Exception
+    headers |= signature_headers(
+        _valid_secrets(endpoint, claimed.now), claimed.delivery.id, body, claimed.now
+    )
+    result: dict[str, Any]
     start = time.monotonic()
     try:
-        outcome = post(
+        answer = post(
             endpoint.url,
             body,
             headers,
@@ -40,8 +42,12 @@ def send(endpoint: WebhookEndpoint, claimed: Claimed, outside: Outside) -> Attem
             kept_bytes=MAX_ANSWER_BYTES,
         )
     except (RefusedUrl, NoAnswer) as error:
-        outcome = error
-    return _attempt(outcome, claimed.now, time.monotonic() - start)
+        result = {"error": str(error)}
+    else:
+        result = {"status_code": answer.status, "response": _excerpt(answer.body)}
+        if 300 <= answer.status < 400:
+            result["error"] = "Redirects are not followed."
+    return Attempt(created_at=int(claimed.now), seconds=round(time.monotonic() - start, 3), **result)
 
 
 def _valid_secrets(endpoint: WebhookEndpoint, now: float) -> list[SecretStr]:
@@ -49,19 +55,6 @@ def _valid_secrets(endpoint: WebhookEndpoint, now: float) -> list[SecretStr]:
     if endpoint.previous_secret is not None and now < (endpoint.previous_secret_until or 0.0):
         secrets.append(SecretStr(endpoint.previous_secret))
     return secrets
-
-
-def _attempt(outcome: WebAnswer | Exception, now: float, seconds: float) -> Attempt:
-    common = {"created_at": int(now), "seconds": round(seconds, 3)}
-    if isinstance(outcome, Exception):
-        return Attempt(error=str(outcome), **common)
-    is_redirect = 300 <= outcome.status < 400
-    return Attempt(
-        status_code=outcome.status,
-        error="Redirects are not followed." if is_redirect else None,
-        response=_excerpt(outcome.body),
-        **common,
-    )
 
 
 def _excerpt(body: bytes) -> str:

@@ -17,17 +17,18 @@ from service.platform.tables.core import AuditEntry
 from service.platform.tables.webhooks import WebhookEndpoint
 from service.settings import Settings
 from service.webhooks import outbox, sending
-from service.webhooks.schemas import Attempt
+from service.webhooks.schemas import Attempt, SecretRotate
+from service.webhooks.service import Webhooks
 from tests.chat_server import Answer, Recorded, Reply, ScriptedServer
 from tests.webhook_receiver import (
     ALLOWED,
+    OWNER,
     deliveries,
     endpoint,
     make_due,
     register,
     seconds_left,
     verified,
-    webhooks_of,
 )
 from tests.worker.jobs import insert_job
 from worker.webhook_sender import Sender
@@ -189,7 +190,7 @@ def test_a_redelivery_has_the_same_id(
         end_job()
         assert sender.send_one()
         (row,) = deliveries(database)
-        again = webhooks_of(database, settings).redeliver(webhook.id, row.id)
+        again = Webhooks(database, settings).redeliver(OWNER, webhook.id, row.id)
         assert (again.status, again.id) == ("pending", row.id)
         assert sender.send_one()
     assert [request.headers["webhook-id"] for request in server.requests] == [row.id, row.id]
@@ -201,7 +202,7 @@ def test_after_a_rotation_both_secrets_verify_for_a_day(
 ) -> None:
     with ScriptedServer(answering(Reply(status=200))) as server:
         webhook = register(database, settings, server.url)
-        new = webhooks_of(database, settings).rotate(webhook.id, keep_old=True).signing_secret
+        new = Webhooks(database, settings).rotate(OWNER, webhook.id, SecretRotate()).signing_secret
         end_job()
         assert sender.send_one()
         with database.transaction() as session:

@@ -13,7 +13,6 @@ from service.web.auth import Writer
 from service.web.dependencies import (
     CatalogDep,
     DatabaseDep,
-    RequestId,
     RetryCount,
     SettingsDep,
     StorageDep,
@@ -36,11 +35,10 @@ IdempotencyKey = Annotated[
 
 def _sender(
     principal: Writer,
-    request_id: RequestId,
     idempotency_key: IdempotencyKey = None,
     retry_count: RetryCount = "0",
 ) -> Sender:
-    return Sender(principal, idempotency_key, is_retry(retry_count), request_id)
+    return Sender(principal, idempotency_key, is_retry(retry_count))
 
 
 def _preflight(

@@ -29,7 +29,7 @@ from service.jobs.results.weights import Which as WhichWeights
 from service.jobs.store.lineage import StoredWeights
 from service.platform.errors import InvalidRequest
 from service.web.auth import Reader, Writer
-from service.web.dependencies import DatabaseDep, RequestId, SettingsDep, StorageDep
+from service.web.dependencies import DatabaseDep, SettingsDep, StorageDep
 from service.web.downloads import file_response
 from service.web.pagination import After, Limit, Page, page_of
 
@@ -142,21 +142,21 @@ def retrieve_job(job_id: JobId, principal: Reader, jobs: JobsDep) -> JobRead:
 
 
 @router.post("/jobs/{job_id}/cancel")
-def cancel_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+def cancel_job(job_id: JobId, principal: Writer, jobs: JobsDep) -> JobRead:
     """End the job; its last checkpoint and adapter remain downloadable."""
-    return jobs.request(principal, job_id, "cancel", request_id)
+    return jobs.request(principal, job_id, "cancel")
 
 
 @router.post("/jobs/{job_id}/pause")
-def pause_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+def pause_job(job_id: JobId, principal: Writer, jobs: JobsDep) -> JobRead:
     """Pause the job after a checkpoint."""
-    return jobs.request(principal, job_id, "pause", request_id)
+    return jobs.request(principal, job_id, "pause")
 
 
 @router.post("/jobs/{job_id}/resume")
-def resume_job(job_id: JobId, principal: Writer, jobs: JobsDep, request_id: RequestId) -> JobRead:
+def resume_job(job_id: JobId, principal: Writer, jobs: JobsDep) -> JobRead:
     """Queue a paused job again; it continues from its last checkpoint."""
-    return jobs.request(principal, job_id, "resume", request_id)
+    return jobs.request(principal, job_id, "resume")
 
 
 @router.get("/jobs/{job_id}/events")

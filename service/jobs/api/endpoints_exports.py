@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from service.jobs.api.dependencies import JobId, WakeupsDep
 from service.jobs.results.exports import ExportCreate, ExportDeleted, ExportRead, Exports
 from service.web.auth import Reader, Writer
-from service.web.dependencies import CatalogDep, DatabaseDep, RequestId, SettingsDep, StorageDep
+from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep, StorageDep
 from service.web.downloads import file_response
 from service.web.pagination import Page, page_of
 
@@ -36,14 +36,13 @@ def create_export(
     body: ExportCreate,
     principal: Writer,
     exports: ExportsDep,
-    request_id: RequestId,
     response: Response,
 ) -> ExportRead:
     """Merge a job's adapter into its base model on a worker: safetensors that load without PEFT.
 
     The same weights are exported once: a repeated request returns the first export with status 200.
     """
-    export, is_new = exports.create(principal, job_id, body, request_id)
+    export, is_new = exports.create(principal, job_id, body)
     response.status_code = 201 if is_new else 200
     return export
 
@@ -63,10 +62,10 @@ def retrieve_export(job_id: JobId, export_id: ExportId, principal: Reader, expor
 
 @router.delete("/{export_id}")
 def delete_export(
-    job_id: JobId, export_id: ExportId, principal: Writer, exports: ExportsDep, request_id: RequestId
+    job_id: JobId, export_id: ExportId, principal: Writer, exports: ExportsDep
 ) -> ExportDeleted:
     """Delete the archive, or cancel an export that has not ended."""
-    return exports.delete(principal, job_id, export_id, request_id)
+    return exports.delete(principal, job_id, export_id)
 
 
 @router.get("/{export_id}/content", response_class=Response)

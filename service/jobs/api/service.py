@@ -19,8 +19,9 @@ from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
 from service.platform.db import Database
 from service.platform.errors import InvalidRequest
+from service.platform.pages import newest_page, unknown_cursor
 from service.platform.principal import Principal
-from service.web.pagination import unknown_cursor
+from service.platform.tables.core import Job
 
 Verb = Literal["cancel", "pause", "resume"]
 REQUESTS = {
@@ -44,17 +45,15 @@ class Jobs:
     ) -> list[JobRead]:
         """Newest first, `limit` + 1 at most. `labels`: metadata to match; empty: jobs without any."""
         with self.database.reading() as session:
-            last = None if after is None else repository.find_job(session, tenant, after)
-            if after is not None and last is None:
-                raise unknown_cursor(after)
-            jobs = repository.page_of_jobs(session, tenant, after=last, limit=limit, labels=labels)
+            matching = repository.jobs_with_labels(session, tenant, labels)
+            jobs = newest_page(session, Job, matching, after=after, limit=limit)
             return read_jobs(session, tenant, jobs, self.max_running)
 
     def read(self, tenant: str, job_id: str) -> JobRead:
         with self.database.reading() as session:
             return read_jobs(session, tenant, [require_job(session, tenant, job_id)], self.max_running)[0]
 
-    def request(self, principal: Principal, job_id: str, verb: Verb, request_id: str) -> JobRead:
+    def request(self, principal: Principal, job_id: str, verb: Verb) -> JobRead:
         """Changes the job's state at once if no worker holds it, otherwise at the worker's next heartbeat."""
         with self.database.transaction() as session:
             try:
@@ -62,7 +61,7 @@ class Jobs:
             except queue.WrongState as error:
                 raise _wrong_state(error.current, verb) from error
             job = require_job(session, principal.tenant, job_id)
-            audit.record(session, principal, f"job.{verb}", job_id, request_id)
+            audit.record(session, principal, f"job.{verb}", job_id)
             response = read_jobs(session, principal.tenant, [job], self.max_running)[0]
         if state is JobState.QUEUED:
             self.wakeups.send(job.pool)

@@ -48,7 +48,6 @@ class Sender:
     idempotency_key: str | None = None
     is_retry: bool = False
     """The client repeats this request (`x-stainless-retry-count` above 0)."""
-    request_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _store(session: Session, request: JobRequest, job: Job) -> None:
     origin = f", a clone of {request.cloned_from}" if request.cloned_from else ""
     created = history.HistoryEntry("message", f"Created fine-tuning job: {job.id}{origin}")
     noun = "job" if job.probe is None else "probe"
-    audit.record(session, request.sender.principal, f"{noun}.create", job.id, request.sender.request_id)
+    audit.record(session, request.sender.principal, f"{noun}.create", job.id)
     repository.add(session, job, record, *sinks_of(job))
     queued = history.status(JobState.QUEUED, "The job is queued.")
     history.store(session, job.id, job.event_sequence, created, queued)

@@ -100,9 +100,7 @@ class Exports:
     wakeups: Wakeups
     settings: Settings
 
-    def create(
-        self, principal: Principal, job_id: str, body: ExportCreate, request_id: str
-    ) -> tuple[ExportRead, bool]:
+    def create(self, principal: Principal, job_id: str, body: ExportCreate) -> tuple[ExportRead, bool]:
         """The export of these weights, and whether it is new.
 
         Raises NotFound for a job without weights, InvalidRequest for a training-free job, Unprocessable if
@@ -130,7 +128,7 @@ class Exports:
             unfinished = num_unfinished(session, tenant, self.settings.max_queued_jobs + 1)
             check_unfinished_jobs(unfinished, self.settings)
             check_stored_bytes(repository.stored_bytes(session, tenant), 0, self.settings)
-            audit.record(session, principal, "job.export.create", row.id, request_id)
+            audit.record(session, principal, "job.export.create", row.id)
             answer = _read(StoredExport(row, None))
         self.wakeups.send(self.settings.pool)
         return answer, True
@@ -161,14 +159,14 @@ class Exports:
         _archive(found)
         return f"{_path(found.row)}/content"
 
-    def delete(self, principal: Principal, job_id: str, export_id: str, request_id: str) -> ExportDeleted:
+    def delete(self, principal: Principal, job_id: str, export_id: str) -> ExportDeleted:
         """Delete the archive, or cancel an export that has not ended."""
         with self.database.transaction() as session:
             lock_tenant(session, principal.tenant)
             found = _require(session, principal.tenant, job_id, export_id)
             cancel_export(session, found.row)
             keys = repository.forget_results(session, principal.tenant, [export_id])
-            audit.record(session, principal, "job.export.delete", export_id, request_id)
+            audit.record(session, principal, "job.export.delete", export_id)
         for key in keys:
             self.storage.delete(key)
         return ExportDeleted(id=export_id)

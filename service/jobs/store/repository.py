@@ -83,24 +83,12 @@ def exports_of(session: Session, tenant: str, job_id: str) -> list[Job]:
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc())))
 
 
-def page_of_jobs(
-    session: Session,
-    tenant: str,
-    *,
-    after: Job | None,
-    limit: int,
-    labels: Mapping[str, str] | None = None,
-    of: ColumnElement[bool] = IS_JOB,
-) -> list[Job]:
-    """Newest first, `limit` + 1 of them. `labels` empty: those without metadata; None: all."""
-    query = select(Job).where(of, Job.tenant == tenant)
+def jobs_with_labels(session: Session, tenant: str, labels: Mapping[str, str] | None) -> ColumnElement[bool]:
+    """Condition for the tenant's jobs with this metadata. `labels` empty: those without any; None: all."""
+    conditions = [IS_JOB, Job.tenant == tenant]
     if labels is not None and not labels:
-        query = query.where(Job.labels.is_(None))
-    for name, value in (labels or {}).items():
-        query = query.where(_has_label(session, name, value))
-    if after is not None:
-        query = query.where(tuple_(Job.created_at, Job.id) < (after.created_at, after.id))
-    return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit + 1)))
+        conditions.append(Job.labels.is_(None))
+    return and_(*conditions, *(_has_label(session, *label) for label in (labels or {}).items()))
 
 
 def _has_label(session: Session, name: str, value: str) -> ColumnElement[bool]:

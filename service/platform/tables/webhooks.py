@@ -31,7 +31,7 @@ class WebhookEndpoint(Base):
     previous_secret_until: Mapped[float | None]
     """Until then both secrets sign."""
     created_at: Mapped[float] = mapped_column(default=db_now())
-    updated_at: Mapped[float] = mapped_column(default=db_now())
+    updated_at: Mapped[float] = mapped_column(default=db_now(), onupdate=db_now())
 
 
 class WebhookDelivery(Base):
@@ -71,3 +71,14 @@ class WebhookDelivery(Base):
             sqlite_where=text("due_at IS NOT NULL"),
         ),
     )
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """OpenAI's event object, as it is sent."""
+        return {
+            "object": "event",
+            "id": self.event_id,
+            "type": self.event_type,
+            "created_at": int(self.created_at),
+            "data": {"id": self.job_id},
+        }
