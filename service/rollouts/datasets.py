@@ -69,13 +69,9 @@ def find_dataset(database: Database, storage: Storage, job: Job, split: TrainedS
     with database.reading() as session:
         file = files.find(session, job.tenant, file_id)
     if file is None or not storage.exists(file.storage_key):
-        raise _gone(param, file_id)
+        message = (
+            f"The {param} {file_id} was deleted or has expired, so the rows of the rollouts are gone. "
+            "The rollouts still have each prompt as the model read it."
+        )
+        raise InvalidRequest(message, param=param, code="file_not_found")
     return Dataset(file_id, file.storage_key, storage)
-
-
-def _gone(param: str, file_id: str) -> InvalidRequest:
-    message = (
-        f"The {param} {file_id} was deleted or has expired, so the rows of the rollouts are gone. "
-        "The rollouts still have each prompt as the model read it."
-    )
-    return InvalidRequest(message, param=param, code="file_not_found")

@@ -12,15 +12,15 @@ from pydantic import StringConstraints
 
 from service.jobs.api.dependencies import JobId
 from service.platform.errors import InvalidRequest
-from service.rollouts import repository, service
-from service.rollouts.datasets import TrainedSplit
-from service.rollouts.exports import RolloutExports, Source, all_lines
-from service.rollouts.pairs import Limits
+from service.platform.tables.core import Job
+from service.rollouts import exports, repository, service
+from service.rollouts.datasets import TrainedSplit, find_dataset
+from service.rollouts.exports import Source
 from service.rollouts.rescore import Rescore
 from service.rollouts.schemas import CompletionRead, RescoreRead, RescoreRequest, RolloutOverview, RolloutRead
 from service.rollouts.selection import Filter, Property, Selection, Split
 from service.web.auth import Reader
-from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep
+from service.web.dependencies import DatabaseDep, StorageDep
 from service.web.pagination import MAX_NUMBER, After, Limit, Page, page_of
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}", tags=["fine-tuning"])
@@ -78,25 +78,27 @@ def _selection(parts: PartsDep, split: SplitQuery = None, filter: FilterQuery = 
 SelectionDep = Annotated[Selection, Depends(_selection)]
 
 
-def _exports(database: DatabaseDep, storage: StorageDep) -> RolloutExports:
-    return RolloutExports(database, storage)
+def _job(job_id: JobId, principal: Reader, database: DatabaseDep, parts: PartsDep) -> Job:
+    return service.checked_job(database, principal.tenant, job_id, parts)
 
 
-ExportsDep = Annotated[RolloutExports, Depends(_exports)]
+JobDep = Annotated[Job, Depends(_job)]
 
 
-def _source(job_id: JobId, principal: Reader, parts: PartsDep, split: TrainedSplitQuery = "train") -> Source:
-    return Source(principal.tenant, job_id, parts, split)
+def _source(
+    database: DatabaseDep,
+    storage: StorageDep,
+    job: JobDep,
+    parts: PartsDep,
+    split: TrainedSplitQuery = "train",
+) -> Source:
+    """What a dataset is made from. Raises InvalidRequest if the training file is gone."""
+    dataset = find_dataset(database, storage, job, split)
+    return Source(database, job, replace(parts, split=split), dataset)
 
 
 SourceDep = Annotated[Source, Depends(_source)]
-
-
-def _rescore(database: DatabaseDep, storage: StorageDep, catalog: CatalogDep) -> Rescore:
-    return Rescore(database, storage, catalog)
-
-
-RescoreDep = Annotated[Rescore, Depends(_rescore)]
+RescoreDep = Annotated[Rescore, Depends()]
 PerPrompt = Annotated[int, Query(ge=1, le=16, description="Maximum examples of one prompt.")]
 MinReward = Annotated[float, Query(allow_inf_nan=False, description="Minimum reward of an example.")]
 MinMargin = Annotated[
@@ -106,33 +108,21 @@ MinMargin = Annotated[
 
 @router.get("/rollouts")
 def list_rollouts(
-    job_id: JobId,
-    principal: Reader,
-    database: DatabaseDep,
-    selection: SelectionDep,
-    after: After = None,
-    limit: Limit = 20,
+    job: JobDep, database: DatabaseDep, selection: SelectionDep, after: After = None, limit: Limit = 20
 ) -> Page[RolloutRead]:
     """Groups of completions, newest step first; `best` and `worst` order them by mean reward.
 
     Filters of completions select groups with at least one such completion.
     """
-    job = service.checked_job(database, principal.tenant, job_id, selection)
     found = service.page(database, job, selection, "group", limit=limit, after=after)
     return page_of([repository.rollout_read(entry) for entry in found], limit)
 
 
 @router.get("/rollouts/completions")
 def list_completions(
-    job_id: JobId,
-    principal: Reader,
-    database: DatabaseDep,
-    selection: SelectionDep,
-    after: After = None,
-    limit: Limit = 20,
+    job: JobDep, database: DatabaseDep, selection: SelectionDep, after: After = None, limit: Limit = 20
 ) -> Page[CompletionRead]:
     """Single completions, newest step first; `best` and `worst` order them by their own reward."""
-    job = service.checked_job(database, principal.tenant, job_id, selection)
     found = service.page(database, job, selection, "completion", limit=limit, after=after)
     return page_of([repository.completion_read(entry) for entry in found], limit)
 
@@ -140,13 +130,12 @@ def list_completions(
 @router.get("/rollouts/overview")
 def describe_rollouts(job_id: JobId, principal: Reader, database: DatabaseDep) -> RolloutOverview:
     """The steps with rollouts, by split, and the parts of their rewards."""
-    return service.overview(database, service.checked_job(database, principal.tenant, job_id, Selection()))
+    return service.overview(database, principal.tenant, job_id)
 
 
 @router.get("/rollouts.jsonl", response_class=Response)
 def export_rollouts(
-    job_id: JobId,
-    principal: Reader,
+    job: JobDep,
     database: DatabaseDep,
     parts: PartsDep,
     split: SplitQuery = None,
@@ -154,26 +143,23 @@ def export_rollouts(
 ) -> Response:
     """Groups in order of steps, one per line, with token ids."""
     selection = replace(parts, split=split, filter=filter)
-    job = service.checked_job(database, principal.tenant, job_id, selection)
-    return _download(all_lines(database, job, selection), f"{job_id}-rollouts.jsonl")
+    return _download(exports.all_lines(database, job, selection), f"{job.id}-rollouts.jsonl")
 
 
 @router.get("/rollouts/sft.jsonl", response_class=Response)
 def export_best_answers(
-    source: SourceDep, exports: ExportsDep, min_reward: MinReward = 1.0, per_prompt: PerPrompt = 1
+    source: SourceDep, min_reward: MinReward = 1.0, per_prompt: PerPrompt = 1
 ) -> Response:
     """The best complete answers to each prompt, as a file for `supervised` training."""
-    lines = exports.best_answers(source, Limits(min_reward, per_prompt))
-    return _download(lines, f"{source.job_id}-sft.jsonl")
+    lines = exports.best_answers(source, min_reward=min_reward, per_prompt=per_prompt)
+    return _download(lines, f"{source.job.id}-sft.jsonl")
 
 
 @router.get("/rollouts/dpo.jsonl", response_class=Response)
-def export_preferences(
-    source: SourceDep, exports: ExportsDep, min_margin: MinMargin = 0.0, per_prompt: PerPrompt = 1
-) -> Response:
+def export_preferences(source: SourceDep, min_margin: MinMargin = 0.0, per_prompt: PerPrompt = 1) -> Response:
     """The best and worst answers to each prompt with their margin, in TRL's preference format."""
-    lines = exports.preferences(source, Limits(min_margin, per_prompt))
-    return _download(lines, f"{source.job_id}-dpo.jsonl")
+    lines = exports.preferences(source, min_margin=min_margin, per_prompt=per_prompt)
+    return _download(lines, f"{source.job.id}-dpo.jsonl")
 
 
 @router.post("/rollouts/rescore")

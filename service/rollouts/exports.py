@@ -1,27 +1,36 @@
-"""A job's rollouts as files: all that is recorded, or datasets made of them.
+"""A job's rollouts as files: all that is recorded, or datasets of the best answers or of preference pairs.
 
-What can be refused is refused before the first line: then the lines are read in batches, and no transaction
-spans two of them. Boundary: no HTTP.
+For a dataset, the groups are read once and a few places are kept for each prompt (a row of the training
+file); then the texts are read again in the order of the rows, so memory does not grow with the texts.
+Excluded are completions that could not be scored, are empty, or called tools (their text alone is not what
+the model saw). A truncated completion is never a good example.
+Everything that can be refused is refused before the first line. No transaction spans two batches.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 from service.platform.db import Database
-from service.platform.storage import Storage
+from service.platform.errors import InvalidRequest
 from service.platform.tables.core import Job
-from service.rollouts import pairs, repository
-from service.rollouts.datasets import Dataset, TrainedSplit, find_dataset
-from service.rollouts.pairs import Limits
-from service.rollouts.selection import Selection
-from service.rollouts.service import checked_job, search_limit
+from service.rollouts import repository
+from service.rollouts.datasets import Dataset
+from service.rollouts.selection import Selection, is_truncated
+from service.rollouts.service import search_limit
+
+ROWS_AT_ONCE = 50
+
+Row = dict[str, Any]
+Order = Callable[["Candidate"], tuple[float, ...]]
 
 
 def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[str]:
-    """The groups that are meant as JSON lines in order of steps, token ids included."""
+    """The selected groups as JSON lines in order of steps, including token ids."""
     for batch in repository.batches(database, job.id, selection):
         for group in batch:
             if repository.is_meant(group, selection):
@@ -31,36 +40,165 @@ def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[st
 
 @dataclass(frozen=True)
 class Source:
-    """What a dataset is made of: rollouts of a tenant's job."""
-
-    tenant: str
-    job_id: str
-    parts: Selection
-    split: TrainedSplit
-
-
-@dataclass(frozen=True)
-class RolloutExports:
-    """Datasets made of one split's rollouts, whose rows are those of one file."""
+    """The rollouts of one split that a dataset is made from, and the file with their rows."""
 
     database: Database
-    storage: Storage
+    job: Job
+    selection: Selection
+    dataset: Dataset
 
-    def best_answers(self, source: Source, limits: Limits) -> Iterator[str]:
-        """Rows for `supervised` training. Raises NotFound, and InvalidRequest if there is none."""
-        job, dataset, selection = self._opened(source)
-        with search_limit.slot(source.tenant):
-            found = pairs.best_answers(self.database, job.id, selection, limits)
-        return pairs.lines(self.database, job.id, source.split, dataset, found, pairs.supervised_row)
 
-    def preferences(self, source: Source, limits: Limits) -> Iterator[str]:
-        """Good and bad answers. Raises NotFound, and InvalidRequest if there is none."""
-        job, dataset, selection = self._opened(source)
-        with search_limit.slot(source.tenant):
-            found = pairs.preferences(self.database, job.id, selection, limits)
-        return pairs.lines(self.database, job.id, source.split, dataset, found, pairs.preference_row)
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A completion, found again by its place in a split."""
 
-    def _opened(self, source: Source) -> tuple[Job, Dataset, Selection]:
-        job = checked_job(self.database, source.tenant, source.job_id, source.parts)
-        dataset = find_dataset(self.database, self.storage, job, source.split)
-        return job, dataset, replace(source.parts, split=source.split)
+    step: int
+    position: int
+    index: int
+    reward: float
+    digest: int
+    """Of the text: equal answers are one example."""
+
+
+Example = tuple[Candidate, ...]
+"""One good answer, or a good and a bad one."""
+
+
+def _best_first(one: Candidate) -> tuple[float, ...]:
+    return (-one.reward, -one.step, one.position, one.index)
+
+
+def _worst_first(one: Candidate) -> tuple[float, ...]:
+    return (one.reward, -one.step, one.position, one.index)
+
+
+@dataclass
+class _Extremes:
+    """The best and the worst answers to one prompt by digest, at most `num` of each."""
+
+    num: int
+    _best: dict[int, Candidate] = field(default_factory=dict)
+    _worst: dict[int, Candidate] = field(default_factory=dict)
+
+    def add(self, one: Candidate, *, may_be_best: bool) -> None:
+        self._keep(self._worst, one, _worst_first)
+        if may_be_best:
+            self._keep(self._best, one, _best_first)
+
+    @property
+    def best(self) -> list[Candidate]:
+        return sorted(self._best.values(), key=_best_first)
+
+    @property
+    def worst(self) -> list[Candidate]:
+        return sorted(self._worst.values(), key=_worst_first)
+
+    def _keep(self, kept: dict[int, Candidate], one: Candidate, order: Order) -> None:
+        kept[one.digest] = min(kept.get(one.digest, one), one, key=order)
+        if len(kept) > self.num:
+            del kept[max(kept.values(), key=order).digest]
+
+
+def best_answers(source: Source, *, min_reward: float, per_prompt: int) -> Iterator[str]:
+    """Rows for `supervised` training: the best answers to each prompt. Raises InvalidRequest if none is."""
+    known = _extremes(source, per_prompt)
+    found: dict[int, list[Example]] = {
+        row: [(one,) for one in each.best if one.reward >= min_reward] for row, each in known.items()
+    }
+    if not any(found.values()):
+        highest = max((one.reward for each in known.values() for one in each.best), default=None)
+        seen = "none is complete and scored" if highest is None else f"the best one has {highest:g}"
+        message = f"min_reward: no selected completion has a reward of {min_reward:g}: {seen}."
+        raise InvalidRequest(message, param="min_reward", code="nothing_to_export")
+    return _lines(source, found, _supervised_row)
+
+
+def preferences(source: Source, *, min_margin: float, per_prompt: int) -> Iterator[str]:
+    """TRL's preference rows: a prompt's best answer with its worst, its second best with its second worst, …
+
+    Raises InvalidRequest if no two rewards of a prompt differ by that much.
+    """
+    known = _extremes(source, per_prompt)
+    found = {row: list(_pairs(each, min_margin)) for row, each in known.items()}
+    if not any(found.values()):
+        apart = f" by {min_margin:g} or more" if min_margin else ""
+        message = f"min_margin: no prompt has two completions whose rewards differ{apart}."
+        raise InvalidRequest(message, param="min_margin", code="nothing_to_export")
+    return _lines(source, found, _preference_row)
+
+
+def _lines(
+    source: Source,
+    examples: Mapping[int, Sequence[Example]],
+    render: Callable[[Row, Example, Sequence[str]], Row],
+) -> Iterator[str]:
+    """The examples as JSON lines, in the order of the dataset's rows."""
+    numbers = sorted(row for row, found in examples.items() if found)
+    rows = source.dataset.rows(numbers)
+    for start in range(0, len(numbers), ROWS_AT_ONCE):
+        some = numbers[start : start + ROWS_AT_ONCE]
+        texts = _texts(source, [one for row in some for example in examples[row] for one in example])
+        for number, row in islice(rows, len(some)):
+            for example in examples[number]:
+                made = render(row, example, [texts[one] for one in example])
+                yield json.dumps(made, ensure_ascii=False) + "\n"
+
+
+def _supervised_row(row: Row, _example: Example, texts: Sequence[str]) -> Row:
+    (text,) = texts
+    if "messages" not in row:
+        return {"prompt": row["prompt"], "completion": text}
+    return {"messages": [*row["messages"], _answer(text)], **_tools(row)}
+
+
+def _preference_row(row: Row, example: Example, texts: Sequence[str]) -> Row:
+    """In TRL's conversational format, or the standard one for a prompt without messages."""
+    chosen, rejected = texts
+    margin = {"margin": example[0].reward - example[1].reward}
+    if "messages" not in row:
+        return {"prompt": row["prompt"], "chosen": chosen, "rejected": rejected, **margin}
+    both = {"chosen": [_answer(chosen)], "rejected": [_answer(rejected)]}
+    return {"prompt": row["messages"], **both, **_tools(row), **margin}
+
+
+def _answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def _tools(row: Row) -> Row:
+    return {"tools": row["tools"]} if row.get("tools") else {}
+
+
+def _pairs(known: _Extremes, min_margin: float) -> Iterator[Example]:
+    for chosen, rejected in zip(known.best, known.worst, strict=False):
+        margin = chosen.reward - rejected.reward
+        if margin > 0 and margin >= min_margin and chosen.digest != rejected.digest:
+            yield chosen, rejected
+
+
+def _extremes(source: Source, num: int) -> dict[int, _Extremes]:
+    """By row. Raises TooManyRequests at the limit of searches."""
+    found: dict[int, _Extremes] = {}
+    with search_limit.slot(source.job.tenant):
+        for batch in repository.batches(source.database, source.job.id, source.selection):
+            for group in batch:
+                known = found.setdefault(group.data["row"], _Extremes(num))
+                for index, completion in enumerate(group.data["completions"]):
+                    if _is_usable(completion) and source.selection.admits(completion):
+                        place = (group.step, group.position, index)
+                        one = Candidate(*place, completion["reward"], hash(completion["text"]))
+                        known.add(one, may_be_best=not is_truncated(completion))
+    return found
+
+
+def _is_usable(completion: Mapping[str, Any]) -> bool:
+    is_one_turn = completion.get("turns", 1) == 1
+    return is_one_turn and completion.get("reward") is not None and bool(completion["text"].strip())
+
+
+def _texts(source: Source, wanted: Sequence[Candidate]) -> dict[Candidate, str]:
+    places = {(one.step, one.position) for one in wanted}
+    with source.database.reading() as session:
+        groups = repository.at_places(session, source.job.id, str(source.selection.split), places)
+    by_place = {(group.step, group.position): group for group in groups}
+    return {one: by_place[one.step, one.position].data["completions"][one.index]["text"] for one in wanted}

@@ -1,8 +1,8 @@
-"""Tries another grader on what a job has sampled, as training would have: no GPU, and nothing is changed.
+"""Scores a job's stored completions with another grader, as in training: no GPU, and nothing is changed.
 
-Rules run as always: in a grading process that is killed at its deadline, untrusted code in the
-sandbox. Whole steps are taken, because some estimators compare all groups of a step.
-Boundary: no HTTP. What differs is counted by `rescoring.py`.
+Rules run in a grading process that is killed at its deadline, untrusted code in the sandbox. Whole steps are
+scored, because some estimators compare all groups of a step.
+Boundary: no HTTP; `rescoring.py` computes the differences.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ from grpo_engine.graders.rules.reward_model import RewardModel
 from service.graders.service import RESERVED_FIELDS, check
 from service.jobs.model.methods import grader_of, leaves, parsed_method
 from service.jobs.store.repository import require_job
-from service.platform.catalog import Catalog
-from service.platform.db import Database
 from service.platform.errors import InvalidRequest
-from service.platform.storage import Storage
 from service.platform.tables.core import Job, Rollout
 from service.rollouts import repository
 from service.rollouts.datasets import Dataset, find_dataset
 from service.rollouts.rescoring import Estimator, compared, summarised, with_own_parts
 from service.rollouts.schemas import RescoreRead, RescoreRequest
 from service.rollouts.selection import Selection
+from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep
 from service.web.limits import ConcurrencyLimit
 
 DEADLINE_SECONDS = 40.0
 """For all completions: clients wait a minute for an answer."""
 COMPLETION_SECONDS = 10.0
 GRADING_PROCESSES = 2
-MAX_ASKED = 64
-"""Completions for a grader that calls a server: each call costs money."""
+MAX_SERVER_CALLS = 64
+"""Maximum completions for a grader that calls a server: each call costs money."""
 MAX_ROW_BYTES = 64 * 2**20
 """Of the rows that graders see, all at once in memory."""
 _limit = ConcurrencyLimit("re-scores", per_tenant=2, overall=4)
@@ -48,11 +46,11 @@ Items = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Rescore:
-    """The places that a re-score looks at."""
+    """Rescoring of stored rollouts."""
 
-    database: Database
-    storage: Storage
-    catalog: Catalog
+    database: DatabaseDep
+    storage: StorageDep
+    catalog: CatalogDep
 
     def run(self, tenant: str, job_id: str, request: RescoreRequest) -> RescoreRead:
         """Raises NotFound, InvalidRequest if it cannot be done, TooManyRequests at the limit of re-scores."""
@@ -76,7 +74,7 @@ class Rescore:
         )
 
     def _groups(self, job: Job, request: RescoreRequest) -> tuple[list[Rollout], int]:
-        """Groups of the newest whole steps, as many as the limit holds; and how many had to be left out."""
+        """Groups of the newest whole steps within the limit, and the number of groups left out."""
         selection = Selection(request.from_step, request.to_step, request.split)
         batches = repository.batches(self.database, job.id, selection, newest_first=True)
         found: list[Rollout] = []
@@ -100,7 +98,7 @@ class Rescore:
 
 
 def _within(groups: Iterator[Rollout], limit: int) -> tuple[list[Rollout] | None, int]:
-    """A step's groups with what a grader may see, None if they are too many; and how many are left out."""
+    """A step's groups that a grader can score (None: too many), and the number of groups left out."""
     found: list[Rollout] = []
     num_skipped = num_completions = 0
     for group in groups:
@@ -131,18 +129,18 @@ def _refuse_rules_of_workers(request: RescoreRequest) -> None:
         if isinstance(rule, RewardModel):
             message = f"{place}: reward models run on workers only and cannot re-score."
             raise InvalidRequest(message, param=place, code="grader_needs_worker")
-        if rule.execution == "thread" and request.limit > MAX_ASKED:
-            message = f"limit: {place} calls a server for every completion: use at most {MAX_ASKED}."
+        if rule.execution == "thread" and request.limit > MAX_SERVER_CALLS:
+            message = f"limit: {place} calls a server for every completion: use at most {MAX_SERVER_CALLS}."
             raise InvalidRequest(message, param="limit")
 
 
 def _items(dataset: Dataset, groups: Sequence[Rollout]) -> Items:
     """What graders see of the groups' rows, by number."""
-    found: Items = {}
     wanted = sorted({group.data["row"] for group in groups})
-    for number, row in dataset.rows(wanted, max_bytes=MAX_ROW_BYTES):
-        found[number] = {key: value for key, value in row.items() if key not in RESERVED_FIELDS}
-    return found
+    return {
+        number: {key: value for key, value in row.items() if key not in RESERVED_FIELDS}
+        for number, row in dataset.rows(wanted, max_bytes=MAX_ROW_BYTES)
+    }
 
 
 def _graded(grader: Grader, groups: Sequence[Rollout], items: Items) -> list[list[Score]]:

@@ -165,19 +165,21 @@ def summarised(groups: Sequence[RescoredGroup], num_skipped: int) -> RescoreSumm
         num_groups=len(groups),
         num_groups_skipped=num_skipped,
         num_completions=len(completions),
-        before=RescoreSide(
-            mean_reward=_mean([each.reward_before for each in completions]),
-            share_with_signal=fmean(group.has_signal_before for group in groups),
-            num_unscored=sum(each.reward_before is None for each in completions),
+        before=_side(
+            [each.reward_before for each in completions], [group.has_signal_before for group in groups]
         ),
-        after=RescoreSide(
-            mean_reward=_mean([each.reward_after for each in completions]),
-            share_with_signal=fmean(group.has_signal_after for group in groups),
-            num_unscored=sum(each.reward_after is None for each in completions),
+        after=_side(
+            [each.reward_after for each in completions], [group.has_signal_after for group in groups]
         ),
         rank_agreement=_mean(agreements),
         num_sign_changes=sum(group.num_sign_changes for group in groups),
         errors=list(_errors(completions)),
+    )
+
+
+def _side(rewards: Sequence[float | None], have_signal: Sequence[bool]) -> RescoreSide:
+    return RescoreSide(
+        mean_reward=_mean(rewards), share_with_signal=fmean(have_signal), num_unscored=rewards.count(None)
     )
 
 

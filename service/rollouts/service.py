@@ -1,7 +1,4 @@
-"""A job's rollouts: lists of groups or of completions, and an overview.
-
-Boundary: no HTTP. Transactions are opened here, one for each question.
-"""
+"""A job's rollouts: lists of groups or of completions, and an overview. Boundary: no HTTP."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ search_limit = ConcurrencyLimit("searches through all rollouts of a job", per_te
 
 
 def parts_of(job: Job) -> list[str]:
-    """Names of all parts that a completion of this job may have been given rewards for, sorted."""
+    """Names of all reward parts that completions of this job may have, sorted."""
     method = parsed_method(job.method)
     found = [name for _, grader in graders_of(method) for name in part_names(grader)]
     if isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.overlong_buffer_tokens:
@@ -60,13 +57,14 @@ def page(
         return repository.page(session, job.id, selection, unit, limit=limit, after=last)
 
 
-def overview(database: Database, job: Job) -> RolloutOverview:
+def overview(database: Database, tenant: str, job_id: str) -> RolloutOverview:
     with database.reading() as session:
-        return RolloutOverview(parts=parts_of(job), data=repository.steps(session, job.id))
+        job = require_job(session, tenant, job_id)
+        return RolloutOverview(parts=parts_of(job), data=repository.steps(session, job_id))
 
 
 def _last(session: Session, job_id: str, after: str, unit: Unit) -> RolloutEntry:
-    """The entry that a page ended with. Raises NotFound."""
+    """The last entry of the previous page. Raises NotFound."""
     place = names.rollout_place(after) if unit == "group" else names.completion_place(after)
     group = repository.find(session, job_id, place[:3]) if place else None
     index = place[3] if place is not None and len(place) == 4 else None
