@@ -31,10 +31,12 @@ from service.ops.bounded_check import BoundedCheck
 from service.platform import logs
 from service.platform.catalog import Catalog
 from service.platform.db import connect
+from service.platform.feed import stop_on_signals
 from service.platform.storage import open_usable_storage
 from service.probes import endpoints as probing
 from service.rollouts import endpoints as rollouts
 from service.serving import endpoints as chat
+from service.serving.feed import AnswerFeed
 from service.settings import Settings
 from service.web import error_handlers, openapi, swagger
 from service.web.limits import ConcurrencyLimit, RequestRate
@@ -122,6 +124,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = RecentResults[list[Past]](seconds=60.0, max_entries=1024)
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
+    app.state.chat_feed = AnswerFeed(app.state.database)
+    stop_on_signals(app.state.chat_feed)
     app.state.stream_limit = ConcurrencyLimit(
         "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30
     )

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import structlog
 from sqlalchemy import delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.platform.clock import db_now
-from service.platform.db import Database
+from service.platform.db import Database, insert_for
 from service.platform.tables.operations import WorkerHelper
 from service.settings import Settings
 
@@ -91,11 +90,10 @@ def helpers_seen(session: Session, sweep_seconds: float) -> list[HelperSeen]:
 
 
 def _upsert(session: Session, rows: list[dict[str, str]], changes: dict[str, Any] | None) -> None:
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    statement = insert(WorkerHelper).values([row | {"seen_at": db_now()} for row in rows])
-    if changes is None:
-        session.execute(statement.on_conflict_do_nothing())
-    else:
-        session.execute(
-            statement.on_conflict_do_update(index_elements=["host", "pool", "helper"], set_=changes)
-        )
+    insert = insert_for(session)(WorkerHelper).values([row | {"seen_at": db_now()} for row in rows])
+    key = ["host", "pool", "helper"]
+    session.execute(
+        insert.on_conflict_do_update(index_elements=key, set_=changes)
+        if changes
+        else insert.on_conflict_do_nothing()
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, sessionmaker
 
 from service.settings import Settings
@@ -69,6 +70,11 @@ Executor = Session | Connection
 def is_postgresql(executor: Executor) -> bool:
     bound = executor.get_bind() if isinstance(executor, Session) else executor
     return bound.dialect.name == "postgresql"
+
+
+def insert_for(executor: Executor) -> Any:
+    """The dialect's `insert`, which supports ON CONFLICT."""
+    return postgresql.insert if is_postgresql(executor) else sqlite.insert
 
 
 class Database:

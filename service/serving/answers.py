@@ -1,14 +1,15 @@
-"""Pieces → OpenAI's answers: a whole completion, or the chunks of one as it grows.
+"""Pieces → OpenAI's responses: a whole completion, or the chunks of a stream.
 
-Boundary: pure functions and shapes; framing and waiting are the endpoints' and the feed's.
+Boundary: pure; the endpoints frame the chunks.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
@@ -27,7 +28,7 @@ class TokenLogprob(BaseModel):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Null where the token is a part of a character."""
+    """Null if the token is a part of a character."""
     top_logprobs: list[Document] = []
 
 
@@ -78,71 +79,91 @@ class Completion(BaseModel):
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What every answer to one request says of it."""
+class AnswerFormat(ABC):
+    """Builds the response to one request: whole, or as chunks."""
 
     id: str
     created: int
     """Unix seconds."""
     model: str
+    num_choices: int
     includes_usage: bool
-    """In a stream: a last chunk has it."""
+    """Whether a last chunk contains the usage."""
+    chunk_object: ClassVar[str]
 
-    def chat(self, pieces: Iterable[Piece], usage: Usage) -> ChatCompletion:
+    @abstractmethod
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> ChatCompletion | Completion: ...
+
+    @abstractmethod
+    def chunks(self, piece: Piece) -> list[Document]:
+        """The chunks of one piece in a stream."""
+
+    def opening(self) -> list[Document]:
+        """The first chunks, sent before any piece."""
+        return []
+
+    def usage_chunk(self, usage: Usage) -> Document:
+        return {**self._chunk([]), "usage": _usage(usage).model_dump()}
+
+    def _chunk(self, choices: list[Document]) -> Document:
+        chunk = {**self._head, "object": self.chunk_object, "choices": choices}
+        return {**chunk, "usage": None} if self.includes_usage else chunk
+
+    @property
+    def _head(self) -> Document:
+        return {"id": self.id, "created": self.created, "model": self.model}
+
+
+class ChatFormat(AnswerFormat):
+    chunk_object = "chat.completion.chunk"
+
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> ChatCompletion:
         choices = [
             ChatChoice(
                 index=index,
-                message=AssistantMessage(content="".join(piece.text for piece in own)),
+                message=AssistantMessage(content=_text(own)),
                 logprobs=_logprobs([token for piece in own for token in piece.tokens]),
                 finish_reason=_reason(own),
             )
             for index, own in _by_index(pieces)
         ]
-        return ChatCompletion(**self._named, choices=choices, usage=_usage(usage))
+        return ChatCompletion(**self._head, choices=choices, usage=_usage(usage))
 
-    def text(self, pieces: Iterable[Piece], usage: Usage) -> Completion:
+    def opening(self) -> list[Document]:
+        """One chunk per choice with the role of the author."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [self._delta(index, delta) for index in range(self.num_choices)]
+
+    def chunks(self, piece: Piece) -> list[Document]:
+        """The piece's text; after a completion's last piece also an empty delta with the finish reason."""
+        found = []
+        if piece.text or piece.tokens:
+            found.append(self._delta(piece.index, {"content": piece.text}, piece.tokens))
+        if piece.finish_reason is not None:
+            found.append(self._delta(piece.index, {}, reason=piece.finish_reason))
+        return found
+
+    def _delta(
+        self, index: int, delta: Document, tokens: Sequence[Token] = (), reason: Any = None
+    ) -> Document:
+        logprobs = _logprobs(tokens)
+        shown = None if logprobs is None else logprobs.model_dump()
+        return self._chunk([{"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}])
+
+
+class TextFormat(AnswerFormat):
+    chunk_object = "text_completion"
+
+    def whole(self, pieces: Iterable[Piece], usage: Usage) -> Completion:
         choices = [
-            TextChoice(index=index, text="".join(piece.text for piece in own), finish_reason=_reason(own))
+            TextChoice(index=index, text=_text(own), finish_reason=_reason(own))
             for index, own in _by_index(pieces)
         ]
-        return Completion(**self._named, choices=choices, usage=_usage(usage))
+        return Completion(**self._head, choices=choices, usage=_usage(usage))
 
-    def chat_opening(self, num_choices: int) -> list[Document]:
-        """The first chunk of each choice, which says who speaks."""
-        opened = {"role": "assistant", "content": "", "refusal": None}
-        return [self._chat_chunk(index, dict(opened), None, None) for index in range(num_choices)]
-
-    def chat_chunks(self, piece: Piece) -> list[Document]:
-        """What a piece is in a stream: its text, and after the last one an empty delta with the reason."""
-        chunks = []
-        if piece.text or piece.tokens:
-            chunks.append(self._chat_chunk(piece.index, {"content": piece.text}, piece.tokens, None))
-        if piece.finish_reason is not None:
-            chunks.append(self._chat_chunk(piece.index, {}, None, piece.finish_reason))
-        return chunks
-
-    def text_chunks(self, piece: Piece) -> list[Document]:
+    def chunks(self, piece: Piece) -> list[Document]:
         choice = {"index": piece.index, "text": piece.text, "logprobs": None}
-        return [self._chunk("text_completion", [{**choice, "finish_reason": piece.finish_reason}])]
-
-    def usage_chunk(self, kind: str, usage: Usage) -> Document:
-        return {**self._chunk(kind, []), "usage": _usage(usage).model_dump()}
-
-    def _chat_chunk(
-        self, index: int, delta: Document, tokens: Iterable[Token] | None, reason: str | None
-    ) -> Document:
-        logprobs = _logprobs(list(tokens or ()))
-        shown = None if logprobs is None else logprobs.model_dump()
-        choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
-        return self._chunk("chat.completion.chunk", [choice])
-
-    def _chunk(self, kind: str, choices: list[Document]) -> Document:
-        chunk = {**self._named, "object": kind, "choices": choices}
-        return {**chunk, "usage": None} if self.includes_usage else chunk
-
-    @property
-    def _named(self) -> Document:
-        return {"id": self.id, "created": self.created, "model": self.model}
+        return [self._chunk([{**choice, "finish_reason": piece.finish_reason}])]
 
 
 def _by_index(pieces: Iterable[Piece]) -> list[tuple[int, list[Piece]]]:
@@ -161,16 +182,17 @@ def _usage(usage: Usage) -> UsageRead:
     return UsageRead(**usage.model_dump(), total_tokens=total)
 
 
-def _logprobs(tokens: list[Token]) -> Logprobs | None:
-    if not tokens:
-        return None
-    return Logprobs(
-        content=[
-            TokenLogprob(
-                token=token.text,
-                logprob=token.logprob,
-                bytes=None if "�" in token.text else list(token.text.encode()),
-            )
-            for token in tokens
-        ]
-    )
+def _text(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def _logprobs(tokens: Sequence[Token]) -> Logprobs | None:
+    found = [
+        TokenLogprob(
+            token=token.text,
+            logprob=token.logprob,
+            bytes=None if "\ufffd" in token.text else list(token.text.encode()),
+        )
+        for token in tokens
+    ]
+    return Logprobs(content=found) if found else None

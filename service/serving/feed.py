@@ -1,6 +1,6 @@
-"""Answers of models as workers write them, delivered by the process's poller to the requests that wait.
+"""Delivers models' answers, as workers write them, to the requests that wait for them in this process.
 
-Boundary: when a request is closed, its row is deleted, which is also how a worker learns that nobody waits.
+A closed request's row is deleted; the worker then stops answering it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from service.serving.repository import Head
 from service.web.auth import usable_keys
 
 GONE = Refusal(code="generation_lost", message="The request was deleted before it was answered.")
-LOST = Refusal(code="worker_lost", message="The worker that was answering has gone; try again.")
+LOST = Refusal(code="worker_lost", message="The worker that was answering has stopped. Try again.")
 ENDINGS = {
     Ending.KEY_INVALID: Refusal(code=Unauthorized.code, message="This API key was revoked or has expired."),
     Ending.SERVICE_STOPPING: Refusal(
-        code="service_stopping", message="The service is being restarted; try again."
+        code="service_stopping", message="The service is restarting. Try again."
     ),
 }
 
 
 @dataclass(frozen=True)
 class AnswerUpdate:
-    """What the feed saw of a request."""
+    """What the feed read of a request."""
 
     latest: int
     """Newest chunk that was read."""
@@ -42,7 +42,7 @@ class AnswerUpdate:
 
 @dataclass(eq=False)
 class AnswerStream(Subscriber[AnswerUpdate]):
-    """The inbox of one waiting request."""
+    """The inbox of one request."""
 
     topic: str
     """The request's id."""

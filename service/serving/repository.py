@@ -1,6 +1,6 @@
 """Queries about requests to models: the API stores and reads them, a worker answers them.
 
-A worker's write names its fence; 0 rows mean that the request was closed or that another worker holds it.
+A worker's write names its fence and returns False if the request was closed or another worker holds it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import and_, delete, func, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import HELD
 from service.jobs.store.transitions import is_in
 from service.platform.clock import db_now
+from service.platform.db import insert_for
 from service.platform.leases import QUIET, Leases
 from service.platform.tables.core import Job
 from service.platform.tables.serving import ChatWorker, Generation, GenerationChunk, GenerationState
@@ -23,7 +23,7 @@ from service.platform.tables.serving import ChatWorker, Generation, GenerationCh
 LIVE_SECONDS = 15.0
 """A worker that has not reported for this long is not live."""
 KEPT_SECONDS = 1800.0
-"""Older rows have no reader: the API process that stored them has died."""
+"""Older rows have no reader: the API process that stored them has ended."""
 _IS_WAITING = Generation.state == GenerationState.WAITING.value
 _IS_GENERATING = Generation.state == GenerationState.GENERATING.value
 LEASES = Leases(
@@ -33,7 +33,7 @@ LEASES = Leases(
 
 @dataclass(frozen=True)
 class Head:
-    """How far a request is."""
+    """The state of a request, without its chunks."""
 
     state: GenerationState
     num_chunks: int
@@ -73,19 +73,19 @@ def chunks_after(session: Session, seen: Mapping[str, int]) -> dict[str, list[Ge
 
 
 def forget(session: Session, ids: Sequence[str]) -> None:
-    """Delete closed requests; a worker that still answers one finds no row to write to."""
+    """Delete closed requests; a worker that still answers one has no row to write to."""
     session.execute(delete(Generation).where(Generation.id.in_(ids)), execution_options=QUIET)
 
 
 def has_waiting(session: Session) -> bool:
-    """Whether any request waits, so that a claim is worth its write."""
+    """Whether any request waits: a read, cheaper than a claim."""
     return session.scalar(select(Generation.id).where(_IS_WAITING).limit(1)) is not None
 
 
 def claim(
     session: Session, worker: str, lease_seconds: float, models: Collection[str] | None = None
 ) -> Generation | None:
-    """Claim the request that has waited longest (for one of these models). None: none waits."""
+    """Claim the request that has waited longest (for one of these models), if any."""
     waiting = select(Generation.id).where(_IS_WAITING).order_by(Generation.created_at)
     if models is not None:
         waiting = waiting.where(Generation.model.in_(models))
@@ -98,7 +98,7 @@ def add_chunk(session: Session, id: str, fence: int, sequence: int, pieces: list
     """Store a chunk; a repetition changes nothing. False: the request was closed or claimed again."""
     if not LEASES.write(session, id, number=fence, num_chunks=sequence):
         return False
-    insert = _insert(session)(GenerationChunk).values(generation_id=id, sequence=sequence, pieces=pieces)
+    insert = insert_for(session)(GenerationChunk).values(generation_id=id, sequence=sequence, pieces=pieces)
     session.execute(insert.on_conflict_do_nothing())
     return True
 
@@ -120,15 +120,15 @@ def renew(session: Session, worker: str, lease_seconds: float) -> set[tuple[str,
 
 def announce(session: Session, name: str, *, is_training: bool) -> None:
     """Store that a worker is live, and delete old rows of any worker."""
-    said = {"is_training": is_training, "seen_at": db_now()}
-    row = _insert(session)(ChatWorker).values(name=name, **said)
-    session.execute(row.on_conflict_do_update(index_elements=["name"], set_=said))
+    values = {"is_training": is_training, "seen_at": db_now()}
+    row = insert_for(session)(ChatWorker).values(name=name, **values)
+    session.execute(row.on_conflict_do_update(index_elements=["name"], set_=values))
     session.execute(delete(ChatWorker).where(ChatWorker.seen_at < db_now() - KEPT_SECONDS))
     session.execute(delete(Generation).where(Generation.created_at < db_now() - KEPT_SECONDS))
 
 
 def leave(session: Session, name: str) -> None:
-    """Remove a worker that ends."""
+    """Remove a worker that stops."""
     session.execute(delete(ChatWorker).where(ChatWorker.name == name))
 
 
@@ -136,8 +136,3 @@ def trains_on(session: Session, host: str) -> bool:
     """Whether a worker of this machine holds a job."""
     here = Job.lease_owner.startswith(f"{host}:", autoescape=True)
     return session.scalar(select(Job.id).where(is_in("jobs", *HELD), here).limit(1)) is not None
-
-
-def _insert(session: Session) -> Any:
-    """The dialect's INSERT, which supports ON CONFLICT."""
-    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert

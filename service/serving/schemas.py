@@ -1,7 +1,6 @@
-"""Bodies of `/v1/chat/completions` and `/v1/completions`, in OpenAI's terms.
+"""Request bodies of `/v1/chat/completions` and `/v1/completions`, in OpenAI's terms.
 
-What would change the answer and cannot be had here is refused with its field's name; what changes nothing
-is accepted and ignored. Boundary: shapes of requests; those of answers are `answers.py`'s.
+Fields that would change the answer and are not supported are refused by name; others are ignored.
 """
 
 from __future__ import annotations
@@ -9,42 +8,40 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
 
 from grpo_engine.config.recipes import problem_at
 from grpo_engine.serve.protocol import MAX_COMPLETIONS, MAX_STOPS
 from service.web.validation import RequestBody
 
 MAX_TOKENS = 2**20
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "moderation": (),
-    "suffix": (),
-    "echo": (False,),
-    "best_of": (1,),
-}
-"""Unsupported fields → accepted values besides null, which change nothing."""
-IGNORED = {
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-}
 REASON = "This sampler draws from the model's whole distribution and returns its text"
 
+
+class Only:
+    """Marks an unsupported field: null and these values are accepted, because they change nothing."""
+
+    def __init__(self, *accepted: Any) -> None:
+        self._accepted = accepted
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        accepted = ", ".join(["null", *map(json.dumps, self._accepted)])
+        return handler(schema) | {"description": f"Not supported; accepted values: {accepted}."}
+
+    def _check(self, value: Any) -> Any:
+        if value is not None and not any(_equal(value, one) for one in self._accepted):
+            only = " or ".join(["null", *map(repr, self._accepted)])
+            raise ValueError(f"{REASON}: leave this out (only {only} is accepted)")
+        return value
+
+
+Ignored = Annotated[Any, Field(description="Accepted for compatibility and ignored.")]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -69,7 +66,7 @@ class Message(RequestBody):
     """Must be null."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _has_content(self) -> Self:
         if self.content is None and not self.tool_calls:
             raise problem_at("Field required", "content")
         return self
@@ -82,20 +79,8 @@ class StreamOptions(RequestBody):
     """Accepted and ignored: chunks are never padded."""
 
 
-def _describe_inert_fields(schema: dict[str, Any]) -> None:
-    """Describe the fields of OpenAI's requests that this sampler does not support, or that change nothing."""
-    for name, field in schema["properties"].items():
-        if name in NEUTRAL:
-            accepted = ", ".join(["null", *map(json.dumps, NEUTRAL[name])])
-            field["description"] = f"Not supported; accepted values: {accepted}."
-        elif name in IGNORED:
-            field["description"] = "Accepted for compatibility and ignored."
-
-
 class Body(RequestBody):
     """Fields of both requests."""
-
-    model_config = ConfigDict(json_schema_extra=_describe_inert_fields)
 
     model: str = Field(min_length=1, max_length=512)
     """Name of a base model, a fine-tuned model or one of its checkpoints."""
@@ -114,23 +99,14 @@ class Body(RequestBody):
     stream_options: StreamOptions | None = None
     """Options of the stream."""
 
-    top_p: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    logit_bias: Any = None
-    user: Any = None
-
-    @field_validator(*NEUTRAL, check_fields=False)
-    @classmethod
-    def _changes_nothing(cls, value: Any, info: ValidationInfo) -> Any:
-        accepted = NEUTRAL[str(info.field_name)]
-        if value is not None and not any(_equal(value, one) for one in accepted):
-            only = " or ".join(["null", *(repr(one) for one in accepted)])
-            raise ValueError(f"{REASON}: leave this out (only {only} is accepted)")
-        return value
+    top_p: Annotated[Any, Only(1)] = None
+    frequency_penalty: Annotated[Any, Only(0)] = None
+    presence_penalty: Annotated[Any, Only(0)] = None
+    logit_bias: Annotated[Any, Only({})] = None
+    user: Ignored = None
 
     @model_validator(mode="after")
-    def _streams_what_it_says(self) -> Self:
+    def _streams_with_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise problem_at("stream_options is for stream: true", "stream_options")
         return self
@@ -153,27 +129,27 @@ class ChatRequest(Body):
     logprobs: bool | None = None
     """Return log-probabilities of the sampled tokens, at the request's temperature (greedy: at 1)."""
 
-    top_logprobs: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    moderation: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    parallel_tool_calls: Any = None
+    top_logprobs: Annotated[Any, Only(0)] = None
+    response_format: Annotated[Any, Only({"type": "text"})] = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    tools: Annotated[Any, Only([])] = None
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
+    functions: Annotated[Any, Only([])] = None
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    audio: Annotated[Any, Only()] = None
+    prediction: Annotated[Any, Only()] = None
+    web_search_options: Annotated[Any, Only()] = None
+    reasoning_effort: Annotated[Any, Only()] = None
+    verbosity: Annotated[Any, Only()] = None
+    moderation: Annotated[Any, Only()] = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    parallel_tool_calls: Ignored = None
 
     @model_validator(mode="after")
     def _has_one_limit(self) -> Self:
@@ -188,9 +164,9 @@ class CompletionRequest(Body):
     logprobs: None = None
     """Must be null."""
 
-    suffix: Any = None
-    echo: Any = None
-    best_of: Any = None
+    suffix: Annotated[Any, Only()] = None
+    echo: Annotated[Any, Only(False)] = None
+    best_of: Annotated[Any, Only(1)] = None
 
 
 def _equal(given: Any, accepted: Any) -> bool:

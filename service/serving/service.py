@@ -1,44 +1,45 @@
-"""Takes requests to talk to a model: whose it is, whether anybody answers, and whether there is room.
+"""Queues requests to models: checks the model's owner, live workers and the tenant's limit.
 
-Boundary: writes the row that a worker will claim; waiting for the answer is the feed's.
+Boundary: writes the row that a worker claims; `waiting.py` waits for the answer.
 """
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from grpo_engine.serve.protocol import Ask
 from service.jobs.store.lineage import lineage_of
-from service.platform.catalog import Catalog
-from service.platform.db import Database
 from service.platform.errors import InvalidRequest, NotFound, Unavailable
 from service.platform.locks import lock_tenant
 from service.platform.tables.serving import Generation, GenerationState
 from service.serving import repository
-from service.serving.schemas import Body, ChatRequest, CompletionRequest
-from service.settings import Settings
+from service.serving.schemas import ChatRequest, CompletionRequest
+from service.web.dependencies import CatalogDep, DatabaseDep, SettingsDep
 from service.web.limits import check_chats
 
 TRAINING_SECONDS = 60
 """`Retry-After` while the GPUs belong to jobs."""
-NO_WORKER = "No worker answers requests now: start one (`grpo up`, or `python -m worker.serving.chat`)."
-TRAINING = "The workers are training: on GPUs models are tried while no job runs. Try again later."
+NO_WORKER = "No worker answers requests now. Start one: `grpo up`, or `python -m worker.serving.chat`."
+TRAINING = "The workers are training; on GPUs they answer only while no job runs. Try again later."
 
 
 @dataclass(frozen=True)
 class Chat:
-    database: Database
-    catalog: Catalog
-    settings: Settings
+    """Requests to the models of one deployment."""
+
+    database: DatabaseDep
+    catalog: CatalogDep
+    settings: SettingsDep
 
     def submit(self, tenant: str, id: str, body: ChatRequest | CompletionRequest) -> None:
-        """Puts the request where a worker finds it.
+        """Queue the request for a worker.
 
-        Raises NotFound for a model that is not the tenant's, TooManyRequests, and Unavailable where nobody
-        would answer it.
+        Raises NotFound for a model that is not the tenant's, TooManyRequests, and Unavailable if no worker
+        would answer.
         """
         bases = self.catalog.names()
         ask = _ask(id, body)
@@ -59,15 +60,15 @@ def _check_model(session: Session, tenant: str, model: str, bases: list[str]) ->
     if not lineage.ancestors:
         raise NotFound(f"There is no model {model}.", param="model", code="model_not_found")
     if lineage.ancestors[0].kind == "experiences":
-        reason = f"{model} is the result of a training-free job and has no weights: use its base model."
+        reason = f"{model} is the result of a training-free job and has no weights. Use its base model."
         raise InvalidRequest(reason, param="model", code="model_without_weights")
     if lineage.whole is None and lineage.root not in bases:
-        reason = f"The base model of {model} is not in the catalogue any more."
+        reason = f"The base model of {model} is no longer in the catalogue."
         raise NotFound(reason, param="model", code="model_not_found")
 
 
 def _check_workers(are_training: list[bool]) -> None:
-    """Some clients repeat a 503 by themselves; neither passes so soon."""
+    """Raise Unavailable, with headers against automatic retries: neither state ends soon."""
     if not are_training:
         raise Unavailable(NO_WORKER, code="no_chat_worker", headers={"x-should-retry": "false"})
     if all(are_training):
@@ -76,15 +77,16 @@ def _check_workers(are_training: list[bool]) -> None:
 
 
 def _ask(id: str, body: ChatRequest | CompletionRequest) -> Ask:
-    given = {"id": id, "n": body.n or 1, "stop": body.stops, **_drawing(body)}
+    given: dict[str, Any] = {
+        "id": id,
+        "n": body.n or 1,
+        "stop": body.stops,
+        "seed": secrets.randbits(63) if body.seed is None else body.seed % 2**63,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+    }
     if isinstance(body, CompletionRequest):
         prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
         return Ask(**given, prompt=prompt, max_tokens=body.max_tokens)
     messages = tuple(message.model_dump(exclude_none=True) for message in body.messages)
     limit = body.max_completion_tokens or body.max_tokens
     return Ask(**given, messages=messages, max_tokens=limit, logprobs=bool(body.logprobs))
-
-
-def _drawing(body: Body) -> dict[str, float | int]:
-    seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
-    return {"seed": seed, "temperature": 1.0 if body.temperature is None else body.temperature}

@@ -1,7 +1,4 @@
-"""One request's wait: for its first news, for all of it, and never for too long.
-
-Boundary: turns refusals of a worker into the service's errors; reading is the feed's.
-"""
+"""Waits for the answer to one request, within time limits, and turns a worker's refusal into an error."""
 
 from __future__ import annotations
 
@@ -17,92 +14,85 @@ from service.platform.ids import new_id
 from service.serving.feed import AnswerFeed, AnswerStream
 
 CLAIM_SECONDS = 60.0
-"""So long a request waits for a worker that has a place for it."""
+"""Maximum wait for a worker with free capacity."""
 TOTAL_SECONDS = 600.0
-"""So long an answer may take, the loading of its model included."""
+"""Maximum time of an answer, including loading the model."""
 SILENT_SECONDS = 15.0
-"""After so long a stream begins though there is nothing to say: proxies give up on silence."""
-LOOK_SECONDS = 0.5
-"""Between two looks whether the client is still there."""
+"""A stream sends something after this time at the latest: proxies close silent connections."""
+CHECK_SECONDS = 0.5
+"""Between two checks whether the client is still connected."""
 GONE = {"model_not_found", "base_model_changed"}
-"""Codes of refusals that no other worker will take back."""
+"""Codes of refusals that apply to every worker."""
 INVALID = {"context_length_exceeded", "invalid_messages", "empty_prompt"}
-"""Codes of refusals that the request itself is the reason of."""
+"""Codes of refusals caused by the request itself."""
 
 
-class Talk:
-    """A request on its way. `close` it, whatever happens: then its worker stops."""
+class PendingAnswer:
+    """A request that waits for its answer. Always `close` it: then its worker stops."""
 
     def __init__(self, feed: AnswerFeed, prefix: str, key_id: str) -> None:
         self.id = new_id(prefix)
         self._feed = feed
-        self._key_id = key_id
-        self._stream: AnswerStream | None = None
-        self._began_at = time.monotonic()
-        self._early: Answer | None = None
+        self._stream = AnswerStream(self.id, key_id)
+        self._started_at = time.monotonic()
+        self._first: Answer | None = None
 
     def close(self) -> None:
-        if self._stream is not None:
-            self._feed.unsubscribe(self._stream)
+        self._feed.unsubscribe(self._stream)
 
-    async def begin(self, has_left: Callable[[], Awaitable[bool]]) -> None:
-        """Waits for the first news, though not long; what is wrong by then is still a status of its own.
+    async def start(self, has_left: Callable[[], Awaitable[bool]]) -> None:
+        """Wait up to SILENT_SECONDS for the first update; a refusal that arrives by then is an HTTP error.
 
-        Raises ServiceError, and ClientDisconnect where the client leaves first.
+        Raises ServiceError, and ClientDisconnect if the client disconnects.
         """
-        self._stream = AnswerStream(self.id, self._key_id)
         self._feed.subscribe(self._stream)
         silent_until = time.monotonic() + SILENT_SECONDS
-        while self._early is None and time.monotonic() < silent_until:
-            self._early = await self._heard(LOOK_SECONDS)
-            if self._early is None and await has_left():
+        while self._first is None and time.monotonic() < silent_until:
+            self._first = await self._next(CHECK_SECONDS)
+            if self._first is None and await has_left():
                 raise ClientDisconnect
-        if self._early is not None and self._early.refusal is not None:
-            raise error_of(self._early.refusal)
+        if self._first is not None and self._first.refusal is not None:
+            raise error_of(self._first.refusal)
 
     async def whole(self, has_left: Callable[[], Awaitable[bool]]) -> tuple[list[Piece], Usage]:
-        """All of it. Raises ServiceError, and ClientDisconnect where the client leaves first."""
+        """The complete answer. Raises ServiceError, and ClientDisconnect if the client disconnects."""
         pieces: list[Piece] = []
-        async for news in self.rest(LOOK_SECONDS):
-            if news is None and await has_left():
+        async for update in self.updates(CHECK_SECONDS):
+            if update is None and await has_left():
                 raise ClientDisconnect
-            if news is not None:
-                pieces += news.pieces
-                if news.usage is not None:
-                    return pieces, news.usage
-        raise AssertionError("unreachable: the last news has a usage")
+            if update is not None:
+                pieces += update.pieces
+                if update.usage is not None:
+                    return pieces, update.usage
+        raise AssertionError("unreachable: the last update has a usage")
 
-    async def rest(self, silence_seconds: float = SILENT_SECONDS) -> AsyncGenerator[Answer | None]:
-        """News up to the last one; None: nothing for so long. Raises ServiceError."""
-        news = self._early or await self._heard(silence_seconds)
+    async def updates(self, silence_seconds: float = SILENT_SECONDS) -> AsyncGenerator[Answer | None]:
+        """All updates; None: nothing arrived for `silence_seconds`. Raises ServiceError."""
+        update = self._first or await self._next(silence_seconds)
         while True:
-            if news is not None and news.refusal is not None:
-                raise error_of(news.refusal)
-            yield news
-            if news is not None and news.is_last:
+            if update is not None and update.refusal is not None:
+                raise error_of(update.refusal)
+            yield update
+            if update is not None and update.is_last:
                 return
-            news = await self._heard(silence_seconds)
+            update = await self._next(silence_seconds)
 
-    async def _heard(self, seconds: float) -> Answer | None:
-        """Raises Unavailable where it has taken too long."""
-        assert self._stream is not None
+    async def _next(self, seconds: float) -> Answer | None:
+        """Raises Unavailable after too long a wait."""
         try:
             return await asyncio.wait_for(self._stream.inbox.get(), seconds)
         except TimeoutError:
-            self._check_patience(self._stream)
-            return None
-
-    def _check_patience(self, stream: AnswerStream) -> None:
-        waited = time.monotonic() - self._began_at
-        if waited > CLAIM_SECONDS and not stream.is_claimed:
-            message = f"No worker had a place for the request within {CLAIM_SECONDS:g} s; try again later."
-            raise _too_long(message)
+            waited = time.monotonic() - self._started_at
+        if waited > CLAIM_SECONDS and not self._stream.is_claimed:
+            message = f"No worker was free for the request within {CLAIM_SECONDS:g} s. Try again later."
+            raise _timeout(message)
         if waited > TOTAL_SECONDS:
-            raise _too_long(f"The answer was not complete after {TOTAL_SECONDS:g} s: lower max_tokens.")
+            raise _timeout(f"The answer was not complete after {TOTAL_SECONDS:g} s. Lower max_tokens.")
+        return None
 
 
-def _too_long(message: str) -> ServiceError:
-    """A client that repeats it by itself would wait as long again."""
+def _timeout(message: str) -> ServiceError:
+    """Not retried automatically: the client would wait as long again."""
     return Unavailable(message, code="generation_timeout", headers={"x-should-retry": "false"})
 
 
