@@ -18,9 +18,9 @@ from service.files.schemas import FileRead, UploadFields
 from service.jobs.store.repository import is_result, stored_bytes
 from service.platform import audit
 from service.platform.clock import db_now
+from service.platform.db import lock_tenant
 from service.platform.errors import InvalidRequest, NotFound, PayloadTooLarge
 from service.platform.ids import new_id
-from service.platform.locks import lock_tenant
 from service.platform.pages import unknown_cursor
 from service.platform.principal import Principal
 from service.platform.tables.core import File
@@ -63,7 +63,8 @@ class Files:
         if fields.expires_after is not None:
             row.expires_at = db_now() + fields.expires_after.seconds
         key = row.storage_key
-        self.storage.put_open_file(key, file)
+        file.seek(0)
+        self.storage.put(key, file)
         fault_point("upload.stored")
         try:
             return self._record(principal, row)

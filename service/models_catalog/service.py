@@ -17,8 +17,8 @@ from service.jobs.store.lineage import find_weights
 from service.models_catalog.schemas import ModelDeleted, ModelRead
 from service.platform import audit
 from service.platform.catalog import CatalogEntry
+from service.platform.db import lock_tenant
 from service.platform.errors import Forbidden, InvalidRequest, NotFound
-from service.platform.locks import lock_tenant
 from service.platform.principal import Principal
 from service.platform.tables.core import Job
 from service.web.dependencies import CatalogDep, DatabaseDep, StorageDep

@@ -1,7 +1,6 @@
-"""The model catalogue: which base models this deployment offers and where their weights lie.
+"""The model catalogue: the base models of this deployment and where their weights are stored.
 
-Boundary: names → places, read from folders and one JSON file; no HTTP, no weights, no hub. A job never
-names a path: it names an entry, and the operator decides what the entry means.
+Jobs name an entry, never a path. Boundary: reads folders and one JSON file; no weights, no hub.
 """
 
 from __future__ import annotations
@@ -25,30 +24,27 @@ class CatalogError(Exception):
 class _Place(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     path: str
+    """A folder with safetensors and a tokenizer, or a hub id."""
     revision: str | None = None
+    """Commit of the hub repository."""
     max_context_tokens: int | None = Field(None, ge=1)
+    """The operator's limit of prompt and completion together; None: the limit in the model's config."""
 
 
 class CatalogEntry(_Place):
     """One base model."""
 
     name: str
-    path: str
-    """A folder with safetensors and a tokenizer, or a hub id."""
-    revision: str | None = None
-    """Commit of the hub repository."""
-    max_context_tokens: int | None = None
-    """The operator's limit of prompt and completion together; None: what the model's config says."""
 
     @property
     def folder(self) -> Path | None:
-        """The model's folder where it lies on this machine; None for a hub id."""
+        """The model's folder on this machine; None for a hub id."""
         path = Path(self.path)
         return path if path.is_dir() else None
 
     @property
     def created(self) -> int:
-        """Unix seconds of its config.json; 0 where it is not on this machine."""
+        """Unix seconds of its config.json; 0 if it is not on this machine."""
         config = self.folder and self.folder / "config.json"
         return int(config.stat().st_mtime) if config and config.is_file() else 0
 
@@ -62,7 +58,7 @@ def is_valid_name(name: str) -> bool:
 
 
 class Catalog:
-    """Reads the catalogue anew at each call: a model added while the service runs is there at once."""
+    """Reads the catalogue with each call, so models can be added while the service runs."""
 
     def __init__(self, settings: Settings) -> None:
         self._file = settings.models or settings.home / "models.json"
@@ -74,17 +70,17 @@ class Catalog:
         return sorted(self._entries())
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The entry of that name, None where there is none. Raises CatalogError for a broken file."""
+        """The entry of that name, if any. Raises CatalogError for a broken file."""
         return self._entries().get(name) if is_valid_name(name) else None
 
     def add(self, name: str, path_or_hub_id: str, revision: str | None = None) -> CatalogEntry:
-        """Writes an entry to the catalogue file. Raises CatalogError for a bad name or folder."""
+        """Add an entry to the catalogue file. Raises CatalogError for a bad name or folder."""
         if not is_valid_name(name):
             raise CatalogError(f"{name!r} is not a model name: use letters, digits, '.', '_', '-' and '/'")
         path = Path(path_or_hub_id).expanduser()
         if path.exists():
             if not (path / "config.json").is_file():
-                raise CatalogError(f"{path} holds no config.json")
+                raise CatalogError(f"{path} has no config.json")
             path_or_hub_id = str(path.resolve())
         elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path_or_hub_id):
             raise CatalogError(f"{path_or_hub_id} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B")
@@ -113,11 +109,11 @@ class Catalog:
             raise CatalogError(f"the model catalogue {self._file} cannot be read: {error}") from error
         for name in places:
             if not is_valid_name(name):
-                raise CatalogError(f"the model catalogue {self._file} holds a bad name: {name!r}")
+                raise CatalogError(f"the model catalogue {self._file} has an invalid name: {name!r}")
         return places
 
     def _found(self) -> dict[str, CatalogEntry]:
-        """Folders of `home/models` that hold a config.json, one level deep or two."""
+        """Folders of `home/models` with a config.json, one or two levels deep."""
         if self._folders is None or not self._folders.is_dir():
             return {}
         configs = [*self._folders.glob("*/config.json"), *self._folders.glob("*/*/config.json")]

@@ -1,19 +1,6 @@
-"""The service's error tree: a status, a type and a stable code each, answered in OpenAI's error shape.
+"""The service's error tree: a status, a type and a stable code each, in OpenAI's error shape.
 
-ServiceError
-├── InvalidRequest       400  the request itself is wrong; `param` names the field
-├── Unauthorized         401  no key, or not a valid one
-├── Forbidden            403  the key lacks the scope
-├── NotFound             404  it does not exist, or belongs to somebody else
-├── MethodNotAllowed     405
-├── TooSlow              408  the body arrives too slowly
-├── PayloadTooLarge      413
-├── RangeNotSatisfiable  416
-├── Unprocessable        422  understood, but impossible: another body under a key, a base model that is gone
-├── TooManyRequests      429  a quota
-├── Unavailable          503  the database or the storage does not answer
-└── InsufficientStorage  507  the disk is full
-
+The docstrings are the descriptions in `/openapi.json`.
 Boundary: plain Python, so that the worker may use it; `web/error_handlers.py` turns errors into responses.
 """
 
@@ -22,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+REQUEST = "invalid_request_error"
+
 
 class ServiceError(Exception):
-    """What a client may know about why its request failed."""
+    """Why a request failed, as far as the client may know."""
 
     status: int = 500
     type: str = "server_error"
     code: str = "internal_error"
+
+    def __init_subclass__(cls, status: int = 0, type: str = "", code: str = "") -> None:
+        """Class arguments that are left out are inherited."""
+        cls.status, cls.type, cls.code = status or cls.status, type or cls.type, code or cls.code
 
     def __init__(
         self,
@@ -45,84 +38,61 @@ class ServiceError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The answer's JSON: `{"error": {message, type, param, code}}`."""
+        """The response: `{"error": {message, type, param, code}}`."""
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": fields}
 
 
-class InvalidRequest(ServiceError):
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_value"
+class InvalidRequest(ServiceError, status=400, type=REQUEST, code="invalid_value"):
+    """The request is wrong; `param` names the field."""
+
     problems: Sequence[Mapping[str, str]] = ()
-    """`param` and `message` of each, where a request may have several; answered beside the first."""
+    """`param` and `message` of each, if there can be several."""
 
     def body(self) -> dict[str, Any]:
         body = super().body()
         return {"error": {**body["error"], "problems": list(self.problems)}} if self.problems else body
 
 
-class Unauthorized(ServiceError):
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
+class Unauthorized(ServiceError, status=401, type="authentication_error", code="invalid_api_key"):
+    """The API key is missing, invalid, revoked or expired."""
 
 
-class Forbidden(ServiceError):
-    status = 403
-    type = "permission_error"
-    code = "insufficient_scope"
+class Forbidden(ServiceError, status=403, type="permission_error", code="insufficient_scope"):
+    """The API key lacks the scope."""
 
 
-class NotFound(ServiceError):
-    status = 404
-    type = "invalid_request_error"
-    code = "not_found"
+class NotFound(ServiceError, status=404, type=REQUEST, code="not_found"):
+    """It does not exist, or belongs to another tenant."""
 
 
-class MethodNotAllowed(ServiceError):
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
+class MethodNotAllowed(ServiceError, status=405, type=REQUEST, code="method_not_allowed"):
+    """The path has other methods."""
 
 
-class TooSlow(ServiceError):
-    status = 408
-    type = "invalid_request_error"
-    code = "request_timeout"
+class TooSlow(ServiceError, status=408, type=REQUEST, code="request_timeout"):
+    """The body arrived too slowly."""
 
 
-class PayloadTooLarge(ServiceError):
-    status = 413
-    type = "invalid_request_error"
-    code = "payload_too_large"
+class PayloadTooLarge(ServiceError, status=413, type=REQUEST, code="payload_too_large"):
+    """The body is too large."""
 
 
-class RangeNotSatisfiable(ServiceError):
-    status = 416
-    type = "invalid_request_error"
-    code = "range_not_satisfiable"
+class RangeNotSatisfiable(ServiceError, status=416, type=REQUEST, code="range_not_satisfiable"):
+    """The range is outside the object."""
 
 
-class Unprocessable(ServiceError):
-    status = 422
-    type = "invalid_request_error"
-    code = "unprocessable"
+class Unprocessable(ServiceError, status=422, type=REQUEST, code="unprocessable"):
+    """The Idempotency-Key was used with another body, or a base model is missing; see `code`."""
 
 
-class TooManyRequests(ServiceError):
-    status = 429
-    type = "rate_limit_error"
-    code = "quota_exceeded"
+class TooManyRequests(ServiceError, status=429, type="rate_limit_error", code="quota_exceeded"):
+    """A limit of the tenant or the service is reached; `Retry-After` says when to retry."""
 
 
-class Unavailable(ServiceError):
-    status = 503
-    type = "server_error"
-    code = "unavailable"
+class Unavailable(ServiceError, status=503, type="server_error", code="unavailable"):
+    """The database or the storage does not respond; try again."""
 
 
-class InsufficientStorage(ServiceError):
-    status = 507
-    type = "server_error"
-    code = "insufficient_storage"
+class InsufficientStorage(ServiceError, status=507, type="server_error", code="insufficient_storage"):
+    """No space left; nothing was stored."""

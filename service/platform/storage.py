@@ -1,8 +1,7 @@
-"""Files by key, in a folder, in memory or in an S3-compatible store (obstore behind one class).
+"""Objects by key, in a folder, in memory or in an S3-compatible store (obstore behind one class).
 
-Boundary: keys are ours (`files/file-…`), never a user's text; no tables and no HTTP, so that the worker
-uses it too. What it raises for a store's troubles is `StorageError` and its three children; their text
-names the key and the store's reason, never what the store answered in full: that may hold credentials.
+Keys never contain a user's text. Errors of a store become `StorageError` or a subclass; their text names the
+key and the reason, never the store's full response, which may contain credentials.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 logger = structlog.get_logger()
 CHUNK_BYTES = 2**20
 RANGE_BYTES = 4 * CHUNK_BYTES
-"""What one request reads: a store cuts off a reader that takes half a minute for one answer."""
+"""Read by one request: stores close connections of readers that take half a minute."""
 MAX_PARTS_AT_ONCE = 4
 RETRIES: RetryConfig = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=1)},
 }
-"""Few and short: an upload's client waits for them, and the worker has its own patience."""
+"""Few and short: clients of uploads wait for them, and the worker retries anyway."""
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._=-]*"
 _DENIALS = (PermissionDeniedError, UnauthenticatedError, PermissionError)
 KEY_PATTERN = re.compile(rf"{_SEGMENT}(/{_SEGMENT})*")
@@ -49,10 +48,10 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 class StorageError(Exception):
-    """The store cannot do it now."""
+    """The store failed."""
 
     public = "the storage does not answer"
-    """What users are told; the exception's own text is for the log."""
+    """For users; the exception's own text is for the log."""
 
 
 class ObjectMissing(StorageError):
@@ -64,29 +63,29 @@ class StorageFull(StorageError):
 
 
 class StorageDenied(StorageError):
-    """Wrong credentials or endpoint, no permission or no such bucket: waiting does not mend it."""
+    """Wrong credentials or endpoint, no permission or no such bucket: retrying does not help."""
 
     public = "the storage denies access"
 
 
 class Storage:
-    """Objects under keys; a put is seen whole or not at all."""
+    """Objects by key. Readers see a put completely or not at all."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._root = store.prefix if isinstance(store, LocalStore) else None
 
-    def put_file(self, key: str, path: Path) -> None:
-        """Store a file's content."""
-        self._put(key, path)
-
-    def put_open_file(self, key: str, file: IO[bytes]) -> None:
-        """Store an open file's content, from its start."""
-        file.seek(0)
-        self._put(key, file)
-
-    def put_bytes(self, key: str, data: bytes) -> None:
-        self._put(key, data)
+    def put(self, key: str, content: Path | IO[bytes] | bytes) -> None:
+        """Store a file, the rest of an open file, or bytes."""
+        try:
+            with _translated(key):
+                fault_point("storage.put")
+                obstore.put(self._store, _checked(key), content, max_concurrency=MAX_PARTS_AT_ONCE)
+                if self._root is not None:
+                    _sync(self._root / key)
+        except ObjectMissing as error:
+            # a large upload was completed, its response was lost, and completing it again failed
+            raise StorageError(f"{key}: the store lost the upload") from error
 
     def get_bytes(self, key: str) -> bytes:
         """The whole content. Raises ObjectMissing."""
@@ -109,8 +108,8 @@ class Storage:
     def stream(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """The bytes from `start` up to `end` (exclusive; None: to the last one), in pieces of a few MiB.
 
-        Raises ObjectMissing at once, before the first piece is asked for. Each piece is a request of its own,
-        so that a slow reader keeps none open.
+        Raises ObjectMissing at once, not with the first piece. Each piece is a request of its own, so that a
+        slow reader keeps none open.
         """
         end = self.size(key) if end is None else end
         if start >= end:
@@ -118,17 +117,13 @@ class Storage:
         first = self._range(key, start, min(end, start + RANGE_BYTES))
         return self._pieces(key, first, start + RANGE_BYTES, end)
 
-    def lines(self, key: str) -> Iterator[bytes]:
-        """The lines without their line feeds. Raises ObjectMissing at once."""
-        return split_lines(self.stream(key))
-
     def size(self, key: str) -> int:
         """Number of bytes. Raises ObjectMissing."""
         with _translated(key):
             try:
                 return obstore.head(self._store, _checked(key))["size"]
             except FileNotFoundError:
-                # An answer to HEAD has no body that could tell a missing object from a missing bucket.
+                # a response to HEAD has no body that tells a missing object from a missing bucket
                 return obstore.get(self._store, key).meta["size"]
 
     def exists(self, key: str) -> bool:
@@ -145,29 +140,18 @@ class Storage:
                 yield from ((each["path"], each["size"], each["last_modified"]) for each in objects)
 
     def check(self) -> None:
-        """Raises StorageError where it does not answer; asks for nothing that is there."""
+        """Raise StorageError if the storage does not respond or denies access."""
         if self._root is not None and not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
-            raise StorageError(f"{self._root} is no folder that this process may write to")
+            raise StorageError(f"{self._root} is not a folder that this process may write to")
         self.exists("probe/none")
 
     def delete(self, key: str) -> None:
-        """Remove the object; where there is none, nothing happens."""
+        """Remove the object, if there is one."""
         try:
             with _translated(key):
                 obstore.delete(self._store, _checked(key))
         except ObjectMissing:
             return
-
-    def _put(self, key: str, content: Path | IO[bytes] | bytes) -> None:
-        try:
-            with _translated(key):
-                fault_point("storage.put")
-                obstore.put(self._store, _checked(key), content, max_concurrency=MAX_PARTS_AT_ONCE)
-                if self._root is not None:
-                    _sync(self._root / key)
-        except ObjectMissing as error:
-            # The upload of a large object was completed, and asked to complete again after a lost answer.
-            raise StorageError(f"{key}: the store lost the upload") from error
 
     def _range(self, key: str, start: int, end: int) -> bytes:
         with _translated(key):
@@ -183,15 +167,15 @@ class Storage:
 
 
 def open_storage(location: str) -> Storage:
-    """Storage at `file:///folder` (made where it does not exist), `memory:///` or `s3://bucket/prefix`.
+    """Storage at `file:///folder` (created if missing), `memory:///` or `s3://bucket/prefix`.
 
-    An S3 store takes its credentials, region and endpoint from the usual `AWS_…` variables.
-    Raises ValueError or StorageError where there can be none.
+    S3 credentials, region and endpoint come from the usual `AWS_…` variables.
+    Raises ValueError or StorageError for an unusable location.
     """
     if location.startswith("file://"):
         folder = Path(location.removeprefix("file://"))
         if not folder.is_absolute():
-            raise ValueError(f"{location}: a storage folder has an absolute path, as in file:///srv/grpo")
+            raise ValueError(f"{location}: a storage folder needs an absolute path, as in file:///srv/grpo")
         with _translated(location):
             return Storage(LocalStore(folder, mkdir=True))
     with _translated(location):
@@ -199,32 +183,26 @@ def open_storage(location: str) -> Storage:
 
 
 def open_usable_storage(location: str) -> Storage:
-    """The same after a first look. Raises StorageDenied; a store that is only away comes back."""
+    """`open_storage` and one check. Raises StorageDenied; a storage that does not respond is only logged."""
     storage = open_storage(location)
-    try:
-        _ask(storage)
-    except StorageDenied as denied:
-        raise StorageDenied(f"GRPO_STORAGE_URL={location} cannot be used: {denied}") from None
+    if denied := _denial(storage):
+        raise StorageDenied(f"GRPO_STORAGE_URL={location} cannot be used: {denied}")
     return storage
 
 
 def is_usable(storage: Storage) -> bool:
-    """Whether it lets us in, as far as a look tells; one that is only away comes back."""
-    try:
-        _ask(storage)
-    except StorageDenied:
-        return False
-    return True
+    """Whether the storage admits this process; a storage that does not respond counts as usable."""
+    return _denial(storage) is None
 
 
-def _ask(storage: Storage) -> None:
-    """Raises StorageDenied."""
+def _denial(storage: Storage) -> StorageDenied | None:
     try:
         storage.check()
-    except StorageDenied:
-        raise
+    except StorageDenied as denied:
+        return denied
     except StorageError as error:
-        logger.warning("storage away", error=str(error))
+        logger.warning("storage does not respond", error=str(error))
+    return None
 
 
 def sha256_file(path: Path) -> str:
@@ -257,7 +235,7 @@ def _translated(key: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        # Not `from error`: a log shows causes too.
+        # not `from error`: logs show causes too
         raise _kind(error)(f"{key}: {_reason(error)}") from None
 
 
@@ -270,15 +248,15 @@ def _kind(error: Exception) -> type[StorageError]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, and of a store's answer its status and code alone."""
+    """The reason, with only the status and code of the store's response."""
     text = str(error).partition("\n\nDebug source:")[0]
-    told = _STATUS_AND_BODY.sub(r"\1", text).strip()
+    reason = _STATUS_AND_BODY.sub(r"\1", text).strip()
     code = _CODE.search(text)
-    return f"{told} ({code[1]})" if code else told
+    return f"{reason} ({code[1]})" if code else reason
 
 
 def _sync(path: Path) -> None:
-    """A row must not outlive the bytes it points at: they reach the disk before the row does."""
+    """Write to disk before the row is committed, so that no row names lost bytes."""
     for target in (path, path.parent):
         descriptor = os.open(target, os.O_RDONLY)
         try:

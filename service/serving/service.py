@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.serve.protocol import Ask
 from service.jobs.store.lineage import lineage_of
+from service.platform.db import lock_tenant
 from service.platform.errors import InvalidRequest, NotFound, Unavailable
-from service.platform.locks import lock_tenant
 from service.platform.tables.serving import Generation, GenerationState
 from service.serving import repository
 from service.serving.schemas import ChatRequest, CompletionRequest

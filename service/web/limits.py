@@ -1,7 +1,7 @@
 """The limits of tenants: unfinished jobs, stored bytes, chats, requests per second, concurrent operations.
 
 All of them refuse with 429 and `Retry-After`. Unfinished jobs, stored bytes and chats are counted in the
-database under the tenant's lock (`platform/locks.py`), so they hold across all API processes; request rates
+database under the tenant's lock (`platform/db.py`), so they hold across all API processes; request rates
 and concurrent operations are limited in each process. Boundary: the limit of running jobs is applied where
 workers claim them, the size of one upload where its bytes arrive.
 """

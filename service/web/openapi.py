@@ -79,19 +79,6 @@ SERVER_SENT_EVENT: Document = {
         "data": {"type": "string", "contentMediaType": "application/json"},
     },
 }
-REASONS: dict[type[ServiceError], str] = {
-    InvalidRequest: "The request is wrong; `param` names the field.",
-    Unauthorized: "The API key is missing, invalid, revoked or expired.",
-    Forbidden: "The API key lacks the scope.",
-    NotFound: "It does not exist, or belongs to another tenant.",
-    TooSlow: "The body arrived too slowly.",
-    PayloadTooLarge: "The body is too large.",
-    RangeNotSatisfiable: "The range is outside the object.",
-    Unprocessable: "The Idempotency-Key was used with another body, or a base model is missing; see `code`.",
-    TooManyRequests: "A limit of the tenant or the service is reached; `Retry-After` says when to retry.",
-    Unavailable: "The database or the storage does not respond; try again.",
-    InsufficientStorage: "No space left; nothing was stored.",
-}
 _GENERATED = ("HTTPValidationError", "ValidationError")
 
 
@@ -166,7 +153,7 @@ def _errors(name: str, operation: Document) -> list[type[ServiceError]]:
 
 def _refusal(error: type[ServiceError]) -> Document:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {"description": REASONS[error], "content": content}
+    return {"description": error.__doc__, "content": content}
 
 
 def _describe_download(responses: Document, media_types: list[str]) -> None:

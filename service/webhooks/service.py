@@ -16,9 +16,9 @@ from grpo_engine.outbound.addresses import Outside, RefusedUrl, check_destinatio
 from service.jobs.store.webhook_events import EventType
 from service.platform import audit
 from service.platform.clock import db_now
+from service.platform.db import lock_tenant
 from service.platform.errors import InvalidRequest, NotFound
 from service.platform.ids import new_id
-from service.platform.locks import lock_tenant
 from service.platform.pages import newest_page
 from service.platform.principal import Principal
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint

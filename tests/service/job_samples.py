@@ -85,7 +85,7 @@ def store_file(
 ) -> str:
     """Id of a file that came past the upload's own checks, or was made by a worker."""
     file_id = new_id("file")
-    open_storage(settings.storage_location).put_bytes(f"files/{file_id}", content)
+    open_storage(settings.storage_location).put(f"files/{file_id}", content)
     with database.transaction() as session:
         session.add(
             File(
@@ -153,7 +153,7 @@ def add_job(database: Database, state: JobState, *, tenant: str = "tenant-a", **
 
 def add_checkpoint(settings: Settings, database: Database, job_id: str, step: int, content: bytes) -> str:
     checkpoint_id, key = new_id("ftckpt", "_"), f"jobs/{job_id}/checkpoints/{step}-1/adapter.tar.gz"
-    open_storage(settings.storage_location).put_bytes(key, content)
+    open_storage(settings.storage_location).put(key, content)
     with database.transaction() as session:
         session.add(
             Checkpoint(

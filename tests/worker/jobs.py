@@ -55,7 +55,7 @@ def insert_file(
     database: Database, storage: Storage, file_id: str, content: bytes, filename: str = "train.jsonl"
 ) -> str:
     """An uploaded file of tenant `acme`. Answers its id."""
-    storage.put_bytes(f"files/{file_id}", content)
+    storage.put(f"files/{file_id}", content)
     with database.transaction() as session:
         session.add(
             File(

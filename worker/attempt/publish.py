@@ -214,7 +214,7 @@ def _upload(attempt: Attempt, path: Path, key: str, *, is_patient: bool = False)
     storage, num_bytes = attempt.worker.storage, path.stat().st_size
 
     def put() -> None:
-        storage.put_file(key, path)
+        storage.put(key, path)
         if storage.size(key) != num_bytes:
             raise StorageError(f"{key} was stored with the wrong size")
 

@@ -26,9 +26,9 @@ from service.jobs.store.machines import as_text
 from service.jobs.store.queue_health import num_unfinished
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
+from service.platform.db import lock_request, lock_tenant
 from service.platform.errors import InvalidRequest, Unprocessable
 from service.platform.ids import new_id
-from service.platform.locks import lock_request, lock_tenant
 from service.platform.principal import Principal
 from service.platform.tables.core import IdempotencyKey, Job
 from service.platform.tables.sinks import sinks_of

@@ -24,10 +24,9 @@ from service.jobs.store.transitions import IS_EXPORT
 from service.jobs.store.wakeups import Wakeups
 from service.platform import audit
 from service.platform.catalog import Catalog
-from service.platform.db import Database
+from service.platform.db import Database, lock_tenant
 from service.platform.errors import InvalidRequest, NotFound, Unprocessable
 from service.platform.ids import new_id
-from service.platform.locks import lock_tenant
 from service.platform.principal import Principal
 from service.platform.storage import Storage
 from service.platform.tables.core import File, Job

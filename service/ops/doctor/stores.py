@@ -129,7 +129,7 @@ def storage(settings: Settings) -> Iterator[Finding]:
     key = f"probe/{new_id('doctor')}"
     try:
         store = open_storage(settings.storage_location)
-        store.put_bytes(key, PROBE)
+        store.put(key, PROBE)
         is_same = store.get_bytes(key) == PROBE
         store.delete(key)
     except (StorageError, OSError, ValueError) as error:

@@ -1,7 +1,4 @@
-"""The tables. Times are Unix seconds (double) by the database's clock, so arithmetic is alike everywhere.
-
-Boundary: columns and indexes only; queries live in repositories and in `jobs/queue.py`.
-"""
+"""The main tables. Times are Unix seconds (double) by the database's clock on both databases."""
 
 from __future__ import annotations
 
@@ -42,6 +39,11 @@ class Base(DeclarativeBase):
     type_annotation_map = {float: Double(), int: BigInteger(), dict[str, Any]: Document, list[Any]: Document}
 
 
+def partial_index(name: str, columns: list[Any], where: str) -> Index:
+    """An index over the rows that meet a condition."""
+    return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
+
+
 class ApiKey(Base):
     """A tenant's key; only a digest of its secret is stored."""
 
@@ -74,7 +76,7 @@ class File(Base):
 
 
 class Job(Base):
-    """One training job: the only truth about it."""
+    """One training job, probe or export: the only truth about it."""
 
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -86,7 +88,7 @@ class Job(Base):
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
 
-    # what was asked for
+    # the request
     model: Mapped[str] = mapped_column(String(256))
     training_file: Mapped[str] = mapped_column(String(64))
     validation_file: Mapped[str | None] = mapped_column(String(64))
@@ -96,17 +98,17 @@ class Job(Base):
     labels: Mapped[dict[str, Any] | None] = mapped_column("metadata", Document)
     resources: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
     integrations: Mapped[list[Any] | None] = mapped_column(Document)
-    """Where its metrics go beside this database (`service/sinks/`); None: nowhere."""
+    """Other places for its metrics (`service/sinks/`); None: no others."""
     method: Mapped[dict[str, Any]] = mapped_column(Document)
     """The expanded method: what the engine's `RunConfig.method` accepts."""
     requested: Mapped[dict[str, Any] | None] = mapped_column(Document, deferred=True)
-    """The body as it was sent, for clones; None: made before it was kept. Loaded where it is used."""
+    """The request's body, for clones; loaded when it is used."""
     warnings: Mapped[list[Any]] = mapped_column(Document, default=list)
     required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
-    """What a machine must offer to run it, sorted, parted by spaces (`jobs/capabilities.py`)."""
+    """Capabilities that a machine needs to run it: sorted, separated by spaces (`jobs/store/machines.py`)."""
     required_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
 
-    # who holds it
+    # the lease
     fence: Mapped[int] = mapped_column(default=0)
     """Grows with each claim and each sweep; a write under an older fence changes nothing."""
     attempt: Mapped[int] = mapped_column(default=0)
@@ -117,7 +119,7 @@ class Job(Base):
     not_before: Mapped[float] = mapped_column(default=0.0)
     last_woken_at: Mapped[float] = mapped_column(default=0.0)
 
-    # how far it is
+    # progress
     phase: Mapped[str] = mapped_column(String(32), default="queued")
     step: Mapped[int] = mapped_column(default=0)
     total_steps: Mapped[int] = mapped_column(default=0)
@@ -129,54 +131,40 @@ class Job(Base):
     """Newest row of this job in `job_events`."""
     trained_tokens: Mapped[int | None]
     evaluation: Mapped[dict[str, Any]] = mapped_column(Document, default=dict)
-    """`baseline`, `best`, `last`: each {step, …metrics}; `verdict`; `retention` (`jobs/evaluations.py`)."""
+    """`baseline`, `best`, `last`: each {step, …metrics}; `verdict`; `retention`."""
     fine_tuned_model: Mapped[str | None] = mapped_column(String(512), unique=True)
     failure: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """`code`, `message`, `hint`, `evidence`."""
 
     probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """Of a probe, which trains nothing and is no fine-tuning job: `prompts`, at its end `result`."""
+    """Of a probe, which trains nothing: `prompts`, and `result` after it has ended."""
     export: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """Of an export, no fine-tuning job either: `job_id`, `format`, `step` and `sha256` of the weights."""
+    """Of an export: `job_id`, `format`, `step` and `sha256` of the weights."""
 
     estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """What it was expected to cost when it was made (`jobs/estimate.py`)."""
+    """Expected cost at creation (`jobs/intake/estimate.py`)."""
     actual: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """What its steps have cost so far (`jobs/costs.py`)."""
+    """Cost of its steps so far (`jobs/intake/costs.py`)."""
 
     __table_args__ = (
-        Index(
+        partial_index(
             "ix_jobs_claim",
-            "pool",
-            text("priority DESC"),
-            "created_at",
-            "required_gpus",
-            postgresql_where=text("state = 'queued'"),
-            sqlite_where=text("state = 'queued'"),
+            ["pool", text("priority DESC"), "created_at", "required_gpus"],
+            where="state = 'queued'",
         ),
-        # not over the lease's end itself: a renewal would have to touch every index of the row
-        Index(
-            "ix_jobs_held",
-            "id",
-            postgresql_where=text("state IN ('cancelling', 'pausing', 'running')"),
-            sqlite_where=text("state IN ('cancelling', 'pausing', 'running')"),
-        ),
-        Index(
+        # not over the lease's end: each renewal would have to update every index of the row
+        partial_index("ix_jobs_held", ["id"], where="state IN ('cancelling', 'pausing', 'running')"),
+        partial_index(
             "ix_jobs_unfinished",
-            "tenant",
-            postgresql_where=text("state IN ('cancelling', 'paused', 'pausing', 'queued', 'running')"),
-            sqlite_where=text("state IN ('cancelling', 'paused', 'pausing', 'queued', 'running')"),
+            ["tenant"],
+            where="state IN ('cancelling', 'paused', 'pausing', 'queued', 'running')",
         ),
         Index("ix_jobs_tenant", "tenant", "created_at", "id"),
-        # `/metrics` counts in it and reads no row
-        Index(
+        # covers the counts of `/metrics`
+        partial_index(
             "ix_jobs_counts",
-            "state",
-            "pool",
-            "attempt",
-            "fence",
-            postgresql_where=text("probe IS NULL AND export IS NULL"),
-            sqlite_where=text("probe IS NULL AND export IS NULL"),
+            ["state", "pool", "attempt", "fence"],
+            where="probe IS NULL AND export IS NULL",
         ),
     )
 
@@ -252,7 +240,7 @@ class Artifact(Base):
 
 
 class IdempotencyKey(Base):
-    """An answered POST, in the same transaction as what it created."""
+    """A POST and the job that it created, written in one transaction."""
 
     __tablename__ = "idempotency_keys"
     tenant: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -263,13 +251,13 @@ class IdempotencyKey(Base):
 
 
 class WorkerHost(Base):
-    """A machine with workers of a pool, and what it offers."""
+    """A machine with workers of a pool, and its capabilities."""
 
     __tablename__ = "worker_hosts"
     host: Mapped[str] = mapped_column(String(128), primary_key=True)
     pool: Mapped[str] = mapped_column(String(64), primary_key=True)
     capabilities: Mapped[str] = mapped_column(String(256))
-    """Sorted, parted by spaces."""
+    """Sorted, separated by spaces."""
     gpus: Mapped[int] = mapped_column(default=0, server_default="0")
     seen_at: Mapped[float] = mapped_column(default=db_now())
 

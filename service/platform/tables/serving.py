@@ -1,23 +1,19 @@
-"""The tables of requests to talk to a model: what was asked, what has come back, and who answers.
-
-Nothing here is kept: a row is deleted with its answer's delivery, or after minutes.
-Boundary: columns and indexes only.
-"""
+"""Tables of chat requests. Rows are deleted when the request is closed, or after half an hour."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.clock import db_now
-from service.platform.tables.core import Base, Document
+from service.platform.tables.core import Base, Document, partial_index
 
 
 class GenerationState(StrEnum):
-    """A request that nobody waits for any more has no state: its row is gone."""
+    """A closed request has no state: its row is deleted."""
 
     WAITING = "waiting"
     GENERATING = "generating"
@@ -43,22 +39,15 @@ class Generation(Base):
     lease_expires_at: Mapped[float | None]
     num_chunks: Mapped[int] = mapped_column(default=0)
     usage: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Usage`, of a request that is done."""
+    """`grpo_engine.serve.protocol.Usage`, if done."""
     refusal: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Refusal`, of one that failed."""
+    """`grpo_engine.serve.protocol.Refusal`, if failed."""
 
-    __table_args__ = (
-        Index(
-            "ix_generations_waiting",
-            "created_at",
-            postgresql_where=text("state = 'waiting'"),
-            sqlite_where=text("state = 'waiting'"),
-        ),
-    )
+    __table_args__ = (partial_index("ix_generations_waiting", ["created_at"], where="state = 'waiting'"),)
 
 
 class GenerationChunk(Base):
-    """What came back at once."""
+    """Pieces of an answer that were stored at once."""
 
     __tablename__ = "generation_chunks"
     generation_id: Mapped[str] = mapped_column(
@@ -71,10 +60,10 @@ class GenerationChunk(Base):
 
 
 class ChatWorker(Base):
-    """A process that answers, and whether it may at the moment."""
+    """A process that answers requests."""
 
     __tablename__ = "chat_workers"
     name: Mapped[str] = mapped_column(String(128), primary_key=True)
     is_training: Mapped[bool]
-    """Its machine's GPUs belong to a job now."""
+    """Whether its machine's GPUs are used by a job."""
     seen_at: Mapped[float] = mapped_column(default=db_now())

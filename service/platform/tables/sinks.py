@@ -1,17 +1,14 @@
-"""The sinks' table: how far each job's metrics have got into each of its sinks.
-
-Boundary: columns and indexes only.
-"""
+"""The table of sinks: how many of each job's metrics were sent to each of its sinks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, text
+from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.clock import db_now
-from service.platform.tables.core import Base, Document, Job
+from service.platform.tables.core import Base, Document, Job, partial_index
 
 
 class JobSink(Base):
@@ -25,27 +22,20 @@ class JobSink(Base):
     state: Mapped[str] = mapped_column(String(16), default="pending")
     """`pending`, `done` or `failed` (given up)."""
     due_at: Mapped[float | None] = mapped_column(default=db_now())
-    """When it is looked after next; while somebody does, when another process may. None: never."""
+    """When it is due; while claimed, when the lease expires. None: never."""
     claim: Mapped[int] = mapped_column(default=0)
-    """Grows each time it is taken up; what an older claim writes changes nothing."""
+    """Grows with each claim; writes under an older claim change nothing."""
     failures: Mapped[int] = mapped_column(default=0)
-    """In a row."""
+    """Consecutive."""
     step: Mapped[int] = mapped_column(default=-1)
-    """Written up to here; -1: not begun."""
+    """Last written step; -1: none."""
     reason: Mapped[str] = mapped_column(String(512), default="")
-    """Of the newest failure."""
+    """Of the last failure."""
 
-    __table_args__ = (
-        Index(
-            "ix_job_sinks_due",
-            "due_at",
-            postgresql_where=text("due_at IS NOT NULL"),
-            sqlite_where=text("due_at IS NOT NULL"),
-        ),
-    )
+    __table_args__ = (partial_index("ix_job_sinks_due", ["due_at"], where="due_at IS NOT NULL"),)
 
 
 def sinks_of(job: Job) -> list[JobSink]:
-    """A new job's rows."""
+    """The rows of a new job."""
     found = ((one["type"], one.get(one["type"], {})) for one in job.integrations or ())
     return [JobSink(job_id=job.id, type=kind, settings=settings) for kind, settings in found]

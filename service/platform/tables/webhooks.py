@@ -1,21 +1,18 @@
-"""The webhooks' tables: who wants to hear of what, and what is to be sent to whom.
-
-Boundary: columns and indexes only.
-"""
+"""Tables of webhooks: receivers and deliveries."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index, String, text
+from sqlalchemy import Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.platform.clock import db_now
-from service.platform.tables.core import Base, Document
+from service.platform.tables.core import Base, Document, partial_index
 
 
 class WebhookEndpoint(Base):
-    """A tenant's receiver. Its secrets lie here as they are: they sign each request."""
+    """A tenant's receiver. Its secrets are stored in plain text, because they sign each request."""
 
     __tablename__ = "webhook_endpoints"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -23,7 +20,7 @@ class WebhookEndpoint(Base):
     name: Mapped[str] = mapped_column(String(128), default="")
     url: Mapped[str] = mapped_column(String(2048))
     event_types: Mapped[str] = mapped_column(String(256))
-    """Sorted, parted by spaces."""
+    """Sorted, separated by spaces."""
     enabled: Mapped[bool] = mapped_column(default=True)
     disabled_reason: Mapped[str | None] = mapped_column(String(256))
     secret: Mapped[str] = mapped_column(String(128))
@@ -37,13 +34,13 @@ class WebhookEndpoint(Base):
 class WebhookDelivery(Base):
     """One event for one endpoint: an outbox and a log in one.
 
-    Without a foreign key: a job's end must not fail because an endpoint is deleted at that moment. What is
-    left over then is sent to nobody.
+    Without a foreign key: a job's end must not fail because an endpoint is deleted at that moment. Such a
+    delivery is given up.
     """
 
     __tablename__ = "webhook_deliveries"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """The `webhook-id`, made of event and endpoint: the same with every attempt."""
+    """The `webhook-id`, from event and endpoint: the same with every attempt."""
     endpoint_id: Mapped[str] = mapped_column(String(64))
     tenant: Mapped[str] = mapped_column(String(64))
     event_id: Mapped[str] = mapped_column(String(64))
@@ -54,22 +51,17 @@ class WebhookDelivery(Base):
     state: Mapped[str] = mapped_column(String(16))
     """`pending`, `delivered` or `failed`."""
     due_at: Mapped[float | None]
-    """When it is sent next; while it is being sent, when another process may do so. None: never."""
+    """When it is due; while claimed, when the lease expires. None: never."""
     claim: Mapped[int]
-    """Grows each time it is taken up; what an older claim writes changes nothing."""
+    """Grows with each claim; writes under an older claim change nothing."""
     failures: Mapped[int]
-    """Attempts in vain since the event, or since somebody asked for it again."""
+    """Failed attempts since the event or the last redelivery request."""
     attempts: Mapped[list[Any]] = mapped_column(Document)
     """The latest, oldest first: `schemas.Attempt`."""
 
     __table_args__ = (
         Index("ix_webhook_deliveries_log", "endpoint_id", "created_at", "id"),
-        Index(
-            "ix_webhook_deliveries_due",
-            "due_at",
-            postgresql_where=text("due_at IS NOT NULL"),
-            sqlite_where=text("due_at IS NOT NULL"),
-        ),
+        partial_index("ix_webhook_deliveries_due", ["due_at"], where="due_at IS NOT NULL"),
     )
 
     @property

@@ -11,8 +11,7 @@ from openai import BadRequestError, OpenAI
 from openai.types.file_create_params import ExpiresAfter
 from sqlalchemy import select
 
-from service.platform.db import Database
-from service.platform.locks import lock_tenant
+from service.platform.db import Database, lock_tenant
 from service.platform.tables.core import Artifact, AuditEntry
 from service.settings import Settings
 from tests.service.files.file_samples import (

@@ -35,7 +35,7 @@ def add_things(settings: Settings, database: Database) -> None:
     add_artifact(settings, database, job_id, "adapter", b"weights")
     add_checkpoint(settings, database, job_id, 5, b"weights")
     for key in LOST:
-        open_storage(settings.storage_location).put_bytes(key, b"lost")
+        open_storage(settings.storage_location).put(key, b"lost")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
@@ -54,7 +54,7 @@ def test_a_database_of_another_deployment_yields_no_orphans(
     settings: Settings, database: Database, storage: Storage
 ) -> None:
     assert find_orphans(database, storage, NOW) == []
-    storage.put_bytes(LOST[0], b"somebody's")
+    storage.put(LOST[0], b"somebody's")
     with pytest.raises(AnothersStorage):
         find_orphans(database, storage, NOW)
 

@@ -36,7 +36,7 @@ def test_an_added_model_is_there_at_once(tmp_path: Path) -> None:
 
 def test_an_added_folder_must_hold_a_model(tmp_path: Path) -> None:
     catalog = Catalog(Settings(home=tmp_path))
-    with pytest.raises(CatalogError, match=r"holds no config\.json"):
+    with pytest.raises(CatalogError, match=r"has no config\.json"):
         catalog.add("big", str(tmp_path))
     with pytest.raises(CatalogError, match="neither a folder nor a hub id"):
         catalog.add("big", str(tmp_path / "absent"))

@@ -40,7 +40,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_whole(
 ) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(LARGE)
-    storage.put_file("x", source)
+    storage.put("x", source)
     storage.download("x", target)
     assert sha256_file(target) == hashlib.sha256(LARGE).hexdigest()
     assert sum("partNumber=" in request for request in bucket.proxy.seen) == 3
@@ -52,7 +52,7 @@ def test_an_upload_that_breaks_off_is_tried_again(
     storage: Storage, bucket: Bucket, fault: int, words: str, content: bytes
 ) -> None:
     bucket.proxy.rule = strike(fault, "PUT", words, times=1)
-    storage.put_bytes("x", content)
+    storage.put("x", content)
     assert len(bucket.proxy.struck) == 1
     assert storage.get_bytes("x") == content
 
@@ -66,16 +66,16 @@ def test_what_never_arrives_whole_is_never_seen_and_leaves_no_unfinished_upload(
 ) -> None:
     bucket.proxy.rule = strike(fault, method, words)
     with pytest.raises(StorageError):
-        storage.put_bytes("x", content)
+        storage.put("x", content)
     assert len(bucket.proxy.struck) == TRIES
     assert (bucket.keys, bucket.num_unfinished_uploads) == ([], 0)
 
 
 def test_an_upload_that_breaks_off_leaves_the_older_object(storage: Storage, bucket: Bucket) -> None:
-    storage.put_bytes("x", SMALL)
+    storage.put("x", SMALL)
     bucket.proxy.rule = strike(CUT, "PUT", PART_2)
     with pytest.raises(StorageError):
-        storage.put_bytes("x", LARGE)
+        storage.put("x", LARGE)
     bucket.proxy.rule = pass_all
     assert storage.get_bytes("x") == SMALL
 
@@ -85,9 +85,9 @@ def test_a_completed_upload_whose_answer_was_lost_is_worth_another_try(
 ) -> None:
     bucket.proxy.rule = strike(CUT_ANSWER, "POST", "uploadId", times=1)
     with pytest.raises(StorageError) as failed:
-        storage.put_bytes("x", LARGE)
+        storage.put("x", LARGE)
     assert not isinstance(failed.value, ObjectMissing)
-    storage.put_bytes("x", LARGE)
+    storage.put("x", LARGE)
     assert storage.get_bytes("x") == LARGE
 
 
@@ -95,18 +95,18 @@ def test_a_store_that_hangs_is_given_up(bucket: Bucket, monkeypatch: pytest.Monk
     monkeypatch.setenv("AWS_TIMEOUT", "300ms")
     bucket.proxy.rule = strike(HANG, "PUT")
     with pytest.raises(StorageError):
-        open_storage(bucket.location).put_bytes("x", SMALL)
+        open_storage(bucket.location).put("x", SMALL)
     assert bucket.keys == []
 
 
 def test_a_download_that_breaks_off_is_tried_again(storage: Storage, bucket: Bucket) -> None:
-    storage.put_bytes("x", LARGE)
+    storage.put("x", LARGE)
     bucket.proxy.rule = strike(CUT_ANSWER, "GET", times=1)
     assert b"".join(storage.stream("x")) == LARGE
 
 
 def test_a_slow_reader_keeps_no_request_open(storage: Storage, bucket: Bucket) -> None:
-    storage.put_bytes("x", LARGE)
+    storage.put("x", LARGE)
     bucket.proxy.seen.clear()
     pieces = storage.stream("x", 0, len(LARGE))
     assert [len(next(pieces)), len(bucket.proxy.seen)] == [4 * 2**20, 1]
@@ -115,17 +115,17 @@ def test_a_slow_reader_keeps_no_request_open(storage: Storage, bucket: Bucket) -
 
 
 def test_an_object_that_shrinks_while_it_is_read_is_an_error(storage: Storage) -> None:
-    storage.put_bytes("x", LARGE)
+    storage.put("x", LARGE)
     pieces = storage.stream("x")
     next(pieces)
-    storage.put_bytes("x", LARGE[: 5 * 2**20])
+    storage.put("x", LARGE[: 5 * 2**20])
     with pytest.raises(StorageError):
         list(pieces)
 
 
 USES: dict[str, Callable[[Storage], object]] = {
-    "put": lambda storage: storage.put_bytes("x", SMALL),
-    "put in parts": lambda storage: storage.put_bytes("x", LARGE),
+    "put": lambda storage: storage.put("x", SMALL),
+    "put in parts": lambda storage: storage.put("x", LARGE),
     "get": lambda storage: storage.get_bytes("x"),
     "stream": lambda storage: storage.stream("x"),
     "size": lambda storage: storage.size("x"),
@@ -164,12 +164,12 @@ def test_an_endpoint_without_encryption_that_nobody_allowed_is_a_denial(
 def test_a_full_store_is_full(storage: Storage, bucket: Bucket) -> None:
     bucket.proxy.rule = strike(507, "PUT")
     with pytest.raises(StorageFull):
-        storage.put_bytes("x", SMALL)
+        storage.put("x", SMALL)
 
 
 def test_a_store_that_is_only_away_may_be_opened(storage: Storage, bucket: Bucket) -> None:
     bucket.proxy.rule = strike(503, "PUT GET HEAD DELETE POST")
     storage = open_usable_storage(bucket.location)
     bucket.proxy.rule = pass_all
-    storage.put_bytes("x", SMALL)
+    storage.put("x", SMALL)
     assert bucket.keys == ["x"]

@@ -131,7 +131,7 @@ def test_a_hanging_engine_is_ended_by_the_stall_timer(
 def flip_a_byte(storage: Storage, key: str) -> None:
     content = bytearray(storage.get_bytes(key))
     content[len(content) // 2] ^= 1
-    storage.put_bytes(key, bytes(content))
+    storage.put(key, bytes(content))
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(

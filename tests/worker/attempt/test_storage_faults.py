@@ -70,13 +70,13 @@ def test_results_wait_for_the_storage(
     outage: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    put_file, tried = Storage.put_file, []
+    put, tried = Storage.put, []
 
     def counted(storage: Storage, key: str, path: Path) -> None:
         tried.append(key)
-        put_file(storage, key, path)
+        put(storage, key, path)
 
-    monkeypatch.setattr(Storage, "put_file", counted)
+    monkeypatch.setattr(Storage, "put", counted)
     job_id = submit()
     thread = in_background(worker)
     results = f"jobs/{job_id}/results/1/adapter.tar.gz"
@@ -144,7 +144,7 @@ def test_a_worker_without_its_folder_lets_the_job_go_and_tells_no_path(
 def damage(storage: Storage, key: str) -> None:
     content = bytearray(storage.get_bytes(key))
     content[len(content) // 2] ^= 1
-    storage.put_bytes(key, bytes(content))
+    storage.put(key, bytes(content))
 
 
 def test_a_damaged_dataset_fails_the_job_for_good(

@@ -197,7 +197,7 @@ def test_a_checkpoint_that_was_truncated_in_the_bucket_is_skipped_for_the_one_be
     job_id = submit({"1": {"die_at": 7}}, hyperparameters={"n_steps": 10, "checkpoint_interval": 2})
     run_job(worker)
     key = f"jobs/{job_id}/checkpoints/6-1/state.tar"
-    storage.put_bytes(key, storage.get_bytes(key)[:-100])
+    storage.put(key, storage.get_bytes(key)[:-100])
     with database.transaction() as session:
         session.execute(update(Job).values(not_before=0))
     run_job(worker)

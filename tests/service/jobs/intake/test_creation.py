@@ -13,8 +13,7 @@ from sqlalchemy import select
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
-from service.platform.db import Database
-from service.platform.locks import lock_tenant
+from service.platform.db import Database, lock_tenant
 from service.platform.tables.core import AuditEntry, IdempotencyKey, Job, JobEvent
 from service.settings import Settings
 from tests.service.job_samples import (
