@@ -11,10 +11,7 @@ from alembic import context
 from sqlalchemy import Column, Connection
 
 from service.platform.db import make_engine
-from service.platform.tables import operations as _operations  # noqa: F401 - its tables are Base's too
-from service.platform.tables import serving as _chat  # noqa: F401 - its tables are Base's too
-from service.platform.tables import sinks as _sinks  # noqa: F401 - its tables are Base's too
-from service.platform.tables import webhooks as _webhooks  # noqa: F401 - its tables are Base's too
+from service.platform.tables import serving, sinks, webhooks  # noqa: F401 - their tables are Base's too
 from service.platform.tables.core import Base
 from service.settings import Settings
 

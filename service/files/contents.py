@@ -1,4 +1,4 @@
-"""Cheap checks of an uploaded dataset's bytes; what its rows mean is checked when a job is submitted."""
+"""Cheap checks of an uploaded dataset's bytes; its rows are checked when a job is created."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Graders tried without a job: `/v1/fine_tuning/alpha/graders`."""
+"""Graders without a job: `/v1/fine_tuning/alpha/graders`."""

@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/alpha/graders`: check a grader, try it on a completion."""
+"""`/v1/fine_tuning/alpha/graders`: check a grader, run it on a completion."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The grader endpoints' bodies, in OpenAI's shape. Graders are the engine's own classes.
+"""Bodies of the grader endpoints, in OpenAI's shape. Graders are the engine's own classes.
 
-Boundary: shapes only. Added to OpenAI's: `num_tokens` in, `scorable` and `grader_errors` out.
+Added to OpenAI's: `num_tokens` in requests, `scorable` and `grader_errors` in responses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.jobs.model.openai_terms import own_rule
 from service.web.validation import RequestBody
 
 SentGrader = Annotated[Grader, BeforeValidator(own_rule)]
-"""Also in the terms in which a job answers its own."""
+"""Also in the form in which a job returns its grader."""
 
 
 class ValidateRequest(RequestBody):
@@ -25,7 +25,7 @@ class ValidateRequest(RequestBody):
 
 class ValidateResponse(BaseModel):
     grader: dict[str, Any]
-    """As this service reads it: defaults filled in, `graders` of a multi always by key."""
+    """With all defaults, and `graders` of a multi always by key."""
 
 
 class RunRequest(RequestBody):
@@ -40,7 +40,7 @@ class RunRequest(RequestBody):
 
 
 class RunErrors(BaseModel):
-    """OpenAI's fourteen, all always there."""
+    """OpenAI's fourteen fields, all always present."""
 
     formula_parse_error: bool = False
     sample_parse_error: bool = False

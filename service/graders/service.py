@@ -1,7 +1,7 @@
-"""Tries a grader on one completion, as training would, and checks what it needs of this deployment.
+"""Runs a grader on one completion, as in training, and checks that this deployment supports it.
 
-Rules that may hang, flood or die run in a grading process that is killed at the deadline; a few at a time.
-Boundary: no HTTP, no database. The rules are the engine's; only OpenAI's answer shape is made here.
+Rules that may hang or crash run in a grading process that is killed at the deadline; a few at a time.
+Boundary: no HTTP, no database.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.platform.errors import InvalidRequest
 from service.web.limits import ConcurrencyLimit
 
 RESERVED_FIELDS = ("messages", "tools")
-"""Of a dataset row; the rest is what graders see as `item`."""
+"""Fields of a dataset row that graders do not see in `item`."""
 DEADLINE_SECONDS = 120.0
 """OpenAI's limit."""
 _run_limit = ConcurrencyLimit("grader runs", per_tenant=4, overall=8)
@@ -32,7 +32,7 @@ _run_limit = ConcurrencyLimit("grader runs", per_tenant=4, overall=8)
 
 
 def check(grader: Grader, catalog: Catalog) -> None:
-    """Raises InvalidRequest naming the field if this deployment lacks what the grader needs."""
+    """Raise InvalidRequest, naming the field, if this deployment does not support the grader."""
     problems = Problems()
     check_grader("grader", grader, catalog, problems)
     check_formula("grader", grader, problems)
@@ -63,7 +63,7 @@ def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
 
 
 def _used(before: Mapping[str, ModelUsage], after: Mapping[str, ModelUsage]) -> dict[str, ModelUsage]:
-    """The judges' usage in between, by model; concurrent runs are counted together."""
+    """The judges' usage between the two, by model; concurrent runs are counted together."""
     none = ModelUsage()
     return {
         model: ModelUsage(
@@ -82,8 +82,8 @@ def _response(
 ) -> RunResponse:
     parts = dict(score.parts) if request.grader.type == "multi" else {}
     judges = [rule.model for _, rule in leaves("", request.grader) if isinstance(rule, ScoreModel)]
-    asked = {model: used[model] for model in dict.fromkeys(judges) if model in used}
-    tokens = sum(each.input_tokens + each.output_tokens for each in asked.values())
+    spent = {model: used[model] for model in dict.fromkeys(judges) if model in used}
+    tokens = sum(each.input_tokens + each.output_tokens for each in spent.values())
     return RunResponse(
         reward=0.0 if score.reward is None else score.reward,
         scorable=score.reward is not None,
@@ -98,7 +98,7 @@ def _response(
         ),
         sub_rewards=parts,
         grader_errors=score.errors,
-        model_grader_token_usage_per_model={model: each.model_dump() for model, each in asked.items()},
+        model_grader_token_usage_per_model={model: each.model_dump() for model, each in spent.items()},
     )
 
 

@@ -1,1 +1,1 @@
-"""Models that a job may start from, and those that jobs made: `/v1/models`."""
+"""Base models and the models that jobs produced: `/v1/models`."""

@@ -37,8 +37,7 @@ class Models:
 
     def list(self, tenant: str) -> list[ModelRead]:
         """Catalogue first, by name; then the tenant's own, newest first."""
-        entries = (self.catalog.find(name) for name in self.catalog.names())
-        base = [_of_entry(entry) for entry in entries if entry is not None]
+        base = [_of_entry(entry) for _, entry in sorted(self.catalog.entries().items())]
         with self.database.reading() as session:
             return base + [_of_job(job) for job in repository.fine_tuned(session, tenant)]
 

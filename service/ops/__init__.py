@@ -1,4 +1,4 @@
-"""What operators ask: health, readiness, Prometheus metrics, `grpo doctor`, orphaned objects.
+"""For operators: health, readiness, Prometheus metrics, `grpo doctor`, orphaned objects.
 
-Belongs here: looking at the whole deployment. Does not: changing a job.
+Belongs here: reading the state of the whole deployment. Does not: changing a job.
 """

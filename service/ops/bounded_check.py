@@ -1,4 +1,4 @@
-"""Runs a check that may hang, with a time limit for everyone who waits for it.
+"""Runs a check that may hang, with a time limit for each caller.
 
 A database that accepts connections and never responds would hold a pool thread for each check. Here at most
 one thread, outside of the pool, waits for it.

@@ -6,13 +6,14 @@ Job metrics are read from the database at each scrape, so all API processes retu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
@@ -39,9 +40,8 @@ router = APIRouter(tags=["operations"])
 async def read_metrics(request: Request) -> Response:
     """Prometheus text: jobs by state and pool, waiting times, failures, workers, requests, warnings."""
     state = request.app.state
-    registry = CollectorRegistry()
-    registry.register(_Families([*_of_process(state), *_of_jobs(await state.job_metrics.result())]))
-    text = generate_latest(registry) + generate_latest(state.request_metrics.registry)
+    families = _Families([*_of_process(state), *_of_jobs(await state.job_metrics.result())])
+    text = generate_latest(families) + generate_latest(state.request_metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -98,52 +98,35 @@ def _of_process(state: State) -> Iterator[Metric]:
 
 
 def _of_jobs(found: Snapshot | None) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "grpo_database_up", "Whether the database responds.", value=float(found is not None)
-    )
+    is_up = float(found is not None)
+    yield GaugeMetricFamily("grpo_database_up", "Whether the database responds.", value=is_up)
     if found is None:
         return
-    yield _family("grpo_jobs", "Jobs by state and pool.", ("state", "pool"), _by_state(found.counts))
+    counts, pools = found.counts, found.pools
+    by_state = {(each.state, each.pool): each.num_jobs for each in counts}
+    yield _gauge("grpo_jobs", "Jobs by state and pool.", ("state", "pool"), by_state)
     waits, overdue = found.oldest_seconds, found.overdue
-    yield _family("grpo_oldest_queued_seconds", "Age of the oldest waiting job.", ("pool",), waits)
-    yield _family("grpo_leases_overdue", "Expired leases, not requeued yet.", ("pool",), overdue)
-    yield from _of_outcomes(found)
-    yield from _of_workers(found.pools)
-
-
-def _of_outcomes(found: Snapshot) -> Iterator[Metric]:
-    finished = {
-        (each.state, each.pool): each.num_jobs for each in found.counts if JobState(each.state) in TERMINAL
-    }
+    yield _gauge("grpo_oldest_queued_seconds", "Age of the oldest waiting job.", ("pool",), waits)
+    yield _gauge("grpo_leases_overdue", "Expired leases, not requeued yet.", ("pool",), overdue)
+    finished = {key: num for key, num in by_state.items() if JobState(key[0]) in TERMINAL}
     yield _counter("grpo_jobs_finished", "Jobs that ended, by result.", ("result", "pool"), finished)
     yield _counter("grpo_jobs_failed", "Failed jobs by code.", ("code",), found.codes)
-    attempts: dict[str, int] = {}
-    expired: dict[str, int] = {}
-    for each in found.counts:
-        attempts[each.pool] = attempts.get(each.pool, 0) + each.num_attempts
-        expired[each.pool] = expired.get(each.pool, 0) + each.num_expired_leases
+    attempts, expired = Counter[str](), Counter[str]()
+    for each in counts:
+        attempts[each.pool] += each.num_attempts
+        expired[each.pool] += each.num_expired_leases
     yield _counter("grpo_attempts", "Claims of jobs by workers.", ("pool",), attempts)
     yield _counter("grpo_leases_expired", "Expired leases that were requeued.", ("pool",), expired)
+    live = {pool.pool: pool.num_live for pool in pools}
+    yield _gauge("grpo_worker_hosts", "Machines with a live worker.", ("pool",), live)
+    seen = {pool.pool: min(host.silent_seconds for host in pool.hosts) for pool in pools if pool.hosts}
+    text = "Seconds since a worker's machine was last seen."
+    yield _gauge("grpo_worker_seen_seconds", text, ("pool",), seen)
+    active = {(pool.pool, name): float(name in pool.warnings) for pool in pools for name in sorted(WARNINGS)}
+    yield _gauge("grpo_warning", "1 if the warning is active.", ("pool", "warning"), active)
 
 
-def _of_workers(pools: list[PoolReport]) -> Iterator[Metric]:
-    live = {each.pool: each.num_live for each in pools}
-    yield _family("grpo_worker_hosts", "Machines with a live worker.", ("pool",), live)
-    seen = {each.pool: min(host.silent_seconds for host in each.hosts) for each in pools if each.hosts}
-    yield _family(
-        "grpo_worker_seen_seconds", "Seconds since a worker's machine was last seen.", ("pool",), seen
-    )
-    warnings = {
-        (each.pool, name): float(name in each.warnings) for each in pools for name in sorted(WARNINGS)
-    }
-    yield _family("grpo_warning", "1 if the warning is active.", ("pool", "warning"), warnings)
-
-
-def _by_state(found: list[JobCount]) -> dict[tuple[str, ...], float]:
-    return {(each.state, each.pool): each.num_jobs for each in found}
-
-
-def _family(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
     return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 
@@ -151,8 +134,7 @@ def _counter(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any,
     return _filled(CounterMetricFamily(name, text, labels=labels), values)
 
 
-def _filled(family: Any, values: Mapping[Any, float]) -> Metric:
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, float]) -> Metric:
     for key, value in values.items():
         family.add_metric([key] if isinstance(key, str) else list(key), value)
-    filled: Metric = family
-    return filled
+    return family

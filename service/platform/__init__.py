@@ -1,4 +1,4 @@
-"""What every room of the service stands on: database, tables, storage, ids, clock, logs, errors.
+"""The basis of every room: database, tables, storage, ids, clock, logs, errors.
 
 Belongs here: mechanisms without knowledge of jobs.
 Does not: HTTP (`web/`) or decisions about a job (`jobs/`).

@@ -1,4 +1,4 @@
-"""tar archives, plain or gzip: folders into archives and back. Only here, names in an archive become paths.
+"""Packs and unpacks tar archives, plain or gzip. Only here, names in an archive become paths.
 
 Archives are deterministic (sorted names, no times, no owners), so equal weights have equal digests.
 Boundary: the standard library, without the extraction filters that Python 3.11.0 lacks.
@@ -56,28 +56,26 @@ def _checked(member: tarfile.TarInfo) -> PurePosixPath:
     if not member.isreg() or member.issparse():
         raise BadArchive(f"{member.name!r} is not a regular file")
     if name.is_absolute() or not name.parts or ".." in name.parts:
-        raise BadArchive(f"{member.name!r} lies outside of it")
+        raise BadArchive(f"{member.name!r} points outside of it")
     if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in name.parts):
         raise BadArchive("a name in it is too long")
     return name
 
 
-def pack_tar(folder: Path, target: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Pack all files beneath `folder`, at the top level; `texts`: more files, which replace others."""
+def pack(folder: Path, target: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Pack all files beneath `folder`, at the top level; `texts` are added, or replace files.
+
+    `target` becomes a tar.gz if its name says so, lightly compressed: weights do not shrink.
+    """
     with target.open("wb") as file:
-        _write_tar(folder, file, texts)
+        if target.suffix == ".gz":
+            with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as compressed:
+                _write_tar(folder, compressed, texts)
+        else:
+            _write_tar(folder, file, texts)
 
 
-def pack_tar_gz(folder: Path, target: Path, texts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """The same, lightly compressed: weights do not shrink."""
-    with (
-        target.open("wb") as file,
-        gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=1, mtime=0) as compressed,
-    ):
-        _write_tar(folder, compressed, texts)
-
-
-def _write_tar(folder: Path, file: Any, texts: Mapping[str, str] = MappingProxyType({})) -> None:
+def _write_tar(folder: Path, file: Any, texts: Mapping[str, str]) -> None:
     files: dict[str, Path | bytes] = {
         path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
     }

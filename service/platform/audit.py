@@ -14,8 +14,8 @@ from service.platform.tables.core import AuditEntry
 
 def record(session: Session, principal: Principal, action: str, object_id: str) -> None:
     """Record that `principal` did `action` (such as `file.delete`) to `object_id`."""
-    who = {"tenant": principal.tenant, "key_id": principal.key_id, "request_id": principal.request_id}
-    session.add(AuditEntry(action=action, object_id=object_id, **who))
+    actor = {"tenant": principal.tenant, "key_id": principal.key_id, "request_id": principal.request_id}
+    session.add(AuditEntry(action=action, object_id=object_id, **actor))
 
 
 def newest(session: Session, *, tenant: str | None, limit: int) -> list[AuditEntry]:

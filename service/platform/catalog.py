@@ -67,11 +67,11 @@ class Catalog:
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted(self._entries())
+        return sorted(self.entries())
 
     def find(self, name: str) -> CatalogEntry | None:
         """The entry of that name, if any. Raises CatalogError for a broken file."""
-        return self._entries().get(name) if is_valid_name(name) else None
+        return self.entries().get(name)
 
     def add(self, name: str, path_or_hub_id: str, revision: str | None = None) -> CatalogEntry:
         """Add an entry to the catalogue file. Raises CatalogError for a bad name or folder."""
@@ -94,7 +94,8 @@ class Catalog:
         temporary.write_bytes(_PLACES.dump_json(places, indent=2, exclude_none=True))
         temporary.replace(self._file)
 
-    def _entries(self) -> dict[str, CatalogEntry]:
+    def entries(self) -> dict[str, CatalogEntry]:
+        """All entries by name. Raises CatalogError for a broken file."""
         listed = {
             name: CatalogEntry(name=name, **place.model_dump()) for name, place in self._listed().items()
         }

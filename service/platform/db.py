@@ -113,7 +113,7 @@ def connect(settings: Settings) -> Database:
 
 
 def lock_tenant(session: Session, tenant: str) -> None:
-    """Lock a tenant until the transaction ends, for transactions that read and then change what it has."""
+    """Lock a tenant until the transaction ends, for changes that depend on what was read."""
     _lock(session, tenant)
 
 

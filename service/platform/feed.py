@@ -1,8 +1,8 @@
-"""One poller per process for many open answers: reads what is new once and delivers it to all subscribers.
+"""One poller per process for many open responses: reads updates once and delivers them to all subscribers.
 
 A subscriber holds no database connection. It names a topic (a job, a request to a model) and the API key that
-it was opened with; when the key is revoked or expires, it is ended.
-Boundary: asyncio and polling. What is read, and how it is delivered, belongs to the rooms that use it.
+it was opened with; when the key is revoked or expires, the subscriber is ended.
+Boundary: asyncio and polling; the rooms that use it define queries and updates.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Ending(Enum):
 
 
 class Positioned(Protocol):
-    """What is read of a topic at once."""
+    """What one poll reads of a topic."""
 
     @property
     def latest(self) -> int:
-        """Number of the topic's newest row; the next read begins after it."""
+        """Number of the topic's newest row; the next poll starts after it."""
 
 
 Update = TypeVar("Update", bound=Positioned)
 
 
 class Subscriber(ABC, Generic[Update]):
-    """One open answer."""
+    """One open response."""
 
     topic: str
     key_id: str
@@ -62,7 +62,7 @@ class Subscriber(ABC, Generic[Update]):
 
     @abstractmethod
     def deliver(self, update: Update) -> None:
-        """Take the news of the topic; called in the event loop, so it must not wait."""
+        """Take an update of the topic; called in the event loop, so it must not wait."""
 
     @abstractmethod
     def end(self, ending: Ending) -> None:
@@ -88,7 +88,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
 
     @abstractmethod
     def read(self, session: Session, seen: Mapping[str, int | None]) -> Mapping[str, Update]:
-        """What is new of each topic after the number that was seen; None: the topic was not read yet."""
+        """Each topic's rows after the number already seen; None: the topic was not read yet."""
 
     def release(self, topics: Sequence[str]) -> None:
         """Called in a thread with topics that have lost their last subscriber; repeated if it raises."""
@@ -98,7 +98,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
         return len(self._all())
 
     def subscribe(self, subscriber: AnySubscriber) -> None:
-        """Deliver to it from now on. The caller unsubscribes it, whatever happens."""
+        """Deliver to it from now on. The caller must unsubscribe it."""
         self._subscribers.setdefault(subscriber.topic, set()).add(subscriber)
         self._run()
 
@@ -122,18 +122,18 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
 
     def _run(self) -> None:
         if self._task is None or self._task.done():
-            # an empty context: its log lines do not belong to the request that came first
+            # an empty context: its log lines do not belong to the first request
             self._task = asyncio.create_task(self._poll(), context=contextvars.Context())
 
     async def _poll(self) -> None:
-        """Run while there is anything to do. If it fails, the subscribers end and their clients reconnect."""
+        """Run while there are subscribers. If it fails, they are ended and their clients reconnect."""
         checked_at = time.monotonic()
         try:
             while self._subscribers or self._abandoned:
                 await asyncio.sleep(self.poll_seconds)
                 try:
                     await self._release_abandoned()
-                    await self._deliver_news()
+                    await self._deliver_updates()
                     if time.monotonic() - checked_at >= KEY_SECONDS:
                         await self._end_keyless()
                         checked_at = time.monotonic()
@@ -148,7 +148,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
             await run_in_threadpool(self.release, topics)
             self._abandoned.difference_update(topics)
 
-    async def _deliver_news(self) -> None:
+    async def _deliver_updates(self) -> None:
         seen = {topic: self._latest.get(topic) for topic in self._subscribers}
         for topic, update in (await run_in_threadpool(self._read, seen)).items():
             subscribers = self._subscribers.get(topic)
@@ -185,9 +185,9 @@ def _portions(ids: list[str]) -> Iterator[list[str]]:
 
 
 def stop_on_signals(feed: Feed[Any, Any]) -> None:
-    """End the subscribers when the process is asked to stop: a server waits for open answers first.
+    """End the subscribers when the process receives a stop signal: a server waits for open responses first.
 
-    Our handler calls the previous one (the server's). Outside of the main thread there are no signals.
+    The new handler calls the previous one (the server's). Outside the main thread there are no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return

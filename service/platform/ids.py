@@ -1,4 +1,4 @@
-"""Random identifiers in OpenAI's looks: a prefix and letters and digits."""
+"""Random identifiers in OpenAI's form: a prefix, letters and digits."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def random_text(length: int) -> str:
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
-    """A new id such as `ftjob-` and 24 characters; `new_id("ftckpt", "_")` where OpenAI has an underscore."""
+    """A new id such as `ftjob-` and 24 characters; `new_id("ftckpt", "_")` for OpenAI's underscores."""
     return f"{prefix}{separator}{random_text(24)}"

@@ -1,8 +1,7 @@
-"""One JSON object a line on standard error, without secrets; lines of uvicorn, Celery and Alembic too.
+"""One JSON object per log line on standard error, without secrets, also for uvicorn, Celery and Alembic.
 
-`structlog.get_logger()` and `logging.getLogger()` are used as everywhere else. A worker binds what an attempt
-is (`structlog.contextvars`); what a request is, its middleware knows and says when a line is written.
-Boundary: the configuration of both; what is worth a line is decided where it happens.
+Configures structlog and the standard library. A worker binds the fields of an attempt
+(`structlog.contextvars`); `REQUEST` provides those of a request when a line is written.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-TOLD = ("service", "worker", "uvicorn", "celery")
-"""Loggers of the standard library that speak at our level. All others only warn: below that, HTTP clients
-print whole URLs and headers, and Alembic a line with every look at the schema."""
+OUR_LEVEL = ("service", "worker", "uvicorn", "celery")
+"""Standard loggers with the configured level. All others only warn: below that, HTTP clients log whole URLs
+and headers, and Alembic logs each inspection of the schema."""
 REQUEST: ContextVar[Callable[[], Mapping[str, Any]] | None] = ContextVar("request", default=None)
-"""What is known by now of the request that is being answered."""
+"""Returns the fields of the current request."""
 
 _SECRET_NAMES = re.compile(r"authorization|cookie|secret|password|api_?key|(^|_)token$", re.IGNORECASE)
 _MASKS = (
     (re.compile(r"\b(grpo_[0-9A-Za-z]+)_[0-9A-Za-z]+"), r"\1_***"),
-    # also a password with a slash in it, which breaks the URL, so that it is shown in an error
+    # also a password with a slash, which makes the URL invalid, so that an error shows it
     (re.compile(r"(://[^:/@\s\"]*):[^@\s\"]+@"), r"\1:***@"),
     (re.compile(r"\b(bearer)(\s+)[^\s\"',]+", re.IGNORECASE), r"\1\2***"),
     (re.compile(r"(password|secret|api_?key|signature|access_token)=[^&\s\"']+", re.IGNORECASE), r"\1=***"),
@@ -36,7 +35,7 @@ _MASKS = (
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what is standard error at the time of the line."""
+    """Writes to the standard error of the moment, which tests replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -47,7 +46,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 def configure(level: str = "INFO") -> None:
-    """Set both up for this process; once more takes back what a server has set up for itself meanwhile."""
+    """Configure this process; call it again after a server has configured its own logging."""
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*_beginning(), *_ending()],
@@ -59,18 +58,18 @@ def configure(level: str = "INFO") -> None:
     root = logging.getLogger()
     root.handlers = [each for each in root.handlers if not isinstance(each, _Stderr)] + [_bridge()]
     root.setLevel(logging.WARNING)
-    for name in TOLD:
+    for name in OUR_LEVEL:
         logging.getLogger(name).setLevel(number)
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
         logging.getLogger(name).setLevel(number)
-    # its lines hold query strings; the middleware writes its own
+    # its lines contain query strings; the middleware writes its own
     logging.getLogger("uvicorn.access").disabled = True
 
 
 def own_process(level: str) -> None:
-    """`configure`, and what nobody catches becomes a line too. For programs that are ours from the start."""
+    """`configure`, and log uncaught exceptions and warnings. For our own programs."""
     configure(level)
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: _log_uncaught(error)
@@ -101,7 +100,7 @@ def _ending() -> list[Processor]:
 
 
 def _bridge() -> logging.Handler:
-    """Lines of the standard library in the same shape, with their logger's name."""
+    """Formats lines of the standard library in the same way, with their logger's name."""
     foreign = [*_beginning(), structlog.stdlib.add_logger_name]
     processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_ending()]
     handler = _Stderr()
@@ -117,7 +116,7 @@ def _add_request(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 
 def drop_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Fields with a secret's name lose their value."""
+    """Drop the values of fields with a secret's name."""
     for name in event:
         if _SECRET_NAMES.search(name):
             event[name] = "[dropped]"
@@ -125,7 +124,7 @@ def drop_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
 
 
 def mask(text: str) -> str:
-    """The text without the keys and passwords that can be told by their shape."""
+    """The text without keys and passwords of a recognisable form."""
     for shape, shown in _MASKS:
         text = shape.sub(shown, text)
     return text

@@ -1,6 +1,6 @@
-"""The schema's version: upgrade to the newest, or tell which one a database has.
+"""The schema's version: upgrades to the newest, reads that of a database.
 
-Boundary: runs Alembic from Python, so that it works from any folder; the steps lie in `migrations/`.
+Alembic runs from Python, so that it works from any folder; the steps are in `migrations/`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADVISORY_LOCK = 0x67727066
 
 
 def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration without a file; commands run on `connection` and leave the commit to you."""
+    """Alembic's configuration without a file; commands run on `connection`; the caller commits."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
@@ -43,7 +43,7 @@ def upgrade(settings: Settings) -> None:
 
 
 def current_revision(engine: Engine) -> str | None:
-    """The schema version that the database has; None where it was never migrated."""
+    """The schema version of the database; None if it was never migrated."""
     with engine.execution_options(grpo_read_only=True).connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 

@@ -1,4 +1,4 @@
-"""Who acts: the tenant and key of a request, or a part of this service on a tenant's behalf.
+"""The actor: the tenant and key of a request, or a part of this service on a tenant's behalf.
 
 Boundary: plain Python, so that the worker may use it; `web/auth.py` makes one from a request's key.
 """

@@ -69,7 +69,7 @@ class StorageDenied(StorageError):
 
 
 class Storage:
-    """Objects by key. Readers see a put completely or not at all."""
+    """Objects by key. A put becomes visible only when it is complete."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -93,7 +93,7 @@ class Storage:
             return bytes(obstore.get(self._store, _checked(key)).bytes())
 
     def download(self, key: str, path: Path) -> None:
-        """Write the content to `path`, which appears complete or not at all. Raises ObjectMissing."""
+        """Write the content to `path`, which appears only when it is complete. Raises ObjectMissing."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -123,7 +123,7 @@ class Storage:
             try:
                 return obstore.head(self._store, _checked(key))["size"]
             except FileNotFoundError:
-                # a response to HEAD has no body that tells a missing object from a missing bucket
+                # a response to HEAD has no body that distinguishes a missing object from a missing bucket
                 return obstore.get(self._store, key).meta["size"]
 
     def exists(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""How long a row is for a model: its tokenizer and chat template, without transformers.
+"""Counts tokens of rows with a model's tokenizer and chat template, without transformers.
 
 Boundary: reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` and `config.json` of one
 folder; no weights. Templates render like transformers' `apply_chat_template`, in Jinja's sandbox.
@@ -25,7 +25,7 @@ _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length")
 
 
 PIECE_CHARACTERS = 2**19
-"""Of text that is tokenized at once."""
+"""Characters of text that are tokenized at once."""
 
 
 class ModelTextError(Exception):
@@ -33,7 +33,7 @@ class ModelTextError(Exception):
 
 
 class RenderError(Exception):
-    """The chat template refuses a conversation; the message says why."""
+    """The chat template refuses a conversation; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ModelText:
     template: Template | None
     special_tokens: Mapping[str, str]
     context_tokens: int | None
-    """Positions the model has, prompt and completion together; None if its config does not say."""
+    """Positions the model has, prompt and completion together; None if its config has no limit."""
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, for_completion: bool
@@ -67,7 +67,7 @@ class ModelText:
             raise RenderError(f"the model's chat template refuses it: {error}") from error
 
     def lengths(self, texts: Sequence[str], *, rendered: bool) -> list[int]:
-        """Tokens of each text; special tokens are added only to what no template has rendered."""
+        """Tokens of each text; special tokens are added unless a template has rendered it."""
         special = 0 if rendered else self.tokenizer.num_special_tokens_to_add(is_pair=False)
         counts = [special] * len(texts)
         for index, ids in self._ids(texts):
@@ -77,11 +77,11 @@ class ModelText:
     def target_lengths(self, texts: Sequence[str]) -> list[int]:
         """Tokens to learn of each text: up to its first end-of-sequence, which is added if it has none."""
         end = self.tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
-        counts, ended = [1] * len(texts), set[int]()
+        counts, complete = [1] * len(texts), set[int]()
         for index, ids in self._ids(texts):
-            if index not in ended:
+            if index not in complete:
                 counts[index] += ids.index(end) if end in ids else len(ids)
-                ended |= {index} if end in ids else set()
+                complete |= {index} if end in ids else set()
         return counts
 
     def _ids(self, texts: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
@@ -104,7 +104,7 @@ def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def _batched(pieces: Iterable[tuple[int, str]], max_characters: int) -> Iterator[list[tuple[int, str]]]:
-    """The same in lists of at most `max_characters`, or of one piece."""
+    """The pieces in lists of at most `max_characters`, or of one piece."""
     batch: list[tuple[int, str]] = []
     room = max_characters
     for index, text in pieces:
@@ -132,7 +132,7 @@ def load_model_text(folder: Path) -> ModelText:
 def _load(folder: Path, _stamp: tuple[int, ...]) -> ModelText:
     tokenizer_file = folder / "tokenizer.json"
     if not tokenizer_file.is_file():
-        raise ModelTextError(f"{folder.name} holds no tokenizer.json")
+        raise ModelTextError(f"{folder.name} has no tokenizer.json")
     settings = _read_json(folder / "tokenizer_config.json")
     source = _template_source(folder, settings)
     try:
@@ -183,7 +183,7 @@ def _context(config: Mapping[str, Any]) -> int | None:
 
 
 def joined(message: Mapping[str, Any]) -> Any:
-    """The message's content with its text parts joined: templates of text models know only strings."""
+    """The message's content with its text parts joined: templates of text models accept only strings."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
@@ -191,7 +191,7 @@ def joined(message: Mapping[str, Any]) -> Any:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's tokens for training; for a length it is transparent."""
+    """`{% generation %}` marks the assistant's tokens for training; here it is ignored."""
 
     tags = {"generation"}
 

@@ -1,8 +1,7 @@
-"""The dataset rows that rollouts name by number: their messages for exports, their fields for graders.
+"""The dataset rows of rollouts: their messages for exports, their fields for graders.
 
-Rollouts keep the rendered prompt and the row's number only. The content of a file id never changes, so the
-file has the row until its owner deletes it.
-Boundary: reads files and storage; a row was checked when the job was submitted.
+Rollouts contain only the rendered prompt and the row's number. A file's content never changes, so it has the
+row until its owner deletes it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TrainedSplit = Literal["train", "validation"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A job's file that is still there."""
+    """A job's file that still exists."""
 
     file_id: str
     key: str

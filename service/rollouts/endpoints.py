@@ -1,4 +1,4 @@
-"""`/v1/fine_tuning/jobs/{id}/rollouts`: everything that a job has sampled, and exports of it."""
+"""`/v1/fine_tuning/jobs/{id}/rollouts`: all completions that a job has sampled, and exports."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _source(
     parts: PartsDep,
     split: TrainedSplitQuery = "train",
 ) -> Source:
-    """What a dataset is made from. Raises InvalidRequest if the training file is gone."""
+    """Rollouts and rows for a dataset. Raises InvalidRequest if the training file is gone."""
     dataset = find_dataset(database, storage, job, split)
     return Source(database, job, replace(parts, split=split), dataset)
 

@@ -33,14 +33,14 @@ def all_lines(database: Database, job: Job, selection: Selection) -> Iterator[st
     """The selected groups as JSON lines in order of steps, including token ids."""
     for batch in repository.batches(database, job.id, selection):
         for group in batch:
-            if repository.is_meant(group, selection):
+            if repository.is_selected(group, selection):
                 place = {"step": group.step, "split": group.split, "position": group.position}
                 yield json.dumps(place | group.data, ensure_ascii=False) + "\n"
 
 
 @dataclass(frozen=True)
 class Source:
-    """The rollouts of one split that a dataset is made from, and the file with their rows."""
+    """The rollouts of one split for a dataset, and the file with their rows."""
 
     database: Database
     job: Job
@@ -101,12 +101,12 @@ class _Extremes:
 
 def best_answers(source: Source, *, min_reward: float, per_prompt: int) -> Iterator[str]:
     """Rows for `supervised` training: the best answers to each prompt. Raises InvalidRequest if none is."""
-    known = _extremes(source, per_prompt)
+    by_row = _extremes(source, per_prompt)
     found: dict[int, list[Example]] = {
-        row: [(one,) for one in each.best if one.reward >= min_reward] for row, each in known.items()
+        row: [(one,) for one in each.best if one.reward >= min_reward] for row, each in by_row.items()
     }
     if not any(found.values()):
-        highest = max((one.reward for each in known.values() for one in each.best), default=None)
+        highest = max((one.reward for each in by_row.values() for one in each.best), default=None)
         seen = "none is complete and scored" if highest is None else f"the best one has {highest:g}"
         message = f"min_reward: no selected completion has a reward of {min_reward:g}: {seen}."
         raise InvalidRequest(message, param="min_reward", code="nothing_to_export")
@@ -118,8 +118,8 @@ def preferences(source: Source, *, min_margin: float, per_prompt: int) -> Iterat
 
     Raises InvalidRequest if no two rewards of a prompt differ by that much.
     """
-    known = _extremes(source, per_prompt)
-    found = {row: list(_pairs(each, min_margin)) for row, each in known.items()}
+    by_row = _extremes(source, per_prompt)
+    found = {row: list(_pairs(each, min_margin)) for row, each in by_row.items()}
     if not any(found.values()):
         apart = f" by {min_margin:g} or more" if min_margin else ""
         message = f"min_margin: no prompt has two completions whose rewards differ{apart}."
@@ -169,8 +169,8 @@ def _tools(row: Row) -> Row:
     return {"tools": row["tools"]} if row.get("tools") else {}
 
 
-def _pairs(known: _Extremes, min_margin: float) -> Iterator[Example]:
-    for chosen, rejected in zip(known.best, known.worst, strict=False):
+def _pairs(answers: _Extremes, min_margin: float) -> Iterator[Example]:
+    for chosen, rejected in zip(answers.best, answers.worst, strict=False):
         margin = chosen.reward - rejected.reward
         if margin > 0 and margin >= min_margin and chosen.digest != rejected.digest:
             yield chosen, rejected
@@ -182,12 +182,12 @@ def _extremes(source: Source, num: int) -> dict[int, _Extremes]:
     with search_limit.slot(source.job.tenant):
         for batch in repository.batches(source.database, source.job.id, source.selection):
             for group in batch:
-                known = found.setdefault(group.data["row"], _Extremes(num))
+                answers = found.setdefault(group.data["row"], _Extremes(num))
                 for index, completion in enumerate(group.data["completions"]):
                     if _is_usable(completion) and source.selection.admits(completion):
                         place = (group.step, group.position, index)
                         one = Candidate(*place, completion["reward"], hash(completion["text"]))
-                        known.add(one, may_be_best=not is_truncated(completion))
+                        answers.add(one, may_be_best=not is_truncated(completion))
     return found
 
 

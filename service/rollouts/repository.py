@@ -1,7 +1,7 @@
-"""Queries of the `rollouts` table: pages of groups or of completions, and all that is meant in batches.
+"""Queries of the `rollouts` table: pages of groups or of completions, and batches of all selected groups.
 
-Filters on completions are applied to the rows as they are read; a step or a range of steps bounds their
-number. Boundary: the caller has checked whose job it is.
+Filters on completions are applied to rows after they are read; a range of steps bounds their number.
+Boundary: the caller has checked the job's tenant.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def page(
     limit: int,
     after: RolloutEntry | None,
 ) -> list[RolloutEntry]:
-    """`limit` + 1 entries at most, from behind `after` on: newest step first, or by reward."""
+    """`limit` + 1 entries at most, after the entry `after`: newest step first, or by reward."""
     query = _chosen(job_id, selection)
     by_reward = selection.filter in ("best", "worst")
     if not by_reward:
@@ -185,12 +185,12 @@ def _entries(group: Rollout, selection: Selection, unit: Unit) -> Iterator[Rollo
             for index, completion in enumerate(completions)
             if selection.admits(completion)
         )
-    elif is_meant(group, selection):
+    elif is_selected(group, selection):
         yield RolloutEntry(group)
 
 
-def is_meant(group: Rollout, selection: Selection) -> bool:
-    """Whether a group of the selection's steps is meant as a whole."""
+def is_selected(group: Rollout, selection: Selection) -> bool:
+    """Whether a group of the selection's steps is selected."""
     completions = group.data["completions"]
     return not selection.looks_inside or any(selection.admits(completion) for completion in completions)
 

@@ -1,8 +1,7 @@
-"""What another grader would have changed: rewards and advantages of stored groups, before and after.
+"""Rewards and advantages of stored groups under two graders.
 
-The engine's own function computes both sides' advantages from the rewards alone, so every difference comes
-from the grader, and the same grader changes nothing. A KL penalty in the reward is in neither.
-Boundary: pure; grades nothing and reads nothing.
+The engine's function computes both sides' advantages from the rewards alone, so every difference comes from
+the grader. A KL penalty in the reward is in neither. Boundary: pure.
 """
 
 from __future__ import annotations
@@ -87,12 +86,12 @@ def stored_score(completion: Mapping[str, Any]) -> Score:
 
 
 def with_own_parts(score: Score, completion: Mapping[str, Any]) -> Score:
-    """The new grader's score with what is the job's own and not its grader's: the punishment of length."""
-    punishment = (completion.get("parts") or {}).get(OVERLONG)
-    if punishment is None or score.reward is None:
+    """The new grader's score with the job's own penalty for length, which belongs to no grader."""
+    penalty = (completion.get("parts") or {}).get(OVERLONG)
+    if penalty is None or score.reward is None:
         return score
-    parts = {**score.parts, OVERLONG: punishment}
-    return score.model_copy(update={"reward": score.reward + punishment, "parts": parts})
+    parts = {**score.parts, OVERLONG: penalty}
+    return score.model_copy(update={"reward": score.reward + penalty, "parts": parts})
 
 
 def compared(
@@ -184,7 +183,7 @@ def _side(rewards: Sequence[float | None], have_signal: Sequence[bool]) -> Resco
 
 
 def _errors(completions: Sequence[RescoredCompletion]) -> Iterator[ErrorCount]:
-    """The new grader's, the most frequent first."""
+    """Errors of the new grader, the most frequent first."""
     found = Counter(
         (part, error.code, error.message) for each in completions for part, error in each.errors.items()
     )
@@ -193,8 +192,8 @@ def _errors(completions: Sequence[RescoredCompletion]) -> Iterator[ErrorCount]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    scored = [value for value in values if value is not None]
+    return fmean(scored) if scored else None
 
 
 def _sign(value: float) -> int:

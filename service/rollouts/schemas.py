@@ -1,7 +1,7 @@
-"""The rollout endpoints' answers, and the question of a re-score.
+"""Bodies of the rollout endpoints.
 
-Boundary: shapes only. Rewards, parts and advantages are as the engine recorded them; `mean_reward`, and what
-a re-score answers, is counted by the service.
+Rewards, parts and advantages are those that the engine recorded; the service computes `mean_reward` and the
+results of rescoring.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from service.web.validation import RequestBody
 
 
 class CompletionFields(BaseModel):
-    """What is known of one completion."""
+    """One completion."""
 
     text: str
     num_tokens: int
     """End-of-sequence included."""
     reward: float | None
-    """null: no grader could score it. It is left out of the group's mean."""
+    """null: no grader could score it. It is excluded from the group's mean."""
     parts: dict[str, float | None] = {}
     """Reward of each part of the grader."""
     errors: dict[str, GradeError] = {}
@@ -38,7 +38,7 @@ class CompletionFields(BaseModel):
 
 
 class GroupFields(BaseModel):
-    """What is known of a prompt in a step."""
+    """One prompt of a step."""
 
     step: int
     split: str
@@ -48,7 +48,7 @@ class GroupFields(BaseModel):
     """Of the prompt in its step and split, from 0."""
     has_signal: bool
     mean_reward: float | None
-    """Of the group's scored completions: what their advantages are counted from."""
+    """Of the group's scored completions: the basis of their advantages."""
     row: int
     """Of the prompt in the dataset, from 0."""
     prompt: str
@@ -81,7 +81,7 @@ class SplitSteps(BaseModel):
 
 
 class RolloutOverview(BaseModel):
-    """What there is to ask for."""
+    """What can be selected."""
 
     object: Literal["fine_tuning.job.rollout_overview"] = "fine_tuning.job.rollout_overview"
     parts: list[str]
@@ -90,11 +90,11 @@ class RolloutOverview(BaseModel):
 
 
 Advantage = Literal["group_std", "mean_only", "batch_std", "leave_one_out", "reinforce_plus_plus", "gdpo"]
-"""The engine's but `process`: rewards of single steps are not stored."""
+"""The engine's except `process`: rewards of single steps are not stored."""
 
 
 class RescoreRequest(RequestBody):
-    """Another grader, and the rollouts to try it on: whole steps, the newest first."""
+    """Another grader, and the rollouts to score with it: whole steps, the newest first."""
 
     grader: SentGrader
     """The grader to compare with the job's own."""
@@ -111,14 +111,14 @@ class RescoreRequest(RequestBody):
 
 
 class RescoreSide(BaseModel):
-    """Before, or after."""
+    """Results before or after."""
 
     mean_reward: float | None
     """Of all scored completions."""
     share_with_signal: float
     """Of the groups."""
     num_unscored: int
-    """Completions that the grader could not score: they are no zeros."""
+    """Completions that the grader could not score; they do not count as 0."""
 
 
 class ErrorCount(BaseModel):
@@ -135,14 +135,14 @@ class RescoreSummary(BaseModel):
     to_step: int
     num_groups: int
     num_groups_skipped: int
-    """Left out: their completions called tools, whose answers are not stored."""
+    """Excluded, because their completions called tools, whose results are not stored."""
     num_completions: int
     before: RescoreSide
     after: RescoreSide
     rank_agreement: float | None
     """Mean over the groups of Kendall's tau-b; null if no group has signal on both sides."""
     num_sign_changes: int
-    """Completions whose advantage would have pushed the other way."""
+    """Completions whose advantage has the other sign."""
     errors: list[ErrorCount]
 
 
@@ -173,11 +173,11 @@ class RescoredGroup(BaseModel):
 
 
 class RescoreRead(BaseModel):
-    """What would have changed. Nothing of the job is changed."""
+    """The differences. The job itself does not change."""
 
     object: Literal["fine_tuning.job.rescore"] = "fine_tuning.job.rescore"
     grader: dict[str, Any]
-    """As this service reads it."""
+    """With all defaults."""
     advantage: str
     summary: RescoreSummary
     data: list[RescoredGroup]

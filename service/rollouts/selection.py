@@ -1,7 +1,7 @@
-"""Which rollouts are meant: one way of asking for lists of groups, lists of completions and exports.
+"""Selects rollouts for lists of groups, lists of completions and exports.
 
-A group is selected if one of its completions is, except for `no_signal`, which is the group's own.
-Boundary: pure; a stored group in, yes or no out. Queries are the repository's.
+A group is selected if one of its completions is, except for `no_signal`, a property of the group.
+Boundary: pure; queries are in the repository.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.platform.errors import InvalidRequest
 
 Property = Literal["no_signal", "truncated", "grader_error"]
 Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
-"""`best` and `worst` leave nothing out: they order by reward."""
+"""`best` and `worst` only order by reward."""
 Split = Literal["train", "validation", "retention"]
 Completion = Mapping[str, Any]
 """As `grpo_engine.contract.records.CompletionRecord` is stored."""
@@ -37,17 +37,17 @@ class Selection:
 
     @property
     def looks_inside(self) -> bool:
-        """Whether completions must be read to know what is meant."""
+        """Whether completions must be read to apply it."""
         return bool(self.fired or self.not_fired) or self.filter in ("truncated", "grader_error")
 
     @property
     def is_wide(self) -> bool:
-        """Whether it takes reading the completions of many steps."""
+        """Whether the completions of many steps must be read."""
         is_one_step = self.from_step is not None and self.from_step == self.to_step
         return not is_one_step and (self.looks_inside or self.filter in ("best", "worst"))
 
     def admits(self, completion: Completion) -> bool:
-        """Whether this completion is meant, whose group fits."""
+        """Whether a completion of a selected step is selected."""
         if self.filter == "truncated" and not is_truncated(completion):
             return False
         if self.filter == "grader_error" and not has_grader_error(completion):
@@ -70,11 +70,11 @@ def has_grader_error(completion: Completion) -> bool:
     return bool(completion.get("errors")) or completion.get("reward") is None
 
 
-def refuse_unknown_parts(selection: Selection, known: Sequence[str]) -> None:
+def refuse_unknown_parts(selection: Selection, names: Sequence[str]) -> None:
     """Raises InvalidRequest for a part that no grader of the job has."""
     for param in ("fired", "not_fired"):
         for name in getattr(selection, param):
-            if name not in known:
-                there_are = f"its parts are {', '.join(known)}" if known else "it has no grader"
+            if name not in names:
+                there_are = f"its parts are {', '.join(names)}" if names else "it has no grader"
                 message = f"{param}: the job's reward has no part {name!r}: {there_are}."
                 raise InvalidRequest(message, param=param, code="unknown_part")

@@ -87,8 +87,8 @@ class AnswerFeed(Feed[AnswerStream, AnswerUpdate]):
 def _update(id: str, head: Head | None, chunks: Sequence[GenerationChunk]) -> AnswerUpdate:
     if head is None:
         return AnswerUpdate(0, Answer(id=id, refusal=GONE), is_claimed=False)
-    known = [chunk for chunk in chunks if chunk.sequence <= head.num_chunks]
-    pieces = tuple(Piece.model_validate(piece) for chunk in known for piece in chunk.pieces)
+    complete = [chunk for chunk in chunks if chunk.sequence <= head.num_chunks]
+    pieces = tuple(Piece.model_validate(piece) for chunk in complete for piece in chunk.pieces)
     is_claimed = head.state is not GenerationState.WAITING
     return AnswerUpdate(head.num_chunks, _answer(id, head, pieces), is_claimed)
 

@@ -1,1 +1,1 @@
-"""Where metrics go beside this database: TensorBoard, MLflow, Weights & Biases."""
+"""Copies of metrics in TensorBoard, MLflow, Weights & Biases."""

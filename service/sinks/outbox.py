@@ -1,7 +1,7 @@
-"""Which sinks of jobs are due, who writes to them, and up to which step. Stored metrics are the truth.
+"""Due sinks of jobs: claims, the last step sent, and failures.
 
-The process renews its lease. If it dies, another one continues from what the sink itself contains. A step is
-sent once it is complete, which is one step later: the evaluation that follows a step is stored with it.
+If the claiming process dies, another one continues after the last step that the sink contains. A step is sent
+when the next one exists, because the evaluation after a step is stored with it.
 Boundary: rows; `worker/sinks/` writes to the sinks, outside of any transaction.
 """
 
@@ -23,9 +23,9 @@ from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 
 CLAIM_SECONDS = 120.0
-"""A process that has not renewed its lease for this long hangs: a sink's own time limits are shorter."""
+"""Longer than a sink's own time limits."""
 BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0, 86_400.0)
-"""Pauses after consecutive failures; after the last one the sink is given up."""
+"""Pauses after consecutive failures; then the sink is given up."""
 MAX_ROWS = 500
 """Per query, so that the metrics of a long job fit in memory."""
 MAX_REASON_CHARS = 400
@@ -51,11 +51,11 @@ class Claim:
 def claim_due(session: Session, pool: str) -> Claim | None:
     """Claim the sink that has been due for longest and has new metrics. None: none is due."""
     # the newest step may still change until the next one, or the end
-    has_news = or_(Job.step > JobSink.step + 1, Job.state.in_(_OVER))
+    has_new_metrics = or_(Job.step > JobSink.step + 1, Job.state.in_(_OVER))
     due = (
         select(JobSink.job_id, JobSink.type)
         .join(Job, Job.id == JobSink.job_id)
-        .where(LEASES.has_expired, Job.pool == pool, has_news)
+        .where(LEASES.has_expired, Job.pool == pool, has_new_metrics)
         .order_by(JobSink.due_at)
     )
     claiming = LEASES.claim(due, CLAIM_SECONDS).returning(JobSink.job_id, JobSink.type, JobSink.claim)
@@ -65,12 +65,12 @@ def claim_due(session: Session, pool: str) -> Claim | None:
 
 @dataclass(frozen=True)
 class Target:
-    """What a sink needs to know of its job before the metrics."""
+    """What a sink needs before the metrics."""
 
     job: Job
     settings: dict[str, Any]
     step: int
-    """The last step known to be written."""
+    """The last step recorded as written."""
 
 
 def target(session: Session, claim: Claim) -> Target | None:
@@ -85,7 +85,7 @@ class News:
     """The metrics after a step."""
 
     rows: Sequence[MetricRow]
-    """Complete ones, in order of steps; the evaluation before training is step 0."""
+    """Complete steps in order; the evaluation before training is step 0."""
     state: JobState
     has_more: bool
 
@@ -101,9 +101,9 @@ class News:
 
 def news(session: Session, job_id: str, after_step: int) -> News:
     """At most MAX_ROWS of them."""
-    # the state first: what a job that has ended has written is there
-    asked = select(Job.state, Job.tenant, Job.step, Job.evaluation).where(Job.id == job_id)
-    job = session.execute(asked).one()
+    # the state first: all metrics of a terminal job are stored
+    columns = (Job.state, Job.tenant, Job.step, Job.evaluation)
+    job = session.execute(select(*columns).where(Job.id == job_id)).one()
     state = JobState(job.state)
     found = metric_rows(session, job.tenant, job_id, after_step=max(0, after_step), limit=MAX_ROWS)
     rows = [row for row in found if state in TERMINAL or row["step"] < job.step]
@@ -160,9 +160,9 @@ def _warn_once(session: Session, claim: Claim, reason: str) -> None:
     code = f"sink_{claim.type}"
     job = session.scalars(select(Job).where(Job.id == claim.job_id).with_for_update()).one()
     session.refresh(job, ["warnings", "state", "fence"])
-    if any(known.get("code") == code for known in job.warnings):
+    if any(earlier.get("code") == code for earlier in job.warnings):
         return
-    message = f"{claim.type} did not take the metrics: {reason} They are kept here, and it is tried again."
+    message = f"{claim.type} did not accept the metrics: {reason} They are kept here and sent again later."
     job.warnings = [*job.warnings, {"code": code, "message": message}]
     session.flush()
     if JobState(job.state) not in TERMINAL:

@@ -47,12 +47,6 @@ _KEY = select(
 ).where(ApiKey.public_id == bindparam("public_id"))
 """Read with every request and never cached: a revoked key is refused from that moment on."""
 
-_USABLE_KEYS = select(ApiKey.public_id).where(
-    ApiKey.public_id.in_(bindparam("key_ids", expanding=True)),
-    ApiKey.revoked_at.is_(None),
-    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
-)
-
 
 def create_key(
     session: Session,
@@ -129,7 +123,9 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
 
 def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
     """The keys among these that are neither revoked nor expired, for streams opened with them."""
-    return set(session.scalars(_USABLE_KEYS, {"key_ids": list(public_ids)}))
+    is_unexpired = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now())
+    query = select(ApiKey.public_id).where(ApiKey.public_id.in_(public_ids), ApiKey.revoked_at.is_(None))
+    return set(session.scalars(query.where(is_unexpired)))
 
 
 def require_good_key(session: Session, principal: Principal) -> None:

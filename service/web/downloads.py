@@ -1,7 +1,7 @@
 """Downloads of stored objects: entity tags, ranges, digests, safe file names.
 
-Boundary: storage and HTTP, no tables. Callers check who owns the object, and hold no database session while
-bytes are sent.
+Boundary: storage and HTTP, no tables. Callers check the owner first, and hold no database session while bytes
+are sent.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _requested_range(request: Request, etag: str, size: int) -> tuple[int, int] 
 
 
 def _opened(storage: Storage, key: str, start: int, end: int) -> Iterator[bytes]:
-    """Open the stream before the response begins, so that a lost object is an error response."""
+    """Open the stream before the response starts, so that a lost object is an error response."""
     try:
         return storage.stream(key, start, end)
     except ObjectMissing as error:

@@ -1,4 +1,4 @@
-"""Exception handlers: every known exception becomes a response in OpenAI's error shape.
+"""Exception handlers: expected exceptions become responses in OpenAI's error shape.
 
 Boundary: translation only. `middleware.py` logs and answers unknown exceptions.
 """
@@ -6,7 +6,8 @@ Boundary: translation only. `middleware.py` logs and answers unknown exceptions.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
@@ -32,59 +33,66 @@ from service.web.validation import invalid_json, invalid_request
 
 log = structlog.get_logger()
 
-RETRY_SECONDS = 5
+RETRY_LATER = {"retry-after": "5"}
+NO_SPACE = "No space left on the service. Nothing was stored."
 DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeout)
+Translation = Callable[[Request, Any], ServiceError]
 
 
 def install(app: FastAPI) -> None:
     """Register all handlers."""
-    app.add_exception_handler(ServiceError, _service_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
-    app.add_exception_handler(OSError, _os_error)
-    app.add_exception_handler(StorageError, _storage_down)
-    for kind in DATABASE_ERRORS:
-        app.add_exception_handler(kind, _database_down)
+    translations: dict[type[Exception], Translation] = {
+        ServiceError: lambda _request, error: error,
+        RequestValidationError: _invalid,
+        HTTPException: _http_error,
+        ClientDisconnect: _disconnected,
+        OSError: _os_error,
+        StorageError: _storage_error,
+        **dict.fromkeys(DATABASE_ERRORS, _database_error),
+    }
+    for kind, translation in translations.items():
+        app.add_exception_handler(kind, _handler(translation))
 
 
 def error_response(error: ServiceError) -> JSONResponse:
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
 
 
-async def _service_error(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ServiceError)
-    return error_response(error)
+def _handler(translation: Translation) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return error_response(translation(request, error))
+
+    return handle
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
+def _invalid(request: Request, error: RequestValidationError) -> ServiceError:
     if compressed := compressed_body(request):
-        return error_response(compressed)
+        return compressed
     if isinstance(error.body, bytes) and not _is_json(request):
-        return error_response(InvalidRequest("Send the body as application/json.", code="invalid_json"))
-    return error_response(invalid_request(error.errors(), error.body))
+        return InvalidRequest("Send the body as application/json.", code="invalid_json")
+    return invalid_request(error.errors(), error.body)
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
+def _http_error(request: Request, error: HTTPException) -> ServiceError:
     """Starlette's errors: unknown route, wrong method, a body that is too large or unreadable.
 
     If our middleware raised an error while FastAPI read the body, that error is the cause.
     """
-    assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ServiceError):
-        return error_response(error.__cause__)
+        return error.__cause__
     reason = f"There is no {request.method} {request.url.path}."
     match error.status_code:
         case 404:
-            answer: ServiceError = NotFound(reason, code="unknown_route")
+            return NotFound(reason, code="unknown_route")
         case 405:
-            answer = MethodNotAllowed(reason, headers=_allowed_methods(request, error))
+            return MethodNotAllowed(reason, headers=_allowed_methods(request, error))
         case 413:
-            answer = PayloadTooLarge("The request body is too large.")
-        case _:
-            answer = _unreadable(request, error)
-    return error_response(answer)
+            return PayloadTooLarge("The request body is too large.")
+    if compressed := compressed_body(request):
+        return compressed
+    if _is_json(request):
+        return invalid_json(unreadable_reason(error.__cause__))
+    return InvalidRequest(f"The body cannot be read: {error.detail}", code="invalid_body")
 
 
 def _allowed_methods(request: Request, error: HTTPException) -> Mapping[str, str] | None:
@@ -100,41 +108,25 @@ def _is_json(request: Request) -> bool:
     return "json" in request.headers.get("content-type", "")
 
 
-def _unreadable(request: Request, error: HTTPException) -> ServiceError:
-    if compressed := compressed_body(request):
-        return compressed
-    if _is_json(request):
-        return invalid_json(unreadable_reason(error.__cause__))
-    return InvalidRequest(f"The body cannot be read: {error.detail}", code="invalid_body")
+def _disconnected(_request: Request, _error: ClientDisconnect) -> ServiceError:
+    return InvalidRequest("The client disconnected before its request was complete.")
 
 
-async def _disconnected(_request: Request, _error: Exception) -> JSONResponse:
-    return error_response(InvalidRequest("The client disconnected before its request was complete."))
-
-
-async def _database_down(_request: Request, error: Exception) -> JSONResponse:
-    # The exception's own text also holds the statement's parameters.
+def _database_error(_request: Request, error: Exception) -> ServiceError:
+    # the exception's own text also contains the statement's parameters
     log.error("database unavailable", error=str(getattr(error, "orig", None) or error))
-    return _retry_later("The database does not respond. Try again later.")
+    return Unavailable("The database does not respond. Try again later.", headers=RETRY_LATER)
 
 
-async def _storage_down(_request: Request, error: Exception) -> JSONResponse:
+def _storage_error(_request: Request, error: StorageError) -> ServiceError:
     log.error("storage unavailable", error=str(error))
     if isinstance(error, StorageFull):
-        return error_response(_no_space())
-    return _retry_later("The storage does not respond. Try again later.")
+        return InsufficientStorage(NO_SPACE)
+    return Unavailable("The storage does not respond. Try again later.", headers=RETRY_LATER)
 
 
-async def _os_error(_request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+def _os_error(_request: Request, error: OSError) -> ServiceError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("disk full", error=str(error))
-        return error_response(_no_space())
+        return InsufficientStorage(NO_SPACE)
     raise error
-
-
-def _no_space() -> ServiceError:
-    return InsufficientStorage("No space left on the service. Nothing was stored.")
-
-
-def _retry_later(message: str) -> JSONResponse:
-    return error_response(Unavailable(message, headers={"retry-after": str(RETRY_SECONDS)}))

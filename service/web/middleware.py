@@ -6,7 +6,6 @@ Boundary: plain ASGI, so that streams pass unchanged. Unknown exceptions are cau
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from typing import Any
@@ -42,7 +41,7 @@ class RequestContext:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else new_id("req", "_")
         scope.setdefault("state", {})["request_id"] = request_id
-        exchange = _Exchange(send, request_id)
+        exchange = _Exchange(scope, receive, send)
         token = REQUEST.set(lambda: _facts(scope))
         try:
             await self._run(exchange, scope, receive)
@@ -57,7 +56,10 @@ class RequestContext:
             log.exception("unexpected error")
             if exchange.status:
                 raise
-            await exchange.answer(_unexpected(exchange.request_id))
+            message = (
+                f"Internal error. Report this request id to the operator: {scope['state']['request_id']}."
+            )
+            await exchange.answer(ServiceError(message))
         finally:
             ended = time.monotonic()
             self.metrics.observe(scope, exchange.status, (exchange.answered_at or ended) - started)
@@ -140,54 +142,35 @@ class HeadLikeGet:
 
 
 class _HeadSent(Exception):
-    """Ends the response, so that no stream is read in vain."""
+    """Ends the response, so that its stream is not read."""
 
 
 class _Exchange:
     """Sends one response: adds headers and puts the body limit's plain text into the error shape."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self.request_id = request_id
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.status = 0
         self.answered_at = 0.0
         """Monotonic seconds; 0: no response yet."""
-        self._send = send
+        self._scope, self._receive, self._send = scope, receive, send
         self._is_replaced = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             if message["status"] == 413 and headers.get("content-type", "").startswith("text/plain"):
-                self._is_replaced = True
                 await self.answer(PayloadTooLarge("The request body is too large."))
+                self._is_replaced = True
                 return
-            self._note(message["status"])
-            headers["x-request-id"] = self.request_id
+            self.status, self.answered_at = message["status"], time.monotonic()
+            headers["x-request-id"] = self._scope["state"]["request_id"]
             headers["x-content-type-options"] = "nosniff"
         if not self._is_replaced:
             await self._send(message)
 
     async def answer(self, error: ServiceError) -> None:
         """Send a whole response."""
-        body = json.dumps(error.body()).encode()
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            "x-request-id": self.request_id,
-            "x-content-type-options": "nosniff",
-        }
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self._note(error.status)
-        await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
-        await self._send({"type": "http.response.body", "body": body})
-
-    def _note(self, status: int) -> None:
-        self.status = status
-        self.answered_at = time.monotonic()
-
-
-def _unexpected(request_id: str) -> ServiceError:
-    return ServiceError(f"Internal error. Report this request id to the operator: {request_id}.")
+        await error_response(error)(self._scope, self._receive, self.send)
 
 
 def _facts(scope: Scope) -> dict[str, Any]:

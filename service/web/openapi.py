@@ -30,11 +30,11 @@ JOB = f"{JOBS}/{{job_id}}"
 PROBES = "/v1/fine_tuning/probes"
 SCHEME = "ApiKey"
 DOWNLOADS = {
-    "/v1/files/{file_id}/content": ["application/octet-stream"],
-    f"{JOB}/adapter": ["application/gzip"],
-    f"{JOB}/exports/{{export_id}}/content": ["application/x-tar"],
-    f"{JOB}/checkpoints/{{checkpoint_id}}/content": ["application/gzip"],
-    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": ["application/gzip"],
+    "/v1/files/{file_id}/content": "application/octet-stream",
+    f"{JOB}/adapter": "application/gzip",
+    f"{JOB}/exports/{{export_id}}/content": "application/x-tar",
+    f"{JOB}/checkpoints/{{checkpoint_id}}/content": "application/gzip",
+    "/v1/fine_tuning/checkpoints/{checkpoint_id}/content": "application/gzip",
 }
 """Media types of downloads, which support entity tags and ranges."""
 TEXTS = {
@@ -156,15 +156,11 @@ def _refusal(error: type[ServiceError]) -> Document:
     return {"description": error.__doc__, "content": content}
 
 
-def _describe_download(responses: Document, media_types: list[str]) -> None:
-    schema = {"type": "string", "format": "binary"}
-    content = {media_type: {"schema": schema} for media_type in media_types}
+def _describe_download(responses: Document, media_type: str) -> None:
+    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+    descriptions = {"ETag": "SHA-256 in quotes.", "x-checksum-sha256": "Of the whole object."}
     headers = {
-        name: {"description": text, "schema": {"type": "string"}}
-        for name, text in (
-            ("ETag", "SHA-256 in quotes."),
-            ("x-checksum-sha256", "Of the whole object."),
-        )
+        name: {"description": text, "schema": {"type": "string"}} for name, text in descriptions.items()
     }
     responses["200"] = {"description": "The whole object.", "content": content, "headers": headers}
     responses["206"] = {"description": "The requested range.", "content": content, "headers": headers}

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from service.platform.errors import InvalidRequest
 
 UnixSeconds = Annotated[int, BeforeValidator(int)]
-"""Whole seconds of a row's time."""
+"""A row's time as whole seconds."""
 Location = tuple[str | int, ...]
 
 _SOURCES = {"body", "query", "path", "header", "cookie", "form"}
@@ -119,15 +119,13 @@ def _sentence(path: str, errors: Sequence[Mapping[str, Any]]) -> str:
 
 def _message(error: Mapping[str, Any]) -> str:
     match error["type"]:
-        case "missing":
+        case "missing" | "union_tag_not_found":
             return "Field required"
         case "extra_forbidden":
             return "Unknown field"
         case "union_tag_invalid":
-            known, given = error["ctx"]["expected_tags"], _shortened(error["ctx"]["tag"])
-            return f"Input should be one of {known}, got {given}"
-        case "union_tag_not_found":
-            return "Field required"
+            expected, given = error["ctx"]["expected_tags"], _shortened(error["ctx"]["tag"])
+            return f"Input should be one of {expected}, got {given}"
         case "model_attributes_type" | "model_type" | "dict_type":
             return "Input should be a JSON object"
         case "tuple_type":

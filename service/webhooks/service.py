@@ -51,19 +51,19 @@ class Webhooks:
     settings: SettingsDep
 
     def create(
-        self, principal: Principal, asked: WebhookCreate, *, is_retry: bool = False
+        self, principal: Principal, body: WebhookCreate, *, is_retry: bool = False
     ) -> WebhookWithSecret:
         """A new endpoint, or for a retry the one that the first request made.
 
         Raises InvalidRequest for a URL of a private address, and at the tenant's limit.
         """
-        self._check_url(principal.tenant, asked.url)
+        self._check_url(principal.tenant, body.url)
         row = WebhookEndpoint(
             id=new_id("we", "_"),
             tenant=principal.tenant,
-            name=asked.name,
-            url=asked.url,
-            event_types=_as_text(asked.event_types),
+            name=body.name,
+            url=body.url,
+            event_types=_as_text(body.event_types),
             secret=_new_secret(),
         )
         with self.database.transaction() as session:
@@ -88,14 +88,14 @@ class Webhooks:
         with self.database.reading() as session:
             return WebhookRead.model_validate(_require(session, tenant, endpoint_id))
 
-    def update(self, principal: Principal, endpoint_id: str, asked: WebhookUpdate) -> WebhookRead:
+    def update(self, principal: Principal, endpoint_id: str, body: WebhookUpdate) -> WebhookRead:
         """Change the given fields. Pending deliveries go to the new URL, or end if it is disabled."""
-        given = asked.model_dump(exclude_none=True)
-        if asked.url is not None:
-            self._check_url(principal.tenant, asked.url)
-        if asked.event_types is not None:
-            given["event_types"] = _as_text(asked.event_types)
-        if asked.enabled is not None:
+        given = body.model_dump(exclude_none=True)
+        if body.url is not None:
+            self._check_url(principal.tenant, body.url)
+        if body.event_types is not None:
+            given["event_types"] = _as_text(body.event_types)
+        if body.enabled is not None:
             given["disabled_reason"] = None
         with self.database.transaction() as session:
             row = _require(session, principal.tenant, endpoint_id, lock=True)
@@ -113,9 +113,9 @@ class Webhooks:
             repository.delete_endpoint(session, row)
             _record(session, principal, "delete", row)
 
-    def rotate(self, principal: Principal, endpoint_id: str, asked: SecretRotate) -> WebhookWithSecret:
+    def rotate(self, principal: Principal, endpoint_id: str, body: SecretRotate) -> WebhookWithSecret:
         """A new secret; the old one may sign together with it for a day."""
-        keeps_old = asked.keep_old_secret_active_for_24_hours
+        keeps_old = body.keep_old_secret_active_for_24_hours
         with self.database.transaction() as session:
             row = _require(session, principal.tenant, endpoint_id, lock=True)
             row.previous_secret = row.secret if keeps_old else None

@@ -20,7 +20,7 @@ from service.ops.doctor.findings import Level
 from service.ops.helper_heartbeats import expect
 from service.platform.clock import db_now
 from service.platform.db import Database
-from service.platform.tables.operations import WorkerHelper
+from service.platform.tables.core import WorkerHelper
 from service.settings import Settings
 from tests.chat_server import Reply, ScriptedServer
 from tests.conftest import settings_for

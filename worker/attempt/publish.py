@@ -27,7 +27,7 @@ from service.jobs.results import manifest
 from service.jobs.results.model_card import model_card
 from service.jobs.results.provenance import facts_of
 from service.jobs.store import history, queue
-from service.platform.archives import pack_tar, pack_tar_gz
+from service.platform.archives import pack
 from service.platform.ids import new_id
 from service.platform.storage import StorageError, sha256_file
 from service.platform.tables.core import Artifact, File, Job
@@ -203,7 +203,6 @@ def store_folder(
     outbox.mkdir(exist_ok=True)
     archive = outbox / Path(key).name
     try:
-        pack = pack_tar_gz if archive.suffix == ".gz" else pack_tar
         pack(folder, archive, texts)
         return _upload(attempt, archive, key, is_patient=is_patient)
     finally:

@@ -1,4 +1,4 @@
-"""`grpo doctor`: examines a machine and a deployment and says what to do.
+"""`grpo doctor`: checks a machine and a deployment and gives advice.
 
-Belongs here: one check for each thing that can be wrong. Does not: repairs.
+Belongs here: one function per check. Does not: repairs.
 """

@@ -1,4 +1,4 @@
-"""All checks, side by side, each in a time of its own: one that hangs is a finding like any other."""
+"""Runs all checks concurrently, each with a time limit; a check that hangs becomes a finding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 class _Examined(threading.Thread):
-    """One check. Its thread is left behind where it hangs: the process ends without it."""
+    """One check in a daemon thread, so that one that hangs does not keep the process alive."""
 
     def __init__(self, name: str, check: Check) -> None:
         super().__init__(name=name, daemon=True)
@@ -28,13 +28,15 @@ class _Examined(threading.Thread):
         try:
             for finding in self._check():
                 self.findings.append(finding)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong there, the other findings are wanted too
-            found = f"the check broke off: {type(error).__name__}: {error}"
-            self.findings.append(failure(self.name, found, "Its settings: docs/reference/configuration.md."))
+        except Exception as error:  # noqa: BLE001 - the other checks go on
+            found = f"the check failed: {type(error).__name__}: {error}"
+            self.findings.append(
+                failure(self.name, found, "See its settings in docs/reference/configuration.md.")
+            )
 
 
 def examine(settings: Settings, seconds: float = CHECK_SECONDS) -> Iterator[Finding]:
-    """Findings in a fixed order. No text of them holds a password."""
+    """Findings in a fixed order, with passwords masked."""
     checks: dict[str, Check] = {
         "packages": software.packages,
         "settings": lambda: [ok("settings", f"mode {settings.mode}, home {settings.home}")],
@@ -53,8 +55,6 @@ def examine(settings: Settings, seconds: float = CHECK_SECONDS) -> Iterator[Find
         each.join(max(0.0, started + limit - time.monotonic()))
         findings = list(each.findings)
         if each.is_alive():
-            advice = (
-                "It accepts connections and says nothing: look at that server, or at the network between."
-            )
+            advice = "It accepts connections but does not respond: check that server, and the network."
             findings.append(failure(each.name, f"no answer within {limit:g} s", advice))
         yield from (finding._replace(found=mask(finding.found)) for finding in findings)

@@ -1,4 +1,4 @@
-"""What an examination finds: a line for people, with what to do about it."""
+"""Findings: one line each, with advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Finding(NamedTuple):
     check: str
     found: str
     advice: str = ""
-    """What to do; empty where all is well."""
+    """What to do; empty if ok."""
 
 
 def ok(check: str, found: str) -> Finding:

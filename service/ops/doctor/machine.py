@@ -1,4 +1,4 @@
-"""What this machine can run: untrusted code, and the models of the catalogue."""
+"""This machine: the sandbox for untrusted code, and the models of the catalogue."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from service.settings import Settings
 
 
 def sandbox() -> Iterator[Finding]:
-    """Attacked as a worker attacks it when it starts."""
+    """The attacks that a worker tries when it starts."""
     found = self_test()
     if found.available:
-        yield ok("sandbox", f"holds against {len(found.probes)} attacks ({', '.join(sorted(found.probes))})")
+        yield ok("sandbox", f"withstands {len(found.probes)} attacks ({', '.join(sorted(found.probes))})")
         return
     rest = "python graders run in a subset of the language" if monty.installed() else "such jobs are refused"
     advice = "Install bubblewrap and allow user namespaces (sysctl kernel.unprivileged_userns_clone=1)."
@@ -25,27 +25,26 @@ def sandbox() -> Iterator[Finding]:
 def models(settings: Settings) -> Iterator[Finding]:
     """Each entry of the catalogue has its weights on this disk."""
     try:
-        entries = [Catalog(settings).find(name) for name in Catalog(settings).names()]
+        entries = Catalog(settings).entries()
     except CatalogError as error:
         yield failure("models", str(error), "Repair the file that GRPO_MODELS names.")
         return
-    found = [finding for entry in entries if entry for finding in _entry(entry)]
     if not entries:
         advice = "`grpo models add NAME PATH`, or a folder with safetensors weights in $GRPO_HOME/models."
-        found = [warning("models", "there is none, so there can be no job", advice)]
-    yield from found or [ok("models", ", ".join(entry.name for entry in entries if entry))]
+        yield warning("models", "none; jobs need a base model", advice)
+        return
+    problems = [problem for entry in entries.values() if (problem := _problem(entry))]
+    yield from problems or [ok("models", ", ".join(sorted(entries)))]
 
 
-def _entry(entry: CatalogEntry) -> Iterator[Finding]:
-    """Nothing where all is well."""
-    if entry.folder is None:
-        is_path = Path(entry.path).is_absolute()
+def _problem(entry: CatalogEntry) -> Finding | None:
+    if entry.folder is None and Path(entry.path).is_absolute():
         advice = f"Put the weights of {entry.name} there, or name another folder."
-        if is_path:
-            yield failure("models", f"{entry.name}: there is no folder {entry.path}", advice)
-        else:
-            advice = "Fetch it to a folder, or let the engine's machine reach the hub."
-            yield warning("models", f"{entry.name}: {entry.path} is not a folder here but a hub's", advice)
-    elif not list(entry.folder.glob("*.safetensors")):
+        return failure("models", f"{entry.name}: there is no folder {entry.path}", advice)
+    if entry.folder is None:
+        advice = "Download it to a folder, or allow the engine's machine to reach the hub."
+        return warning("models", f"{entry.name}: {entry.path} is a hub id, not a folder here", advice)
+    if not list(entry.folder.glob("*.safetensors")):
         advice = "Only safetensors weights are loaded: convert them."
-        yield failure("models", f"{entry.name}: {entry.folder} holds no *.safetensors", advice)
+        return failure("models", f"{entry.name}: {entry.folder} has no *.safetensors", advice)
+    return None

@@ -1,4 +1,4 @@
-"""This interpreter and its packages against what the project asks for, and the engine's interpreter."""
+"""The packages of this interpreter, and the engine's interpreter with its packages and GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.settings import Settings
 
 SHOWN = ("fastapi", "sqlalchemy", "celery", "redis", "obstore", "pydantic")
 ENGINE_SECONDS = 60.0
-"""torch is read from a cold disk."""
+"""torch may have to be read from a cold disk."""
 _PROBE = """
 import importlib.util, json, platform, sys
 found = {"python": platform.python_version(), "missing": [], "gpus": 0}
@@ -36,20 +36,16 @@ print(json.dumps(found))
 
 
 def packages() -> Iterator[Finding]:
-    """Python, and each package of the service in a version that it was made for."""
+    """Python, and each package of the service in a required version."""
     shown = ", ".join(f"{name} {version(name)}" for name in SHOWN)
     wrong = [reason for text in requires("grpo-service") or () if (reason := _unmet(Requirement(text)))]
     found = f"Python {platform.python_version()}, grpo-service {version('grpo-service')}, {shown}"
-    if wrong:
-        yield failure(
-            "packages", "; ".join(wrong), "Install again: pip install 'grpo-service[service,worker]'."
-        )
-    else:
-        yield ok("packages", found)
+    advice = "Install again: pip install 'grpo-service[service,worker]'."
+    yield failure("packages", "; ".join(wrong), advice) if wrong else ok("packages", found)
 
 
 def _unmet(requirement: Requirement) -> str | None:
-    """Why a requirement of the service is not met; extras of others are not asked for here."""
+    """Why a requirement of the service is not met; None if it is, or belongs to another extra."""
     if requirement.marker and not requirement.marker.evaluate({"extra": "service"}):
         return None
     try:
@@ -66,23 +62,23 @@ def engine(settings: Settings) -> Iterator[Finding]:
     wanted += ["vllm"] if settings.runtime.sampler == "vllm" else []
     advice = "GRPO_ENGINE_PYTHON names an interpreter with grpo-service[engine] (or [vllm]) installed."
     try:
-        told = _ask_engine(settings, wanted)
+        engine = _inspect_engine(settings, wanted)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         reason = getattr(error, "stderr", None) or error
         yield failure("engine", f"{settings.engine_python} does not start: {str(reason)[-300:]}", advice)
         return
-    if told["missing"]:
-        found = f"{settings.engine_python} has no {', '.join(told['missing'])}"
+    if engine["missing"]:
+        found = f"{settings.engine_python} has no {', '.join(engine['missing'])}"
         yield failure("engine", found, advice)
         return
-    yield ok("engine", f"Python {told['python']}, torch {told['torch']} in {settings.engine_python}")
-    yield from operations(is_compiled=told["compiled"], usable_gpus=told["gpus"])
-    yield gpus(settings.gpus, len(visible_gpus(os.environ)), told["gpus"], _driver_sees())
+    yield ok("engine", f"Python {engine['python']}, torch {engine['torch']} in {settings.engine_python}")
+    yield from operations(is_compiled=engine["compiled"], usable_gpus=engine["gpus"])
+    yield gpus(settings.gpus, len(visible_gpus(os.environ)), engine["gpus"], _driver_sees())
 
 
-def _ask_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
-    """Raises OSError, SubprocessError or ValueError where it does not answer."""
-    # it needs none of our secrets for this
+def _inspect_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
+    """The output of `_PROBE`. Raises OSError, SubprocessError or ValueError."""
+    # without our secrets
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
     done = subprocess.run(
         [str(settings.engine_python), "-c", _PROBE, *wanted],
@@ -92,26 +88,28 @@ def _ask_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
         timeout=ENGINE_SECONDS,
         check=True,
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def operations(*, is_compiled: bool, usable_gpus: int) -> Iterator[Finding]:
-    """What an engine on a CPU lacks that was installed without a compiler."""
+    """A warning if an engine on a CPU was installed without a compiler."""
     if not (is_compiled or usable_gpus):
-        found = "it samples without the compiled operations, which takes about a third longer"
-        yield warning("engine", found, "Install gcc, then the engine again: pip compiles them with it.")
+        found = "sampling without the compiled operations takes about a third longer"
+        yield warning("engine", found, "Install gcc, then install the engine again: pip compiles them.")
 
 
 def gpus(configured: int, visible: int, usable: int, driver: int | None) -> Finding:
-    """What a worker counts on, what the machine shows, what torch can use, what the driver lists."""
+    """GPUs as configured, as visible to this process, as usable by torch, and as listed by the driver."""
     listed = "no nvidia-smi" if driver is None else f"nvidia-smi lists {driver}"
     found = f"jobs may use {configured}; the machine shows {visible}, torch sees {usable}, {listed}"
     if usable < visible:
-        advice = "Install a CUDA build of torch that fits the driver, or let the container see the devices."
+        advice = (
+            "Install a CUDA build of torch that fits the driver, or give the container access to the devices."
+        )
         return failure("gpu", found, advice)
     if usable < configured:
-        advice = "Set GRPO_GPUS to what is there: a job on more of them runs as processes on the CPU."
+        advice = "Lower GRPO_GPUS: a job on more GPUs than there are runs as processes on the CPU."
         return warning("gpu", found, advice)
     return ok("gpu", found if usable else "none: jobs run on the CPU")
 

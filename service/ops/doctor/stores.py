@@ -1,4 +1,4 @@
-"""What the service keeps things in: the database, the broker, the storage and the disk."""
+"""The database, the broker, the storage and the disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,7 +23,7 @@ from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.ops.health import NO_ANSWER, database_check, disk_check
 from service.ops.helper_heartbeats import helpers_seen
 from service.platform.clock import db_now
-from service.platform.db import Database, connect
+from service.platform.db import Database, connect, is_postgresql
 from service.platform.ids import new_id
 from service.platform.migrate import head_revision
 from service.platform.storage import StorageError, open_storage
@@ -33,13 +32,13 @@ from service.settings import Settings
 PROBE = b"grpo doctor"
 ADVICE = {
     NO_LIVE_WORKER: "Start a worker of this pool: `grpo worker` or `celery -A worker.app worker`.",
-    IDLE_WORKER: "Restart the worker; its log says why it takes nothing.",
+    IDLE_WORKER: "Restart the worker; see in its log why it claims no job.",
     UNRUNNABLE_JOBS: "Start a worker that offers it (bubblewrap, GRPO_GPUS), or cancel the jobs.",
 }
 
 
 def database(settings: Settings) -> Iterator[Finding]:
-    """Reachable, with this code's schema, keeping what it was told; its clock; its waiting jobs."""
+    """Reachable, durable, with this code's schema; its clock, pools and helpers."""
     opened = connect(settings)
     try:
         with opened.reading() as session:
@@ -49,32 +48,32 @@ def database(settings: Settings) -> Iterator[Finding]:
         yield from _schema_and_pools(opened, settings)
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error)
-        yield failure("database", reason, "Start the database; GRPO_DATABASE_URL says where it is.")
+        yield failure("database", reason, "Start the database that GRPO_DATABASE_URL names.")
     finally:
         opened.engine.dispose()
 
 
 def _version(session: Session) -> str:
-    if session.get_bind().dialect.name == "sqlite":
-        return f"SQLite {session.scalar(text('SELECT sqlite_version()'))}"
-    return f"PostgreSQL {session.scalar(text('SHOW server_version'))}"
+    if is_postgresql(session):
+        return f"PostgreSQL {session.scalar(text('SHOW server_version'))}"
+    return f"SQLite {session.scalar(text('SELECT sqlite_version()'))}"
 
 
 def _durability(session: Session) -> Iterator[Finding]:
-    if session.get_bind().dialect.name == "sqlite":
+    if not is_postgresql(session):
         return
     found = {name: session.scalar(text(f"SHOW {name}")) for name in ("synchronous_commit", "fsync")}
     shown = ", ".join(f"{name} is {value}" for name, value in found.items())
     off = [name for name, value in found.items() if value == "off"]
     if off:
-        advice = f"ALTER SYSTEM SET {off[0]} = on: a job that was accepted may be lost in a crash."
+        advice = f"ALTER SYSTEM SET {off[0]} = on: a crash may lose accepted jobs."
         yield failure("durability", shown, advice)
     else:
         yield ok("durability", shown)
 
 
 def _clock(session: Session) -> Finding:
-    """For information: only the database's clock decides anything."""
+    """For information: leases depend on the database's clock only."""
     ahead = (session.scalar(select(db_now())) or 0.0) - time.time()
     return ok("clock", f"the database's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}")
 
@@ -97,31 +96,31 @@ def _schema_and_pools(opened: Database, settings: Settings) -> Iterator[Finding]
 
 
 def _helpers(session: Session, settings: Settings) -> Iterator[Finding]:
-    """Each helper of a worker that completes no rounds any more; no finding if there is no worker."""
+    """Each helper of a worker that has stopped; no finding if there is no worker."""
     seen = helpers_seen(session, settings.sweep_seconds)
     for each in seen:
         if each.is_silent:
-            silence = (
-                f"{each.helper} on {each.host} (pool {each.pool}) not seen for {each.silent_seconds:.0f} s"
-            )
-            advice = (
-                "The log of that worker says why (`helper ended`). If the worker is gone, start it again."
-            )
-            yield warning("helpers", silence, advice)
+            place = f"{each.helper} on {each.host} (pool {each.pool})"
+            advice = "See `helper ended` in that worker's log. If the worker has stopped, start it again."
+            yield warning("helpers", f"{place} not seen for {each.silent_seconds:.0f} s", advice)
     if seen and not any(each.is_silent for each in seen):
         yield ok("helpers", ", ".join(sorted({each.helper for each in seen})))
 
 
 def broker(settings: Settings) -> Iterator[Finding]:
-    """Answers and evicts nothing. Whether it keeps anything on disk does not matter."""
+    """Responds and evicts nothing; it need not write to disk."""
     found = broker_check(settings)
     if found == NO_ANSWER:
-        advice = "Start Redis; GRPO_BROKER_URL says where it is. Meanwhile no Celery worker is woken."
+        advice = (
+            "Start the Redis server that GRPO_BROKER_URL names. Until then, Celery workers are not woken."
+        )
         yield failure("broker", found, advice)
     elif found not in ("ok", "none"):
-        yield failure("broker", found, "CONFIG SET maxmemory-policy noeviction, and in its configuration.")
+        yield failure(
+            "broker", found, "CONFIG SET maxmemory-policy noeviction, also in its configuration file."
+        )
     else:
-        yield ok("broker", "none: workers poll" if found == "none" else "answers, and evicts nothing")
+        yield ok("broker", "none: workers poll" if found == "none" else "responds and evicts nothing")
 
 
 def storage(settings: Settings) -> Iterator[Finding]:
@@ -139,11 +138,11 @@ def storage(settings: Settings) -> Iterator[Finding]:
     if is_same:
         yield ok("storage", f"{settings.storage_location}: an object was written, read and deleted")
     else:
-        yield failure("storage", "an object came back changed", "Look at what stands before the storage.")
+        yield failure("storage", "an object came back changed", "Check the proxies in front of the storage.")
 
 
 def disk(settings: Settings) -> Iterator[Finding]:
-    """Room in the home and, where it is a place of its own, in the engines' scratch."""
+    """Free space in the home, and in the run directories if they are on another disk."""
     yield _room("disk", settings.home, settings)
     if settings.runs_dir.is_dir() and settings.runs_dir.stat().st_dev != settings.home.stat().st_dev:
         yield _room("disk of runs", settings.runs_dir, settings)
@@ -152,6 +151,6 @@ def disk(settings: Settings) -> Iterator[Finding]:
 def _room(name: str, folder: Path, settings: Settings) -> Finding:
     found = disk_check(settings, folder)
     if found != "ok":
-        return failure(name, f"{folder}: {found}", "Free some, or set GRPO_MIN_FREE_DISK_BYTES lower.")
-    usage: Any = shutil.disk_usage(folder)
+        return failure(name, f"{folder}: {found}", "Free some space, or lower GRPO_MIN_FREE_DISK_BYTES.")
+    usage = shutil.disk_usage(folder)
     return ok(name, f"{folder}: {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB are free")

@@ -59,7 +59,7 @@ class ApiKey(Base):
 
 
 class File(Base):
-    """An uploaded dataset or a result file. Content lies in storage under `storage_key`."""
+    """An uploaded dataset or a result file. Its content is stored under `storage_key`."""
 
     __tablename__ = "files"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -113,7 +113,7 @@ class Job(Base):
     """Grows with each claim and each sweep; a write under an older fence changes nothing."""
     attempt: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
-    """Attempts in a row that ended without a new checkpoint."""
+    """Consecutive attempts without a new checkpoint."""
     lease_owner: Mapped[str | None] = mapped_column(String(128))
     lease_expires_at: Mapped[float | None]
     not_before: Mapped[float] = mapped_column(default=0.0)
@@ -262,8 +262,18 @@ class WorkerHost(Base):
     seen_at: Mapped[float] = mapped_column(default=db_now())
 
 
+class WorkerHelper(Base):
+    """A helper of the workers of one pool on one host, and when it last completed a round."""
+
+    __tablename__ = "worker_helpers"
+    host: Mapped[str] = mapped_column(String(128), primary_key=True)
+    pool: Mapped[str] = mapped_column(String(64), primary_key=True)
+    helper: Mapped[str] = mapped_column(String(32), primary_key=True)
+    seen_at: Mapped[float] = mapped_column(default=db_now())
+
+
 class AuditEntry(Base):
-    """Who changed what."""
+    """One change (`platform/audit.py`)."""
 
     __tablename__ = "audit"
     id: Mapped[int] = mapped_column(

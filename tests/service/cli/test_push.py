@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.jobs.model.states import JobState
-from service.platform.archives import pack_tar_gz
+from service.platform.archives import pack
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.cli.hub import Hub, hub
@@ -34,7 +34,7 @@ def job_id(settings: Settings, database: Database, tmp_path: Path) -> str:
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_bytes(b"weights")
     (folder / "adapter_config.json").write_text("{}")
-    pack_tar_gz(folder, archive, {"README.md": "---\nbase_model: tiny\n---\n# A card\n"})
+    pack(folder, archive, {"README.md": "---\nbase_model: tiny\n---\n# A card\n"})
     job_id = add_job(database, JobState.SUCCEEDED)
     add_artifact(settings, database, job_id, "adapter", archive.read_bytes())
     return job_id

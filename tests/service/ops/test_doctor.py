@@ -243,4 +243,4 @@ def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_there(
     forever.set()
     assert [finding.level for finding in found] == [Level.OK, Level.FAILURE, Level.FAILURE]
     assert found[1].found == "no answer within 0.5 s"
-    assert found[2].found == "the check broke off: RuntimeError: redis://:***@host broke"
+    assert found[2].found == "the check failed: RuntimeError: redis://:***@host broke"

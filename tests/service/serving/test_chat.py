@@ -58,12 +58,12 @@ def tune(settings: Settings, database: Database, archive: bytes, tenant: str = "
 @pytest.fixture
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A stored adapter."""
-    from service.platform.archives import pack_tar_gz
+    from service.platform.archives import pack
 
     folder = tmp_path_factory.mktemp("adapter")
     (folder / "adapter_config.json").write_text("{}")
     packed = folder.with_suffix(".tar.gz")
-    pack_tar_gz(folder, packed)
+    pack(folder, packed)
     return packed.read_bytes()
 
 

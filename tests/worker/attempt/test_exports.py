@@ -16,7 +16,7 @@ from service.jobs.model.states import JobState
 from service.jobs.results.evidence import audit_job
 from service.jobs.store import queue
 from service.jobs.store.transitions import IS_EXPORT
-from service.platform.archives import pack_tar_gz, unpack
+from service.platform.archives import pack, unpack
 from service.platform.db import Database
 from service.platform.ids import new_id
 from service.platform.storage import Storage, sha256_file
@@ -60,7 +60,7 @@ def adapter(base: Path, tmp_path: Path) -> Path:
 def export_id(database: Database, storage: Storage, adapter: Path) -> Iterator[str]:
     """A queued export of a finished job's adapter; at the test's end it is audited."""
     archive = adapter.with_suffix(".tar.gz")
-    pack_tar_gz(adapter, archive)
+    pack(adapter, archive)
     file_id = insert_file(database, storage, new_id("file"), archive.read_bytes(), "adapter.tar.gz")
     job_id = insert_job(database, state=JobState.SUCCEEDED.value, step=10)
     with database.transaction() as session:

@@ -111,7 +111,7 @@ def fill_disk(*_arguments: object) -> None:
     "place",
     [
         "service.platform.storage.Storage.download",
-        "worker.attempt.publish.pack_tar",
+        "worker.attempt.publish.pack",
         "worker.attempt.run_directory._create_locked",
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from grpo_engine.process import parent_death
-from service.platform.archives import pack_tar_gz, unpack
+from service.platform.archives import pack, unpack
 from tests.servers import wait_until
 from tests.worker.conftest import ROOT
 from worker.attempt.run_directory import LOCK, clean_up, run_directory
@@ -156,7 +156,7 @@ def test_equal_folders_make_equal_archives(tmp_path: Path) -> None:
         for letter in order:
             (tmp_path / name / letter).write_text(letter)
             os.utime(tmp_path / name / letter, (len(name), ord(order[0])))
-        pack_tar_gz(tmp_path / name, tmp_path / f"{name}.tar.gz")
+        pack(tmp_path / name, tmp_path / f"{name}.tar.gz")
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
     unpack(tmp_path / "a.tar.gz", tmp_path / "c")
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["x", "y"]

@@ -37,7 +37,7 @@ from tests.worker.sinks.samples import (
 from worker.sinks.__main__ import public_reason, run
 from worker.sinks.keeper import Keeper
 
-TAIL = "They are kept here, and it is tried again."
+TAIL = "They are kept here and sent again later."
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     told_here(database, settings)
     reason = "wandb is not installed on the worker; install it there: pip install 'grpo-service[wandb]'."
     assert row_of(database, job_id).reason == reason
-    message = f"wandb did not take the metrics: {reason} {TAIL}"
+    message = f"wandb did not accept the metrics: {reason} {TAIL}"
     assert warnings_of(database, job_id) == [{"code": "sink_wandb", "message": message}]
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import select
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.store import queue_health
-from service.platform.archives import pack_tar
+from service.platform.archives import pack
 from service.platform.db import Database
 from service.platform.storage import open_storage
 from service.platform.tables.core import Artifact, File, Job
@@ -263,7 +263,7 @@ def test_the_command_creates_waits_downloads_and_unpacks(
 ) -> None:  # fmt: skip
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "config.json").write_text("{}")
-    pack_tar(tmp_path / "made", tmp_path / "made.tar")
+    pack(tmp_path / "made", tmp_path / "made.tar")
     content = (tmp_path / "made.tar").read_bytes()
 
     def work() -> None:
