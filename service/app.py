@@ -39,6 +39,7 @@ from service.serving import endpoints as chat
 from service.serving.feed import AnswerFeed
 from service.settings import Settings
 from service.web import error_handlers, openapi, swagger
+from service.web.auth import usable_keys
 from service.web.limits import ConcurrencyLimit, RequestRate
 from service.web.middleware import HeadLikeGet, RequestContext, SteadyBodies
 from service.web.per_key_concurrency import (
@@ -124,7 +125,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = RecentResults[list[Past]](seconds=60.0, max_entries=1024)
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
-    app.state.chat_feed = AnswerFeed(app.state.database)
+    app.state.chat_feed = AnswerFeed(app.state.database, usable_keys)
     stop_on_signals(app.state.chat_feed)
     app.state.stream_limit = ConcurrencyLimit(
         "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30

@@ -17,7 +17,7 @@ SESSION_TOKEN = "tokentokentoken"
 
 @dataclass(frozen=True)
 class Bucket:
-    """`proxy.rule` says what happens to its requests; the rest asks the store itself."""
+    """`proxy.rule` decides what happens to its requests; others go to the store itself."""
 
     name: str
     proxy: S3Proxy

@@ -1,6 +1,6 @@
 """Between a client and an S3-compatible store: passes requests on, or does to them what a bad network does.
 
-Boundary: HTTP/1.1 with `Content-Length` bodies, as S3 has it; it knows nothing of buckets and signatures.
+Boundary: HTTP/1.1 with `Content-Length` bodies, as S3 has it; without buckets and signatures.
 Each fault is for the requests a test names; how often it struck is counted.
 """
 
@@ -18,9 +18,9 @@ PIECE_BYTES = 2**16
 CUT = -1
 """Instead of a status: half of the request reaches the store, then both connections break."""
 CUT_ANSWER = -2
-"""The store does what was asked, and half of its answer comes back."""
+"""The store does the request, and half of its response is returned."""
 HANG = -3
-"""No answer at all."""
+"""No response."""
 KEY_ID = "AKIATESTTESTTEST"
 Rule = Callable[[str, str], int | None]
 """(method, path with query) → an HTTP status to answer with, one of the three above, or None: pass it on."""
@@ -31,7 +31,7 @@ def pass_all(_method: str, _path: str) -> None:
 
 
 def strike(fault: int, methods: str, words: str = "", *, times: int = 1_000_000) -> Rule:
-    """The fault for the first so many requests of these methods whose path holds the words."""
+    """The fault for the first requests of these methods whose path contains the words."""
     left = itertools.repeat(fault, times)
 
     def rule(method: str, path: str) -> int | None:

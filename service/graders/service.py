@@ -64,17 +64,13 @@ def _score(tenant: str, request: RunRequest, grader: Grader) -> Score:
 
 def _used(before: Mapping[str, ModelUsage], after: Mapping[str, ModelUsage]) -> dict[str, ModelUsage]:
     """The judges' usage between the two, by model; concurrent runs are counted together."""
-    none = ModelUsage()
-    return {
-        model: ModelUsage(
-            calls=now.calls - before.get(model, none).calls,
-            input_tokens=now.input_tokens - before.get(model, none).input_tokens,
-            output_tokens=now.output_tokens - before.get(model, none).output_tokens,
-            usd=now.usd - before.get(model, none).usd,
-        )
-        for model, now in after.items()
-        if now != before.get(model, none)
-    }
+    used = {}
+    for model, now in after.items():
+        earlier = before.get(model, ModelUsage())
+        if now != earlier:
+            fields = ModelUsage.model_fields
+            used[model] = ModelUsage(**{name: getattr(now, name) - getattr(earlier, name) for name in fields})
+    return used
 
 
 def _response(

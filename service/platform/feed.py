@@ -13,8 +13,9 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from itertools import islice
 from types import FrameType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -160,8 +161,9 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
     def _read(self, seen: Mapping[str, int | None]) -> dict[str, Update]:
         found: dict[str, Update] = {}
         with self._database.reading() as session:
-            for topics in _portions(list(seen)):
-                found |= self.read(session, {topic: seen[topic] for topic in topics})
+            rest = iter(seen.items())
+            while portion := dict(islice(rest, TOPICS_PER_QUERY)):
+                found |= self.read(session, portion)
         return found
 
     async def _end_keyless(self) -> None:
@@ -174,14 +176,7 @@ class Feed(ABC, Generic[AnySubscriber, Update]):
 
     def _usable(self, key_ids: list[str]) -> set[str]:
         with self._database.reading() as session:
-            found = (self._usable_keys(session, portion) for portion in _portions(key_ids))
-            return set().union(*found)
-
-
-def _portions(ids: list[str]) -> Iterator[list[str]]:
-    """Lists that fit in one query."""
-    for start in range(0, len(ids), TOPICS_PER_QUERY):
-        yield ids[start : start + TOPICS_PER_QUERY]
+            return self._usable_keys(session, key_ids)
 
 
 def stop_on_signals(feed: Feed[Any, Any]) -> None:

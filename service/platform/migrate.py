@@ -14,7 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
-from service.platform.db import make_engine
+from service.platform.db import is_postgresql, make_engine
 from service.settings import Settings
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
@@ -35,7 +35,7 @@ def upgrade(settings: Settings) -> None:
     engine = make_engine(settings)
     try:
         with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
+            if is_postgresql(connection):
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK})
             command.upgrade(alembic_config(connection), "head")
     finally:

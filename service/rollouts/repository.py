@@ -20,12 +20,7 @@ from sqlalchemy.orm import Session
 from service.jobs.model import names
 from service.platform.db import Database
 from service.platform.tables.core import Rollout
-from service.rollouts.schemas import (
-    CompletionRead,
-    RolloutRead,
-    SplitSteps,
-    stored_completion,
-)
+from service.rollouts.schemas import CompletionRead, RolloutRead, SplitSteps
 from service.rollouts.selection import Selection
 
 BATCH_ROWS = 200
@@ -139,8 +134,8 @@ def steps(session: Session, job_id: str) -> list[SplitSteps]:
 
 def rollout_read(entry: RolloutEntry) -> RolloutRead:
     group = entry.group
-    completions = [stored_completion(completion) for completion in group.data["completions"]]
-    return RolloutRead.model_validate({**_group_fields(group), "id": _id(group), "completions": completions})
+    own = {"id": _id(group), "completions": group.data["completions"]}
+    return RolloutRead.model_validate({**_group_fields(group), **own})
 
 
 def completion_read(entry: RolloutEntry) -> CompletionRead:
@@ -150,8 +145,8 @@ def completion_read(entry: RolloutEntry) -> CompletionRead:
         "rollout_id": _id(group),
         "index": index,
     }
-    shown = stored_completion(group.data["completions"][index])
-    return CompletionRead.model_validate({**_group_fields(group), **shown, **own})
+    completion = group.data["completions"][index]
+    return CompletionRead.model_validate({**_group_fields(group), **completion, **own})
 
 
 def mean_reward(group: Mapping[str, Any]) -> float | None:

@@ -8,9 +8,9 @@ Boundary: no HTTP; `rescoring.py` computes the differences.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Any
 
 from grpo_engine.config.job import Method, Reinforcement
@@ -78,39 +78,30 @@ class Rescore:
         selection = Selection(request.from_step, request.to_step, request.split)
         batches = repository.batches(self.database, job.id, selection, newest_first=True)
         found: list[Rollout] = []
-        num_skipped = num_completions = 0
+        room, num_skipped = request.limit, 0
         for step, groups in groupby(chain.from_iterable(batches), key=lambda group: group.step):
-            some, skipped = _within(groups, request.limit - num_completions)
-            if some is None:
-                if not found:
-                    message = (
-                        f"limit: step {step} alone has more than {request.limit} completions. Raise limit."
-                    )
-                    raise InvalidRequest(message, param="limit")
-                break
-            found += some
-            num_skipped += skipped
-            num_completions += sum(len(group.data["completions"]) for group in some)
+            some = list(islice(groups, room + 1))  # a group has at least one completion
+            if _num_completions(some) > room:
+                if found:
+                    break
+                message = f"limit: step {step} alone has more than {request.limit} completions. Raise limit."
+                raise InvalidRequest(message, param="limit")
+            usable = [group for group in some if not _called_tools(group)]
+            found += usable
+            room -= _num_completions(usable)
+            num_skipped += len(some) - len(usable)
         if not found:
             message = "No rollouts of these steps can be scored again."
             raise InvalidRequest(message, param="from_step", code="no_rollouts")
         return found, num_skipped
 
 
-def _within(groups: Iterator[Rollout], limit: int) -> tuple[list[Rollout] | None, int]:
-    """A step's groups that a grader can score (None: too many), and the number of groups left out."""
-    found: list[Rollout] = []
-    num_skipped = num_completions = 0
-    for group in groups:
-        completions = group.data["completions"]
-        num_completions += len(completions)
-        if num_completions > limit:
-            return None, 0
-        if any(completion.get("turns", 1) > 1 for completion in completions):
-            num_skipped += 1
-        else:
-            found.append(group)
-    return found, num_skipped
+def _num_completions(groups: Sequence[Rollout]) -> int:
+    return sum(len(group.data["completions"]) for group in groups)
+
+
+def _called_tools(group: Rollout) -> bool:
+    return any(completion.get("turns", 1) > 1 for completion in group.data["completions"])
 
 
 def _estimator(method: Method, request: RescoreRequest) -> Estimator:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from grpo_engine.contract.records import OVERLONG, Score
 from grpo_engine.graders import Grader
@@ -164,21 +164,20 @@ def summarised(groups: Sequence[RescoredGroup], num_skipped: int) -> RescoreSumm
         num_groups=len(groups),
         num_groups_skipped=num_skipped,
         num_completions=len(completions),
-        before=_side(
-            [each.reward_before for each in completions], [group.has_signal_before for group in groups]
-        ),
-        after=_side(
-            [each.reward_after for each in completions], [group.has_signal_after for group in groups]
-        ),
+        before=_side(groups, "before"),
+        after=_side(groups, "after"),
         rank_agreement=_mean(agreements),
         num_sign_changes=sum(group.num_sign_changes for group in groups),
         errors=list(_errors(completions)),
     )
 
 
-def _side(rewards: Sequence[float | None], have_signal: Sequence[bool]) -> RescoreSide:
+def _side(groups: Sequence[RescoredGroup], side: Literal["before", "after"]) -> RescoreSide:
+    rewards = [getattr(each, f"reward_{side}") for group in groups for each in group.completions]
     return RescoreSide(
-        mean_reward=_mean(rewards), share_with_signal=fmean(have_signal), num_unscored=rewards.count(None)
+        mean_reward=_mean(rewards),
+        share_with_signal=fmean(getattr(group, f"has_signal_{side}") for group in groups),
+        num_unscored=rewards.count(None),
     )
 
 

@@ -6,9 +6,9 @@ results of rescoring.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from grpo_engine.contract.records import FinishReason, GradeError
 from service.graders.schemas import SentGrader
@@ -20,8 +20,8 @@ class CompletionFields(BaseModel):
     """One completion."""
 
     text: str
-    num_tokens: int
-    """End-of-sequence included."""
+    num_tokens: Annotated[int, BeforeValidator(len)] = Field(0, validation_alias="token_ids")
+    """Including end-of-sequence; exports have the token ids."""
     reward: float | None
     """null: no grader could score it. It is excluded from the group's mean."""
     parts: dict[str, float | None] = {}
@@ -181,9 +181,3 @@ class RescoreRead(BaseModel):
     advantage: str
     summary: RescoreSummary
     data: list[RescoredGroup]
-
-
-def stored_completion(completion: dict[str, Any]) -> dict[str, Any]:
-    """Without token ids, which the export has."""
-    shown = {name: value for name, value in completion.items() if name != "token_ids"}
-    return {"num_tokens": len(completion.get("token_ids", ())), **shown}

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from sqlalchemy.orm import Session
 
 from grpo_engine.serve.protocol import Answer, Piece, Refusal, Usage
-from service.platform.db import Database
 from service.platform.errors import Unauthorized
 from service.platform.feed import Ending, Feed, Subscriber
 from service.platform.tables.serving import GenerationChunk, GenerationState
 from service.serving import repository
 from service.serving.repository import Head
-from service.web.auth import usable_keys
 
 GONE = Refusal(code="generation_lost", message="The request was deleted before it was answered.")
 LOST = Refusal(code="worker_lost", message="The worker that was answering has stopped. Try again.")
@@ -68,9 +66,6 @@ class AnswerFeed(Feed[AnswerStream, AnswerUpdate]):
     """The process's poller of requests to models."""
 
     poll_seconds = 0.05
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database, usable_keys)
 
     def release(self, topics: Sequence[str]) -> None:
         with self._database.transaction() as session:

@@ -5,6 +5,7 @@ Boundary: documentation only; it does not change responses.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from service.platform.errors import (
@@ -44,41 +45,32 @@ TEXTS = {
     f"{JOB}/rollouts/dpo.jsonl": "application/jsonl",
     "/metrics": "text/plain",
 }
-ERROR_SCHEMA: Document = {
-    "title": "Error",
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "The field that is wrong."},
-                "code": {"type": "string", "description": "Stable code, for programs."},
-                "problems": {
-                    "type": "array",
-                    "description": "All problems, up to 100, if there can be several.",
-                    "items": {
-                        "type": "object",
-                        "required": ["param", "message"],
-                        "properties": {"param": {"type": "string"}, "message": {"type": "string"}},
-                    },
-                },
-            },
-        }
+TEXT = {"type": "string"}
+
+
+def _object(properties: Document, *, optional: Container[str] = ()) -> Document:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties}
+
+
+ERROR = {
+    "message": TEXT,
+    "type": TEXT,
+    "param": {"type": ["string", "null"], "description": "The field that is wrong."},
+    "code": {"type": "string", "description": "Stable code, for programs."},
+    "problems": {
+        "type": "array",
+        "description": "All problems, up to 100, if there can be several.",
+        "items": _object({"param": TEXT, "message": TEXT}),
     },
 }
-SERVER_SENT_EVENT: Document = {
-    "type": "object",
-    "required": ["event", "id", "data"],
-    "properties": {
+SERVER_SENT_EVENT = _object(
+    {
         "event": {"type": "string", "enum": ["metrics", "event", "status"]},
         "id": {"type": "string", "description": "The event's number, for `Last-Event-ID`."},
         "data": {"type": "string", "contentMediaType": "application/json"},
-    },
-}
+    }
+)
 _GENERATED = ("HTTPValidationError", "ValidationError")
 
 
@@ -88,7 +80,7 @@ def completed(document: Document) -> Document:
     schemas = components.setdefault("schemas", {})
     for name in _GENERATED:
         schemas.pop(name, None)
-    schemas["Error"] = ERROR_SCHEMA
+    schemas["Error"] = {"title": "Error", **_object({"error": _object(ERROR, optional=["problems"])})}
     for schema in schemas.values():
         _describe_constants(schema)
     scheme = {"type": "http", "scheme": "bearer", "description": "A key of `grpo keys create`."}
@@ -115,7 +107,7 @@ def _complete(name: str, path: str, operation: Document) -> None:
     if path in DOWNLOADS:
         _describe_download(responses, DOWNLOADS[path])
     if path in TEXTS:
-        responses["200"]["content"] = {TEXTS[path]: {"schema": {"type": "string"}}}
+        responses["200"]["content"] = {TEXTS[path]: {"schema": TEXT}}
     if path.endswith("/stream"):
         responses["200"]["content"] = {"text/event-stream": {"itemSchema": SERVER_SENT_EVENT}}
         responses["204"] = {"description": "The job has ended and `Last-Event-ID` was its last event."}
@@ -159,9 +151,7 @@ def _refusal(error: type[ServiceError]) -> Document:
 def _describe_download(responses: Document, media_type: str) -> None:
     content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
     descriptions = {"ETag": "SHA-256 in quotes.", "x-checksum-sha256": "Of the whole object."}
-    headers = {
-        name: {"description": text, "schema": {"type": "string"}} for name, text in descriptions.items()
-    }
+    headers = {name: {"description": text, "schema": TEXT} for name, text in descriptions.items()}
     responses["200"] = {"description": "The whole object.", "content": content, "headers": headers}
     responses["206"] = {"description": "The requested range.", "content": content, "headers": headers}
     responses["304"] = {"description": "`If-None-Match` names the current version."}

@@ -61,10 +61,6 @@ def claim_test(session: Session, endpoint: WebhookEndpoint, event_type: str) -> 
         event_id=event_id,
         event_type=event_type,
         job_id=TEST_JOB,
-        state="pending",
-        claim=0,
-        failures=0,
-        attempts=[],
     )
     session.add(row)
     session.flush()

@@ -1,4 +1,4 @@
-"""What schemathesis is told beyond the contract: how a dataset looks, and what every answer must have.
+"""Schemathesis hooks: how a dataset looks, and what every response must have.
 
 Loaded by schemathesis (`hooks` in schemathesis.toml), not by pytest.
 """

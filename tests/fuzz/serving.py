@@ -71,7 +71,7 @@ class Api:
         return [name for name in found if name.startswith(str(self.scratch))]
 
     def connect(self) -> socket.socket:
-        """A connection that says nothing by itself."""
+        """A connection that sends nothing yet."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 

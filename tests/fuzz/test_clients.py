@@ -1,4 +1,4 @@
-"""Clients that flood, drip, stop or speak odd HTTP: refused, nothing stays of them, and others are served."""
+"""Clients that flood, drip, stop or send odd HTTP: refused without a trace, while others are served."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_chunked_upload_is_refused_at_the_limit(api: Api) -> None:
     wait_until(lambda: is_clean(api), what="nothing is left of the flood")
 
 
-def test_nothing_stays_of_an_upload_whose_client_leaves(api: Api) -> None:
+def test_an_upload_whose_client_disconnects_leaves_nothing(api: Api) -> None:
     with api.connect() as connection:
         connection.sendall(upload_head(api, "Content-Length: 4000000") + PART + b"x" * 3_000_000)
         wait_until(api.temporary_files, what="the upload has begun")

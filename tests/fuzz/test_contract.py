@@ -38,7 +38,7 @@ LARGE_BODIES = r"/jobs$|/jobs/validate$|/probes$|/clone$|/rescore$|/graders/|com
 
 
 def populate(settings: Settings, folder: Path) -> None:
-    """Jobs in every state with all that they leave behind; schemathesis is told their ids."""
+    """Jobs in every state with all their objects, whose ids schemathesis gets."""
     database = connect(settings)
     jobs, checkpoints = [], []
     files = [store_file(settings, database, jsonl(row(), row("What is 3+3?", "6"))) for _ in range(3)]

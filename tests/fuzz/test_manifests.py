@@ -1,4 +1,4 @@
-"""Any manifest: a checkpoint verifies only where it names its own files as they are, else it is damaged."""
+"""Any manifest: a checkpoint is valid only if it names its unchanged files; otherwise it is damaged."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_no_name_is_followed_out_of_the_checkpoint(folder: Path, name: str) -> N
 @example(
     {"format": 1, "job_id": JOB, "files": {"state.json": 1, "optimizer.safetensors": 1, "adapter/w": []}}
 )
-def test_no_json_in_its_place_crashes_or_passes(folder: Path, content: Any) -> None:
+def test_random_json_neither_crashes_nor_passes(folder: Path, content: Any) -> None:
     (folder / manifest.MANIFEST).write_text(json.dumps(content))
     assert not is_whole(folder)
 
@@ -116,6 +116,6 @@ def test_no_json_in_its_place_crashes_or_passes(folder: Path, content: Any) -> N
 @given(st.binary())
 @example(b"[" * 100_000)
 @example(b"9" * 10_000)
-def test_no_bytes_in_its_place_crash_or_pass(folder: Path, content: bytes) -> None:
+def test_random_bytes_neither_crash_nor_pass(folder: Path, content: bytes) -> None:
     (folder / manifest.MANIFEST).write_bytes(content)
     assert not is_whole(folder)

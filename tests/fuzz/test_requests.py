@@ -70,8 +70,8 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def ask(client: httpx.Client, path: str, **headers: bytes) -> httpx.Response:
-    """GET of a path exactly as it is written."""
+def get(client: httpx.Client, path: str, **headers: bytes) -> httpx.Response:
+    """GET of a path exactly as written."""
     url = httpx.URL(client.base_url).copy_with(raw_path=path.encode())
     given_headers = [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
     return client.send(client.build_request("GET", url, headers=given_headers))
@@ -81,19 +81,17 @@ def ask(client: httpx.Client, path: str, **headers: bytes) -> httpx.Response:
 @given(SEGMENTS)
 @example("..%2f..%2f..%2f..%2fetc%2fpasswd")
 @example("%00")
-def test_an_id_that_is_none_is_a_404_or_400_in_every_path(
-    client: httpx.Client, job_id: str, segment: str
-) -> None:
+def test_an_invalid_id_is_a_404_or_400_in_every_path(client: httpx.Client, job_id: str, segment: str) -> None:
     paths = [f"/v1/files/{segment}", f"/v1/files/{segment}/content", f"{JOBS}/{segment}"]
     paths += [f"{JOBS}/{segment}/adapter", f"{JOBS}/{job_id}/checkpoints/{segment}/content"]
     for path in paths:
-        error_of(ask(client, path))
+        error_of(get(client, path))
 
 
 @few
 @given(SEGMENTS.filter(lambda segment: segment.strip("/.~*{}") != ""))
-def test_a_model_that_is_none_is_a_404_or_400(client: httpx.Client, segment: str) -> None:
-    error_of(ask(client, f"/v1/models/{segment}"))
+def test_an_unknown_model_is_a_404_or_400(client: httpx.Client, segment: str) -> None:
+    error_of(get(client, f"/v1/models/{segment}"))
 
 
 RANGES = HEADER_VALUES | st.builds(
@@ -118,7 +116,7 @@ RANGES = HEADER_VALUES | st.builds(
 def test_any_range_is_the_whole_a_part_or_a_416(
     client: httpx.Client, job_id: str, given_range: bytes
 ) -> None:
-    answer = ask(client, f"{JOBS}/{job_id}/adapter", range=given_range)
+    answer = get(client, f"{JOBS}/{job_id}/adapter", range=given_range)
     if answer.status_code == 416:
         error_of(answer)
         assert answer.headers["content-range"] == f"bytes */{SIZE}"
@@ -133,7 +131,7 @@ def test_any_range_is_the_whole_a_part_or_a_416(
 @few
 @given(HEADER_VALUES, HEADER_VALUES)
 def test_any_condition_is_answered(client: httpx.Client, job_id: str, tag: bytes, version: bytes) -> None:
-    answer = ask(client, f"{JOBS}/{job_id}/adapter", if_none_match=tag, if_range=version, range=b"bytes=0-9")
+    answer = get(client, f"{JOBS}/{job_id}/adapter", if_none_match=tag, if_range=version, range=b"bytes=0-9")
     assert answer.status_code in (200, 304)
 
 
@@ -142,7 +140,7 @@ def test_any_condition_is_answered(client: httpx.Client, job_id: str, tag: bytes
 @example(b"9" * 10_000)
 @example("٣".encode())
 def test_any_last_event_id_is_a_place_or_refused(client: httpx.Client, job_id: str, given_id: bytes) -> None:
-    answer = ask(client, f"{JOBS}/{job_id}/stream", last_event_id=given_id)
+    answer = get(client, f"{JOBS}/{job_id}/stream", last_event_id=given_id)
     if answer.status_code not in (200, 204):
         assert error_of(answer)["param"] == "Last-Event-ID"
 

@@ -105,7 +105,7 @@ def test_any_text_is_a_url_or_refused(url: str) -> None:
 
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=4))
-def test_a_name_is_asked_only_where_all_its_addresses_are_public(
+def test_a_host_is_called_only_if_all_its_addresses_are_public(
     addresses: list[ipaddress.IPv4Address],
 ) -> None:
     target = parse("https://judge.example/", Outside())

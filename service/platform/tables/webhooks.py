@@ -48,15 +48,15 @@ class WebhookDelivery(Base):
     job_id: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(default=db_now())
     """Of the event."""
-    state: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(String(16), default="pending")
     """`pending`, `delivered` or `failed`."""
     due_at: Mapped[float | None]
     """When it is due; while claimed, when the lease expires. None: never."""
-    claim: Mapped[int]
+    claim: Mapped[int] = mapped_column(default=0)
     """Grows with each claim; writes under an older claim change nothing."""
-    failures: Mapped[int]
+    failures: Mapped[int] = mapped_column(default=0)
     """Failed attempts since the event or the last redelivery request."""
-    attempts: Mapped[list[Any]] = mapped_column(Document)
+    attempts: Mapped[list[Any]] = mapped_column(Document, default=list)
     """The latest, oldest first: `schemas.Attempt`."""
 
     __table_args__ = (

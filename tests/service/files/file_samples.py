@@ -1,4 +1,4 @@
-"""What tests of files need: uploads, refusals, a job's row, what lies in storage."""
+"""For tests of files: uploads, refusals, a job's row, stored objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.settings import Settings
 
 ROWS = b'{"messages": [{"role": "user", "content": "2+2?"}], "answer": 4}\n' * 3
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For what is decided before the database is asked."""
+"""For refusals before the database is queried."""
 
 
 def upload(client: TestClient, content: bytes = ROWS, name: str = "train.jsonl", **fields: str) -> Any:

@@ -71,7 +71,7 @@ def test_a_file_over_the_limit_is_a_413(
 
 
 @on_sqlite
-def test_only_the_purpose_of_fine_tuning_is_known(client: TestClient) -> None:
+def test_only_the_purpose_fine_tune_is_accepted(client: TestClient) -> None:
     answer = upload(client, purpose="evals")
     assert refusal(answer) == (400, "purpose", "invalid_value")
     assert "'fine-tune'" in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Files: uploaded whole or not at all, read back bit by bit, seen by their tenant only."""
+"""Files: complete or not stored, read back unchanged, visible to their tenant only."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_name_is_data_and_leaves_no_folder(client: TestClient, settings: Setti
     assert stored(settings) == [f"files/{file_id}"]
 
 
-def test_a_file_expires_as_it_was_told_to(client: TestClient, database: Database) -> None:
+def test_a_file_expires_after_the_given_time(client: TestClient, database: Database) -> None:
     file = upload(client, **expires_after("3600")).json()
     assert file["expires_at"] - file["created_at"] in (3600, 3601)
     expire(database, file["id"])

@@ -49,7 +49,9 @@ def test_deleting_a_file_removes_its_object(client: TestClient, bucket: Bucket) 
     assert bucket.keys == []
 
 
-def test_an_upload_that_never_arrives_is_told_and_leaves_nothing(client: TestClient, bucket: Bucket) -> None:
+def test_an_upload_that_fails_in_storage_is_reported_and_leaves_nothing(
+    client: TestClient, bucket: Bucket
+) -> None:
     bucket.proxy.rule = strike(CUT, "PUT", "partNumber=2")
     answer = upload(client, LARGE)
     assert (answer.status_code, answer.json()["error"]["message"]) == (
@@ -60,7 +62,9 @@ def test_an_upload_that_never_arrives_is_told_and_leaves_nothing(client: TestCli
     assert (bucket.keys, bucket.num_unfinished_uploads) == ([], 0)
 
 
-def test_an_object_of_a_store_that_is_away_is_not_lost(client: TestClient, bucket: Bucket) -> None:
+def test_an_object_of_a_store_that_does_not_respond_is_not_missing(
+    client: TestClient, bucket: Bucket
+) -> None:
     file_id = uploaded(client)
     bucket.proxy.rule = strike(503, "GET HEAD")
     assert client.get(f"/v1/files/{file_id}/content").status_code == 503

@@ -1,4 +1,4 @@
-"""`graders/run` with rules that run code or ask servers: bounded, in OpenAI's terms, nobody else waits."""
+"""`graders/run` with rules that run code or call servers: bounded, in OpenAI's terms, blocking no others."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_judge_answers_its_score_its_model_and_its_tokens(
         (Reply(status=400, body={"error": {"message": "no"}}), "model_grader_server_error"),
     ],
 )
-def test_what_is_wrong_with_a_judge_has_openais_names(
+def test_errors_of_a_judge_have_openais_names(
     client: TestClient, judge: Callable[..., ChatServer], answer: Answer, flag: str
 ) -> None:
     judge(lambda _: answer)
@@ -123,13 +123,15 @@ def test_what_is_wrong_with_a_judge_has_openais_names(
     assert body["scorable"] is False
 
 
-def test_a_users_endpoint_is_asked(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_endpoint_is_called(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with EndpointServer(lambda request: float(request["sample"]["output_text"] == "4")) as server:
         monkeypatch.setenv("GRPO_ALLOWED_HOSTS", server.host)
         assert run(client, {"type": "endpoint", "url": server.url})["reward"] == 1.0
 
 
-def test_what_the_deployment_lacks_is_refused_with_its_field(client: TestClient, settings: Settings) -> None:
+def test_a_grader_that_the_deployment_does_not_support_is_refused_by_field(
+    client: TestClient, settings: Settings
+) -> None:
     make_model(settings.home)
     given = {"type": "reward_model", "model": "tiny", "path": "/etc"}
     for grader, param, code in (

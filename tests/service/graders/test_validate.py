@@ -82,7 +82,7 @@ def test_a_run_of_a_single_grader_has_no_sub_rewards(client: TestClient) -> None
     assert (body["metadata"]["name"], body["metadata"]["type"]) == ("numeric", "numeric")
 
 
-def test_an_unscorable_run_says_so_instead_of_a_silent_zero(client: TestClient) -> None:
+def test_an_unscorable_run_is_marked_and_not_a_silent_0(client: TestClient) -> None:
     body = run(client, MULTI, "<answer>7</answer>", {"other": 7})
     assert (body["reward"], body["scorable"]) == (0.0, False)
     assert body["metadata"]["errors"] == {**NO_ERRORS, "invalid_variable_error": True}

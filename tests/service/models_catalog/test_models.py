@@ -115,7 +115,7 @@ def test_a_model_in_use_stays(client: TestClient, database: Database, job_id: st
     assert child in answer.json()["error"]["message"]
 
 
-def test_checkpoints_of_a_job_without_a_model_go_by_the_name_it_would_have_had(
+def test_checkpoints_of_a_job_without_a_model_are_deleted_by_its_name(
     client: TestClient, other_client: TestClient, settings: Settings, database: Database, cancelled: str
 ) -> None:
     name = cancelled.removesuffix(":ckpt-step-20")
@@ -132,7 +132,7 @@ def test_checkpoints_of_a_job_without_a_model_go_by_the_name_it_would_have_had(
     assert refusal(client.delete(f"/v1/models/{name}")) == (404, "model_not_found")
 
 
-def test_checkpoints_of_a_job_that_may_go_on_stay(
+def test_checkpoints_of_a_resumable_job_stay(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     for state in set(JobState) - {JobState.FAILED, JobState.CANCELLED}:
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_a_job_that_trains_all_weights_is_a_whole_model(
     assert weights.kind == "model"
 
 
-def test_a_job_goes_on_from_a_cancelled_jobs_checkpoint(
+def test_a_job_starts_from_a_cancelled_jobs_checkpoint(
     client: TestClient, database: Database, cancelled: str
 ) -> None:
     with database.transaction() as session:

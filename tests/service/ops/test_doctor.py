@@ -30,7 +30,7 @@ def bad(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def only(findings: Iterable[Finding]) -> Finding:
-    """The one that is not well; it says what to do."""
+    """The only problem, which has advice."""
     (finding,) = bad(findings)
     assert finding.advice.endswith((".", "too."))
     return finding
@@ -46,7 +46,7 @@ def model(settings: Settings) -> Path:
 
 
 @on_sqlite
-def test_of_a_deployment_that_is_well_it_finds_nothing_bad(settings: Settings, model: Path) -> None:
+def test_a_healthy_deployment_has_no_problems(settings: Settings, model: Path) -> None:
     env = environment(settings.home)
     done = call_grpo("doctor", "--json", environment=env)
     findings = [Finding(Level(found.pop("level")), **found) for found in json.loads(done.stdout)]
@@ -71,7 +71,7 @@ def test_one_failure_is_a_line_with_its_advice_and_exit_code_1(
     assert [line.split()[1] for line in lines if line.startswith("warning")] == ["pool", "models"]
 
 
-def test_settings_that_cannot_be_are_its_one_failure(tmp_path: Path) -> None:
+def test_invalid_settings_are_the_only_failure(tmp_path: Path) -> None:
     done = call_grpo("doctor", "--json", environment=environment(tmp_path, GRPO_LEASE_SECONDS="1"))
     found = [each for each in json.loads(done.stdout) if each["level"] != "ok"]
     assert done.returncode == 1
@@ -80,7 +80,7 @@ def test_settings_that_cannot_be_are_its_one_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "expected"),
     [
         ("GRPO_RUNTIME", "{bad", "it is not JSON"),
         ("GRPO_WEBHOOK_BACKOFF_SECONDS", "5,6", "it is not JSON"),
@@ -88,10 +88,10 @@ def test_settings_that_cannot_be_are_its_one_failure(tmp_path: Path) -> None:
     ],
 )
 def test_a_variable_that_cannot_be_read_is_named_without_its_value(
-    tmp_path: Path, variable: str, value: str, told: str
+    tmp_path: Path, variable: str, value: str, expected: str
 ) -> None:
     done = call_grpo("list", environment=environment(tmp_path, **{variable: value}))
-    assert (done.returncode, variable in done.stderr, told in done.stderr) == (1, True, True), done.stderr
+    assert (done.returncode, variable in done.stderr, expected in done.stderr) == (1, True, True), done.stderr
     assert "Traceback" not in done.stderr
     assert value not in done.stderr
 
@@ -104,7 +104,7 @@ def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch: pytest.Monke
     assert "torch" not in found
 
 
-def test_a_database_that_is_away_is_a_failure(tmp_path: Path) -> None:
+def test_an_unreachable_database_is_a_failure(tmp_path: Path) -> None:
     found = only(stores.database(settings_for(tmp_path, NO_SERVER)))
     assert (found.level, found.check) == (Level.FAILURE, "database")
     assert "hidden" not in found.found
@@ -119,7 +119,7 @@ def test_another_schema_is_a_failure(settings: Settings, database: Database) -> 
 
 
 @on_postgresql
-def test_a_postgresql_that_may_forget_commits_is_a_failure(settings: Settings, database: Database) -> None:
+def test_a_postgresql_that_may_lose_commits_is_a_failure(settings: Settings, database: Database) -> None:
     """The tests' own server is one: it does without fsync."""
     assert only(stores.database(settings)).found == "synchronous_commit is on, fsync is off"
     with database.engine.connect() as connection:
@@ -137,7 +137,7 @@ def test_waiting_jobs_without_a_worker_are_a_warning(settings: Settings, databas
     assert "grpo worker" in found.advice
 
 
-def test_a_broker_that_is_away_or_evicts_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:
+def test_a_broker_that_is_unreachable_or_evicts_is_a_failure(tmp_path: Path, redis_server: Redis) -> None:
     away = settings_for(tmp_path, broker_url="redis://:hidden@127.0.0.1:1/0")
     assert only(stores.broker(away)).found == "no answer"
     connection = redis_server.client()
@@ -169,7 +169,7 @@ def test_a_full_disk_is_a_failure(tmp_path: Path) -> None:
     assert (found.level, found.check) == (Level.FAILURE, "disk")
 
 
-def test_a_sandbox_that_does_not_hold_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_fails_an_attack_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "self_test", lambda: Capability(None, reason="not contained: network"))
     found = only(machine.sandbox())
     assert found.level is Level.WARNING
@@ -186,14 +186,14 @@ def test_a_sandbox_that_does_not_hold_is_a_warning(monkeypatch: pytest.MonkeyPat
         (2, 0, 0, Level.WARNING),
     ],
 )
-def test_gpus_that_torch_does_not_see_are_told(
+def test_gpus_that_torch_does_not_see_are_reported(
     configured: int, visible: int, usable: int, level: Level
 ) -> None:
     assert software.gpus(configured, visible, usable, None).level is level
 
 
 @pytest.mark.parametrize(("is_compiled", "usable_gpus"), [(True, 0), (False, 1), (False, 0)])
-def test_an_engine_that_was_installed_without_a_compiler_is_told_of_on_a_cpu(
+def test_an_engine_without_compiled_operations_is_a_warning_on_a_cpu(
     is_compiled: bool, usable_gpus: int
 ) -> None:
     found = list(software.operations(is_compiled=is_compiled, usable_gpus=usable_gpus))
@@ -224,7 +224,7 @@ def test_each_broken_entry_of_the_catalogue_is_named(settings: Settings, model: 
     assert only(machine.models(settings)).level is Level.FAILURE
 
 
-def test_a_check_that_hangs_or_breaks_is_a_finding_and_the_others_are_there(
+def test_a_check_that_hangs_or_fails_is_a_finding_beside_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forever = threading.Event()

@@ -1,4 +1,4 @@
-"""What Prometheus is told: numbers of the database and of this process, and nobody's data."""
+"""Prometheus metrics: counts of the database and of this process, without data of tenants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.platform.tables.core import Job, WorkerHost
 from tests.worker.jobs import insert_job
 
 
-def told(client: TestClient) -> dict[tuple[str, ...], float]:
+def scraped(client: TestClient) -> dict[tuple[str, ...], float]:
     """(name, label values in the order of their names …) → value."""
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -50,7 +50,7 @@ def claim(database: Database) -> ClaimedJob:
 
 
 def warnings(client: TestClient, pool: str = "default") -> list[str]:
-    found = told(client)
+    found = scraped(client)
     return [name for name in queue_health.WARNINGS if found[("grpo_warning", pool, name)] == 1]
 
 
@@ -58,7 +58,7 @@ def test_jobs_are_counted_by_state_and_pool(anonymous: TestClient, database: Dat
     insert_job(database, created_at=1000.0)
     insert_job(database)
     insert_job(database, state="running", pool="large")
-    found = told(anonymous)
+    found = scraped(anonymous)
     assert found[("grpo_jobs", "default", "queued")] == 2
     assert found[("grpo_jobs", "large", "running")] == 1
     assert found[("grpo_oldest_queued_seconds", "default")] > 1_700_000_000
@@ -73,13 +73,13 @@ def test_ended_jobs_are_counted_by_result_and_failed_ones_by_code(
     insert_job(database, state="succeeded")
     for code in ("no_signal", "no_signal", "poisoned"):
         insert_job(database, state="failed", failure={"code": code})
-    found = told(anonymous)
+    found = scraped(anonymous)
     assert found[("grpo_jobs_finished_total", "default", "succeeded")] == 1
     assert found[("grpo_jobs_finished_total", "default", "failed")] == 3
     assert found[("grpo_jobs_failed_total", "no_signal")] == 2
     insert_job(database, state="failed", failure={"code": "no_signal"})
     insert_job(database, state="failed")
-    found = told(anonymous)
+    found = scraped(anonymous)
     assert found[("grpo_jobs_failed_total", "no_signal")] == 3
     assert found[("grpo_jobs_failed_total", "unknown")] == 1
 
@@ -94,26 +94,26 @@ def test_attempts_and_expired_leases_are_counted_and_never_go_back(
     job = claim(database)
     with database.transaction() as session:
         session.execute(update(Job).values(lease_expires_at=db_now() - 1))
-    assert told(anonymous)[("grpo_leases_overdue", "default")] == 1
+    assert scraped(anonymous)[("grpo_leases_overdue", "default")] == 1
     with database.transaction() as session:
         assert len(sweeping.sweep(session, backoff_seconds=0, max_failures=3)) == 1
-    found = told(anonymous)
+    found = scraped(anonymous)
     assert found[("grpo_attempts_total", "default")] == 2
     assert found[("grpo_leases_expired_total", "default")] == 1
     assert ("grpo_leases_overdue", "default") not in found
     with database.transaction() as session:
         queue.request_cancel(session, "acme", job.id)
-    assert told(anonymous)[("grpo_leases_expired_total", "default")] == 1
+    assert scraped(anonymous)[("grpo_leases_expired_total", "default")] == 1
 
 
 def test_machines_with_workers_are_seen(anonymous: TestClient, database: Database) -> None:
     add_machine(database)
     add_machine(database, pool="large", silent_seconds=200)
-    found = told(anonymous)
+    found = scraped(anonymous)
     assert found[("grpo_worker_hosts", "default")] == 0  # both rows were set back
     assert found[("grpo_worker_seen_seconds", "large")] >= 200
     add_machine(database)
-    assert told(anonymous)[("grpo_worker_hosts", "default")] == 1
+    assert scraped(anonymous)[("grpo_worker_hosts", "default")] == 1
 
 
 def test_jobs_that_wait_without_any_worker_are_an_alarm(anonymous: TestClient, database: Database) -> None:
@@ -160,7 +160,7 @@ def test_requests_are_counted_by_method_route_and_kind_of_status(client: TestCli
     client.head("/v1/files")
     client.request("BREW", "/v1/files")
     client.get("/nowhere/secret3")
-    found = told(client)
+    found = scraped(client)
     name = "grpo_http_request_duration_seconds_count"
     assert found[(name, "GET", "/v1/files/{file_id}", "4xx")] == 1
     assert found[(name, "GET", "/v1/fine_tuning/jobs/{job_id}/metrics", "4xx")] == 1

@@ -27,22 +27,22 @@ def test_the_database_refuses_to_rewrite_history(database: Database, api_key: st
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_it_cannot_be_emptied_at_once_either(database: Database) -> None:
+def test_the_table_cannot_be_truncated(database: Database) -> None:
     with pytest.raises(DBAPIError, match="never changed or removed"), database.transaction() as session:
         session.execute(text("TRUNCATE audit"))
 
 
-def test_keys_are_in_it_from_their_making_to_their_revocation(database: Database) -> None:
+def test_creations_and_revocations_of_keys_are_recorded(database: Database) -> None:
     with database.transaction() as session:
         public_id = create_key(session, "a").split("_")[1]
         create_key(session, "b")
         revoke_key(session, public_id)
-        told = [_change(row) for row in audit.newest(session, tenant="a", limit=10)]
-    who_and_what = [(row["key_id"], row["action"], row["object_id"]) for row in told]
-    assert who_and_what == [("cli", "key.revoke", public_id), ("cli", "key.create", public_id)]
+        rows = [_change(row) for row in audit.newest(session, tenant="a", limit=10)]
+    changes = [(row["key_id"], row["action"], row["object_id"]) for row in rows]
+    assert changes == [("cli", "key.revoke", public_id), ("cli", "key.create", public_id)]
 
 
-def test_the_newest_changes_come_first_and_no_more_than_asked_for(database: Database) -> None:
+def test_the_newest_changes_come_first_up_to_the_limit(database: Database) -> None:
     with database.transaction() as session:
         made = [create_key(session, "a").split("_")[1] for _ in range(3)]
         found = [row.object_id for row in audit.newest(session, tenant=None, limit=2)]
@@ -59,9 +59,7 @@ def test_a_change_is_found_by_the_request_id_that_its_client_saw(
         assert [(row.action, row.object_id) for row in session.scalars(query)] == [("file.delete", file_id)]
 
 
-def test_content_that_is_removed_because_it_expired_is_told_too(
-    client: TestClient, database: Database
-) -> None:
+def test_the_removal_of_expired_content_is_recorded(client: TestClient, database: Database) -> None:
     file_id = uploaded(client)
     expire(database, file_id)
     uploaded(client)

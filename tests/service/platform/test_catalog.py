@@ -24,7 +24,7 @@ def test_each_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
     assert catalog.find("empty") is None
 
 
-def test_an_added_model_is_there_at_once(tmp_path: Path) -> None:
+def test_an_added_model_is_available_at_once(tmp_path: Path) -> None:
     catalog = Catalog(Settings(home=tmp_path))
     assert catalog.names() == []
     added = catalog.add("big", "Qwen/Qwen3-0.6B", "abc123")
@@ -54,7 +54,7 @@ def test_production_reads_the_operators_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": {"url": "x"}}', '{"../a": {"path": "x"}}'])
-def test_a_broken_catalogue_file_is_told(tmp_path: Path, content: str) -> None:
+def test_a_broken_catalogue_file_is_reported(tmp_path: Path, content: str) -> None:
     file = tmp_path / "catalogue.json"
     file.write_text(content)
     with pytest.raises(CatalogError, match=r"catalogue\.json"):
@@ -67,5 +67,5 @@ def test_good_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", ".a", "a b", "a:b"])
-def test_names_that_could_lead_elsewhere_are_refused(name: str) -> None:
+def test_invalid_model_names_are_refused(name: str) -> None:
     assert not is_valid_name(name)

@@ -46,7 +46,7 @@ def test_an_exception_of_a_library_is_one_line_with_its_trace(lines: Any) -> Non
     assert line["exception"].splitlines()[-1] == "OSError: redis://:***@host:1/0 is away"
 
 
-def test_what_is_bound_is_on_the_lines_of_libraries_too(lines: Any) -> None:
+def test_bound_fields_are_added_to_the_lines_of_libraries(lines: Any) -> None:
     with structlog.contextvars.bound_contextvars(job="ftjob-1", fence=3):
         logging.getLogger("service.jobs.store.wakeups").warning("not sent")
     (line,) = lines()
@@ -54,7 +54,7 @@ def test_what_is_bound_is_on_the_lines_of_libraries_too(lines: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["httpx", "alembic.runtime.migration", "urllib3"])
-def test_a_library_that_prints_whole_urls_may_only_warn(lines: Any, name: str) -> None:
+def test_a_library_that_logs_whole_urls_only_warns(lines: Any, name: str) -> None:
     logging.getLogger(name).info("GET https://host/?key=1")
     assert lines() == []
 
@@ -65,7 +65,7 @@ def test_configured_twice_a_line_is_still_written_once(lines: Any) -> None:
     assert len(lines()) == 1
 
 
-def test_the_level_holds_for_both(lines: Any) -> None:
+def test_the_level_applies_to_both_loggers(lines: Any) -> None:
     logs.configure("WARNING")
     logging.getLogger("celery").info("low")
     structlog.get_logger().info("low")
@@ -95,7 +95,7 @@ def test_secrets_deep_inside_a_field_are_masked(lines: Any) -> None:
     assert (line["log"][1], line["extra"]) == ("to redis://:***@host", {"a": ["Bearer ***"]})
 
 
-def test_what_nobody_catches_is_a_line_in_a_thread_and_in_the_main_one() -> None:
+def test_uncaught_exceptions_are_logged_in_every_thread() -> None:
     script = (
         "import threading; from service.platform import logs; logs.own_process('INFO')\n"
         "def fail(): raise ValueError('in a thread')\n"
@@ -110,7 +110,7 @@ def test_what_nobody_catches_is_a_line_in_a_thread_and_in_the_main_one() -> None
 
 
 @on_sqlite
-def test_every_line_of_a_request_says_whose_it_is(
+def test_every_line_of_a_request_names_its_tenant_and_key(
     app: FastAPI, client: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
@@ -119,8 +119,8 @@ def test_every_line_of_a_request_says_whose_it_is(
     app.add_api_route("/fail", fail)
     client.get("/v1/files/file-1", headers={"x-request-id": "trace-9"})
     client.get("/fail", headers={"x-request-id": "trace-10"})
-    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    found, bug, answered = (line for line in told if line.get("request_id", "").startswith("trace-"))
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    found, bug, answered = (line for line in lines if line.get("request_id", "").startswith("trace-"))
     assert (found["route"], found["tenant"], found["status"]) == ("/v1/files/{file_id}", "tenant-a", 404)
     assert len(found["key_id"]) == 16
     assert (bug["event"], bug["route"], bug["request_id"]) == ("unexpected error", "/fail", "trace-10")

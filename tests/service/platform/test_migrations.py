@@ -52,7 +52,7 @@ def test_the_partial_indexes_exist(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_look_at_the_jobs_statistics_is_small_whatever_their_columns(database: Database) -> None:
+def test_statistics_of_the_jobs_table_stay_small(database: Database) -> None:
     """One column with the default target makes it ten times as long, so a new one needs its migration."""
     targets = (
         "SELECT DISTINCT attstattarget FROM pg_attribute "

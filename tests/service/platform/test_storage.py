@@ -1,4 +1,4 @@
-"""Storage: seen whole or not at all, in a folder, in memory and in S3 alike, and never outside its root."""
+"""Storage in a folder, in memory and in S3: objects are complete, and never outside the root."""
 
 from __future__ import annotations
 

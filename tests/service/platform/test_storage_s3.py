@@ -1,4 +1,4 @@
-"""S3 that is cut, refused or hangs: nothing half is ever seen, and what is told holds no credentials."""
+"""S3 that disconnects, refuses or hangs: no partial object is visible, and errors contain no credentials."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_whole(
 
 @pytest.mark.parametrize("fault", [CUT, CUT_ANSWER, 500, 503])
 @pytest.mark.parametrize(("words", "content"), [("", SMALL), (PART_2, LARGE)])
-def test_an_upload_that_breaks_off_is_tried_again(
+def test_an_interrupted_upload_is_retried(
     storage: Storage, bucket: Bucket, fault: int, words: str, content: bytes
 ) -> None:
     bucket.proxy.rule = strike(fault, "PUT", words, times=1)
@@ -61,7 +61,7 @@ def test_an_upload_that_breaks_off_is_tried_again(
 @pytest.mark.parametrize(
     ("method", "words", "content"), [("PUT", "", SMALL), ("PUT", PART_2, LARGE), ("POST", "uploadId", LARGE)]
 )
-def test_what_never_arrives_whole_is_never_seen_and_leaves_no_unfinished_upload(
+def test_an_incomplete_put_is_never_visible_and_leaves_no_unfinished_upload(
     storage: Storage, bucket: Bucket, fault: int, method: str, words: str, content: bytes
 ) -> None:
     bucket.proxy.rule = strike(fault, method, words)
@@ -71,7 +71,7 @@ def test_what_never_arrives_whole_is_never_seen_and_leaves_no_unfinished_upload(
     assert (bucket.keys, bucket.num_unfinished_uploads) == ([], 0)
 
 
-def test_an_upload_that_breaks_off_leaves_the_older_object(storage: Storage, bucket: Bucket) -> None:
+def test_an_interrupted_upload_leaves_the_older_object(storage: Storage, bucket: Bucket) -> None:
     storage.put("x", SMALL)
     bucket.proxy.rule = strike(CUT, "PUT", PART_2)
     with pytest.raises(StorageError):
@@ -80,9 +80,7 @@ def test_an_upload_that_breaks_off_leaves_the_older_object(storage: Storage, buc
     assert storage.get_bytes("x") == SMALL
 
 
-def test_a_completed_upload_whose_answer_was_lost_is_worth_another_try(
-    storage: Storage, bucket: Bucket
-) -> None:
+def test_a_completed_upload_whose_response_was_lost_can_be_retried(storage: Storage, bucket: Bucket) -> None:
     bucket.proxy.rule = strike(CUT_ANSWER, "POST", "uploadId", times=1)
     with pytest.raises(StorageError) as failed:
         storage.put("x", LARGE)
@@ -99,7 +97,7 @@ def test_a_store_that_hangs_is_given_up(bucket: Bucket, monkeypatch: pytest.Monk
     assert bucket.keys == []
 
 
-def test_a_download_that_breaks_off_is_tried_again(storage: Storage, bucket: Bucket) -> None:
+def test_an_interrupted_download_is_retried(storage: Storage, bucket: Bucket) -> None:
     storage.put("x", LARGE)
     bucket.proxy.rule = strike(CUT_ANSWER, "GET", times=1)
     assert b"".join(storage.stream("x")) == LARGE
@@ -141,7 +139,7 @@ def test_a_missing_bucket_is_no_missing_object(bucket: Bucket, use: str) -> None
 
 
 @pytest.mark.parametrize("use", USES)
-def test_refused_credentials_are_told_at_once_and_not_repeated(
+def test_refused_credentials_are_reported_at_once_without_retries(
     storage: Storage, bucket: Bucket, use: str
 ) -> None:
     bucket.proxy.rule = strike(403, "PUT GET HEAD DELETE POST")
@@ -153,7 +151,7 @@ def test_refused_credentials_are_told_at_once_and_not_repeated(
         assert denied.value.__cause__ is None
 
 
-def test_an_endpoint_without_encryption_that_nobody_allowed_is_a_denial(
+def test_an_endpoint_without_encryption_is_denied_unless_allowed(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ALLOW_HTTP")
@@ -167,7 +165,7 @@ def test_a_full_store_is_full(storage: Storage, bucket: Bucket) -> None:
         storage.put("x", SMALL)
 
 
-def test_a_store_that_is_only_away_may_be_opened(storage: Storage, bucket: Bucket) -> None:
+def test_a_store_that_does_not_respond_can_be_opened(storage: Storage, bucket: Bucket) -> None:
     bucket.proxy.rule = strike(503, "PUT GET HEAD DELETE POST")
     storage = open_usable_storage(bucket.location)
     bucket.proxy.rule = pass_all

@@ -1,4 +1,4 @@
-"""Probes over HTTP: checked and made once as jobs are, cancelled, and told by their verdict."""
+"""Probes over HTTP: checked and created once like jobs, cancelled, and read with their verdict."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def training_file(settings: Settings, database: Database) -> str:
     return store_file(settings, database, jsonl(row(), row("What is 3+3?", "6")))
 
 
-def test_a_probe_waits_in_the_queue_as_a_job_does(client: TestClient, training_file: str) -> None:
+def test_a_probe_is_queued_like_a_job(client: TestClient, training_file: str) -> None:
     client.post("/v1/fine_tuning/jobs", json=request(training_file)).raise_for_status()
     probe = client.post(PROBES, json=request(training_file, probe={"prompts": 2})).json()
     assert probe["id"].startswith("ftprobe-")
@@ -78,7 +78,7 @@ def test_a_request_that_a_job_would_be_refused_for_is_refused(client: TestClient
         ({"method": {"type": "supervised", "supervised": {}}}, "method.type"),
     ],
 )
-def test_what_is_no_probe_is_refused_at_its_field(
+def test_an_invalid_probe_is_refused_by_field(
     client: TestClient, training_file: str, more: dict[str, Any], param: str
 ) -> None:
     refused = client.post(PROBES, json=request(training_file, **more))
@@ -96,7 +96,7 @@ def test_the_same_request_twice_makes_one_probe(
     assert (as_job.status_code, num_jobs(database)) == (422, 1)
 
 
-def test_sinks_hear_nothing_of_a_probe(client: TestClient, training_file: str, database: Database) -> None:
+def test_a_probe_has_no_sinks(client: TestClient, training_file: str, database: Database) -> None:
     sink = {"type": "wandb", "wandb": {"project": "sums"}}
     client.post(PROBES, json=request(training_file, integrations=[sink])).raise_for_status()
     with database.reading() as session:
@@ -125,7 +125,7 @@ def test_no_verb_of_jobs_reaches_a_probe(client: TestClient, training_file: str)
     assert client.get(f"{PROBES}/{probe['id']}").json()["status"] == "queued"
 
 
-def test_counts_are_told_as_rates(client: TestClient, database: Database) -> None:
+def test_counts_are_reported_as_rates(client: TestClient, database: Database) -> None:
     result = client.get(f"{PROBES}/{add_probe(database, JobState.SUCCEEDED, COUNTS)}").json()["result"]
     assert result["pass_rate"] == 0.2
     assert (result["signal_share"], result["truncated_share"]) == (0.75, 0.25)

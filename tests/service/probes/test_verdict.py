@@ -115,7 +115,7 @@ def test_each_case_has_its_sentence(case: str) -> None:
     assert (verdict.can_learn, verdict.sentence) == (can_learn, sentence)
 
 
-def test_where_nothing_could_be_scored_the_grader_is_the_reason_whatever_the_job_allows() -> None:
+def test_if_nothing_was_scored_the_grader_is_always_the_reason() -> None:
     settings = SETTINGS.model_copy(update={"max_grader_error_rate": 1.0})
     none = facts(grader_errors=64, mean_reward=None, highest_reward=None, passed=0, groups_with_signal=0)
     assert judge(none, settings).can_learn == "no"

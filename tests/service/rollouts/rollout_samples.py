@@ -26,7 +26,7 @@ def completion(reward: float | None, *, finish: str = "stop", **more: Any) -> di
     return given | {"errors": {}, "advantage": 0.0, "finish_reason": finish, "policy_version": 1} | more
 
 
-def said(text: str, accuracy: float | None, formed: float, **more: Any) -> dict[str, Any]:
+def scored(text: str, accuracy: float | None, formed: float, **more: Any) -> dict[str, Any]:
     """A completion under MULTI."""
     reward = None if accuracy is None else 0.8 * accuracy + 0.2 * formed
     return completion(reward, text=text, parts={"accuracy": accuracy, "format": formed}, **more)

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import MODEL, jsonl, make_model, upload
-from tests.service.rollouts.rollout_samples import ROWS, add_graded_job, add_group, said
+from tests.service.rollouts.rollout_samples import ROWS, add_graded_job, add_group, scored
 
 JOBS = "/v1/fine_tuning/jobs"
 CUT = {"finish": "length"}
@@ -33,13 +33,18 @@ def rows_of(client: TestClient, job_id: str, kind: str, **params: Any) -> list[d
 
 @pytest.fixture
 def job_id(settings: Settings, database: Database) -> str:
-    """Row 2 is asked in steps 1 and 2, row 0 in step 2."""
+    """Row 2 is in steps 1 and 2, row 0 in step 2."""
     job_id = add_graded_job(settings, database)
-    early = [said("good", 1.0, 1.0), said("bad", 0.0, 0.0), said("cut", 1.0, 1.0, **CUT)]
+    early = [scored("good", 1.0, 1.0), scored("bad", 0.0, 0.0), scored("cut", 1.0, 1.0, **CUT)]
     add_group(database, job_id, 1, 0, early, row=2)
-    late = [said("good", 1.0, 1.0), said("fair", 1.0, 0.0), said("", 1.0, 1.0), said("none", None, 1.0)]
+    late = [
+        scored("good", 1.0, 1.0),
+        scored("fair", 1.0, 0.0),
+        scored("", 1.0, 1.0),
+        scored("none", None, 1.0),
+    ]
     add_group(database, job_id, 2, 0, late, row=2)
-    add_group(database, job_id, 2, 1, [said("tools", 1.0, 1.0, turns=2), said("formed", 0.0, 1.0)], row=0)
+    add_group(database, job_id, 2, 1, [scored("tools", 1.0, 1.0, turns=2), scored("formed", 0.0, 1.0)], row=0)
     return job_id
 
 
@@ -51,12 +56,12 @@ def test_the_best_answer_of_each_prompt_is_a_supervised_row(client: TestClient, 
     assert rows_of(client, job_id, "sft") == [answered(2, "good")]
 
 
-def test_a_lower_bar_lets_more_answers_in_and_no_text_twice(client: TestClient, job_id: str) -> None:
+def test_a_lower_min_reward_adds_answers_and_no_text_twice(client: TestClient, job_id: str) -> None:
     found = rows_of(client, job_id, "sft", min_reward=0.2, per_prompt=16)
     assert found == [answered(0, "formed"), answered(2, "good"), answered(2, "fair")]
 
 
-def test_a_range_of_steps_and_parts_narrow_what_is_exported(client: TestClient, job_id: str) -> None:
+def test_steps_and_parts_narrow_the_export(client: TestClient, job_id: str) -> None:
     found = rows_of(client, job_id, "sft", from_step=2, not_fired="format", min_reward=0)
     assert found == [answered(2, "fair")]
 
@@ -82,7 +87,7 @@ def test_pairs_are_conversational_preferences_with_their_margin(client: TestClie
     }
 
 
-def test_more_pairs_of_a_prompt_come_closer_until_the_margin(client: TestClient, job_id: str) -> None:
+def test_more_pairs_of_a_prompt_are_added_down_to_the_margin(client: TestClient, job_id: str) -> None:
     two = rows_of(client, job_id, "dpo", from_step=2, per_prompt=16)
     assert [(pair["chosen"][0]["content"], pair["rejected"][0]["content"]) for pair in two] == [
         ("good", "fair")
@@ -99,7 +104,7 @@ def test_prompts_without_messages_and_rows_with_tools_keep_their_form(
     content = jsonl({"prompt": "2+2=", "answer": "4"}, {**ROWS[1], "tools": tools})
     job_id = add_graded_job(settings, database, content=content)
     for number in (0, 1):
-        add_group(database, job_id, 1, number, [said("4", 1.0, 1.0), said("5", 0.0, 0.0)], row=number)
+        add_group(database, job_id, 1, number, [scored("4", 1.0, 1.0), scored("5", 0.0, 0.0)], row=number)
     plain, with_tools = rows_of(client, job_id, "sft")
     assert plain == {"prompt": "2+2=", "completion": "4"}
     assert with_tools == {**answered(1, "4"), "tools": tools}
@@ -114,13 +119,15 @@ def test_many_rows_come_in_the_order_of_the_dataset(
     content = b"\n".join(line for line in jsonl(*(ROWS * 60)).splitlines()) + b"\n\n"
     job_id = add_graded_job(settings, database, content=content)
     for number in reversed(range(240)):
-        add_group(database, job_id, 1 + number % 3, number, [said(f"answer {number}", 1.0, 1.0)], row=number)
+        add_group(
+            database, job_id, 1 + number % 3, number, [scored(f"answer {number}", 1.0, 1.0)], row=number
+        )
     found = rows_of(client, job_id, "sft")
     assert [row["messages"][-1]["content"] for row in found] == [f"answer {n}" for n in range(240)]
     assert [row["messages"][0] for row in found] == [row["messages"][0] for row in ROWS] * 60
 
 
-def test_nothing_good_enough_is_said_with_the_best_there_is(client: TestClient, job_id: str) -> None:
+def test_an_export_without_good_answers_names_the_best_reward(client: TestClient, job_id: str) -> None:
     answer = client.get(f"{JOBS}/{job_id}/rollouts/sft.jsonl", params={"min_reward": 5})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "min_reward", "nothing_to_export")
@@ -138,6 +145,6 @@ def test_a_deleted_training_file_is_named(client: TestClient, job_id: str) -> No
     assert client.get(f"{JOBS}/{job_id}/rollouts.jsonl").status_code == 200
 
 
-def test_a_split_that_the_job_has_not_is_refused(client: TestClient, job_id: str) -> None:
+def test_a_missing_split_is_refused(client: TestClient, job_id: str) -> None:
     answer = client.get(f"{JOBS}/{job_id}/rollouts/sft.jsonl", params={"split": "validation"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "split")

@@ -13,7 +13,7 @@ from service.rollouts import rescore
 from service.rollouts.rescoring import rank_agreement
 from service.settings import Settings
 from tests.service.job_samples import make_model
-from tests.service.rollouts.rollout_samples import MULTI, add_graded_job, add_group, completion, said
+from tests.service.rollouts.rollout_samples import MULTI, add_graded_job, add_group, completion, scored
 
 JOBS = "/v1/fine_tuning/jobs"
 ACCURACY = {"type": "numeric", "name": "accuracy", "reference": "{{item.answer}}"}
@@ -38,18 +38,22 @@ def refused(client: TestClient, job_id: str, grader: dict[str, Any], **more: Any
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """One database: what is asked of it is what exports ask, on both."""
+    """One database: its queries are those of exports, which are tested on both."""
     return sqlite_url
 
 
 @pytest.fixture
 def job_id(settings: Settings, database: Database) -> str:
-    """Two groups in step 1, one in step 2, as MULTI scored them; the rows ask for 0, 2, 4, 6."""
+    """Two groups in step 1, one in step 2, as MULTI scored them; the rows' answers are 0, 2, 4, 6."""
     job_id = add_graded_job(settings, database)
-    first = [said("<answer>0</answer>", 1.0, 1.0), said("0", 1.0, 0.0), said("<answer>9</answer>", 0.0, 1.0)]
+    first = [
+        scored("<answer>0</answer>", 1.0, 1.0),
+        scored("0", 1.0, 0.0),
+        scored("<answer>9</answer>", 0.0, 1.0),
+    ]
     add_group(database, job_id, 1, 0, first, row=0)
-    add_group(database, job_id, 1, 1, [said("3", 0.0, 0.0), said("7", 0.0, 0.0)], row=1)
-    add_group(database, job_id, 2, 0, [said("4", 1.0, 0.0), said("<answer>5</answer>", 0.0, 1.0)], row=2)
+    add_group(database, job_id, 1, 1, [scored("3", 0.0, 0.0), scored("7", 0.0, 0.0)], row=1)
+    add_group(database, job_id, 2, 0, [scored("4", 1.0, 0.0), scored("<answer>5</answer>", 0.0, 1.0)], row=2)
     return job_id
 
 
@@ -94,9 +98,7 @@ def test_advantages_are_those_of_the_engine_over_whole_steps(client: TestClient,
     assert shown == [pytest.approx(list(each.values)) for each in expected]
 
 
-def test_what_cannot_be_scored_is_counted_with_its_reason_and_is_no_zero(
-    client: TestClient, job_id: str
-) -> None:
+def test_unscorable_completions_are_counted_by_reason_and_are_not_0(client: TestClient, job_id: str) -> None:
     missing = {**ACCURACY, "reference": "{{item.solution}}"}
     found = scored_again(client, job_id, missing)
     after = found["summary"]["after"]
@@ -122,26 +124,26 @@ def test_the_limit_takes_whole_steps_the_newest_first(client: TestClient, job_id
     assert refused(client, job_id, MULTI, limit=1) == ("limit", "invalid_value")
 
 
-def test_groups_that_called_tools_are_left_out_and_counted(
+def test_groups_that_called_tools_are_excluded_and_counted(
     client: TestClient, database: Database, job_id: str
 ) -> None:
-    add_group(database, job_id, 2, 1, [said("4", 1.0, 0.0, turns=2), said("5", 0.0, 0.0)], row=2)
+    add_group(database, job_id, 2, 1, [scored("4", 1.0, 0.0, turns=2), scored("5", 0.0, 0.0)], row=2)
     summary = scored_again(client, job_id, MULTI, from_step=2)["summary"]
     assert (summary["num_groups"], summary["num_groups_skipped"]) == (1, 1)
 
 
-def test_the_jobs_own_punishment_of_length_stays(
+def test_the_jobs_penalty_for_length_stays(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     job_id = add_graded_job(settings, database, overlong_buffer_tokens=4)
     long = completion(0.5, text="0", parts={"accuracy": 1.0, "format": 0.0, "overlong": -0.3})
-    add_group(database, job_id, 1, 0, [long, said("9", 0.0, 0.0)])
+    add_group(database, job_id, 1, 0, [long, scored("9", 0.0, 0.0)])
     (group,) = scored_again(client, job_id, ACCURACY)["data"]
     assert group["completions"][0]["reward_after"] == pytest.approx(0.7)
     assert group["completions"][0]["parts"] == {"accuracy": 1.0, "overlong": -0.3}
 
 
-def test_what_only_workers_have_or_somebody_pays_for_is_refused(
+def test_graders_that_need_a_worker_or_cost_money_are_refused(
     client: TestClient, job_id: str, settings: Settings
 ) -> None:
     model = {"type": "reward_model", "name": "liked", "model": "tiny"}
@@ -161,7 +163,7 @@ def test_rewards_of_single_steps_are_not_stored_so_that_another_advantage_must_b
     assert scored_again(client, job_id, ACCURACY, advantage="group_std")["advantage"] == "group_std"
 
 
-def test_steps_without_rollouts_and_files_that_are_gone_are_named(client: TestClient, job_id: str) -> None:
+def test_steps_without_rollouts_and_missing_files_are_named(client: TestClient, job_id: str) -> None:
     assert refused(client, job_id, MULTI, from_step=9) == ("from_step", "no_rollouts")
     assert refused(client, job_id, MULTI, split="validation") == ("split", "invalid_value")
     file_id = client.get(f"{JOBS}/{job_id}").json()["training_file"]

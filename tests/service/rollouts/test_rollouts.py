@@ -15,7 +15,7 @@ from service.platform.db import Database
 from service.rollouts.service import search_limit
 from service.settings import Settings
 from tests.service.job_samples import add_job
-from tests.service.rollouts.rollout_samples import add_graded_job, add_group, completion, said
+from tests.service.rollouts.rollout_samples import add_graded_job, add_group, completion, scored
 
 JOBS = "/v1/fine_tuning/jobs"
 
@@ -45,9 +45,9 @@ def sampled(database: Database) -> str:
 def graded(settings: Settings, database: Database) -> str:
     """A job whose reward has the parts accuracy and format."""
     job_id = add_graded_job(settings, database)
-    add_group(database, job_id, 1, 0, [said("both", 1.0, 1.0), said("right", 1.0, 0.0)])
-    add_group(database, job_id, 2, 0, [said("formed", 0.0, 1.0), said("neither", 0.0, 0.0)])
-    add_group(database, job_id, 3, 0, [said("broken", None, 1.0), said("half", 0.5, 1.0)])
+    add_group(database, job_id, 1, 0, [scored("both", 1.0, 1.0), scored("right", 1.0, 0.0)])
+    add_group(database, job_id, 2, 0, [scored("formed", 0.0, 1.0), scored("neither", 0.0, 0.0)])
+    add_group(database, job_id, 3, 0, [scored("broken", None, 1.0), scored("half", 0.5, 1.0)])
     return job_id
 
 
@@ -107,7 +107,7 @@ def test_the_export_has_every_group_with_its_tokens(client: TestClient, sampled:
     assert groups[0]["completions"][0]["token_ids"] == [1, 2, 3]
 
 
-def test_a_groups_mean_leaves_unscorable_completions_out(client: TestClient, sampled: str) -> None:
+def test_a_groups_mean_excludes_unscorable_completions(client: TestClient, sampled: str) -> None:
     (group,) = get(client, f"{sampled}/rollouts", step=3, filter="grader_error")["data"]
     assert group["mean_reward"] == 0.1875
     assert [one["reward"] for one in group["completions"]] == [None, 0.25, 0.125]
@@ -115,7 +115,7 @@ def test_a_groups_mean_leaves_unscorable_completions_out(client: TestClient, sam
 
 
 @pytest.mark.parametrize("order", ["best", "worst"])
-def test_groups_by_reward_come_page_by_page(client: TestClient, sampled: str, order: str) -> None:
+def test_groups_by_reward_are_paged(client: TestClient, sampled: str, order: str) -> None:
     whole = get(client, f"{sampled}/rollouts", filter=order)
     means = [group["mean_reward"] for group in whole["data"]]
     assert means == sorted(means, reverse=order == "best")
@@ -144,7 +144,7 @@ def test_completions_are_newest_first_page_by_page(client: TestClient, sampled: 
     assert [page["has_more"] for page in (first, second, third)] == [True, True, False]
 
 
-def test_a_completion_tells_its_group_and_itself(client: TestClient, sampled: str) -> None:
+def test_a_completion_has_its_groups_fields_and_its_own(client: TestClient, sampled: str) -> None:
     (cut,) = get(client, f"{sampled}/rollouts/completions", filter="truncated")["data"]
     group = {"rollout_id": "rollout-train-2-0", "step": 2, "split": "train", "position": 0, "index": 1}
     own = {"reward": 0.5, "mean_reward": 0.75, "finish_reason": "length", "num_tokens": 3, "text": "a"}
@@ -166,7 +166,7 @@ def test_completions_are_filtered(client: TestClient, sampled: str) -> None:
         assert ids(get(client, f"{sampled}/rollouts/completions", **params)) == expected, params
 
 
-def test_completions_by_reward_go_on_behind_the_last_one(client: TestClient, sampled: str) -> None:
+def test_completions_by_reward_continue_after_the_last_one(client: TestClient, sampled: str) -> None:
     url = f"{sampled}/rollouts/completions"
     whole = ids(get(client, url, filter="best"))
     assert len(whole) == 13  # the unscorable one has no place among them
@@ -190,7 +190,7 @@ def test_completions_where_one_part_fired_and_another_did_not(client: TestClient
         assert [one["text"] for one in page["data"]] == expected, params
 
 
-def test_a_group_is_meant_where_one_of_its_completions_is(client: TestClient, graded: str) -> None:
+def test_a_group_is_selected_if_one_of_its_completions_is(client: TestClient, graded: str) -> None:
     page = get(client, f"{graded}/rollouts", fired="accuracy", not_fired="format")
     assert places(page) == [("train", 1, 0)]
     exported = client.get(f"{JOBS}/{graded}/rollouts.jsonl", params={"fired": "format", "to_step": 2}).text
@@ -207,7 +207,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_cannot_be_meant_is_refused(client: TestClient, graded: str) -> None:
+def test_impossible_selections_are_refused(client: TestClient, graded: str) -> None:
     paths = ("rollouts", "rollouts/completions", "rollouts.jsonl")
     for path, (params, param, code) in product(paths, REFUSED):
         answer = client.get(f"{JOBS}/{graded}/{path}", params=params)
@@ -221,7 +221,7 @@ def test_what_cannot_be_meant_is_refused(client: TestClient, graded: str) -> Non
     "after", ["completion-train-9-0-0", "completion-train-3-0-7", "rollout-train-3-0", ""]
 )
 @pytest.mark.parametrize("filter", [None, "best"])
-def test_an_unknown_completion_is_no_cursor(
+def test_an_unknown_completion_is_refused_as_cursor(
     client: TestClient, sampled: str, after: str, filter: str | None
 ) -> None:
     params = {"after": after} | ({"filter": filter} if filter else {})
@@ -229,7 +229,7 @@ def test_an_unknown_completion_is_no_cursor(
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "after")
 
 
-def test_only_a_few_may_search_a_whole_ledger_at_once(client: TestClient, sampled: str) -> None:
+def test_the_number_of_concurrent_searches_is_limited(client: TestClient, sampled: str) -> None:
     url = f"{JOBS}/{sampled}/rollouts"
     with ExitStack() as stack:
         for _ in range(4):
@@ -249,8 +249,6 @@ def test_the_overview_names_steps_and_parts(client: TestClient, sampled: str, gr
     assert get(client, f"{graded}/rollouts/overview")["parts"] == ["accuracy", "format"]
 
 
-def test_the_punishment_of_length_is_a_part_too(
-    client: TestClient, settings: Settings, database: Database
-) -> None:
+def test_the_penalty_for_length_is_a_part(client: TestClient, settings: Settings, database: Database) -> None:
     job_id = add_graded_job(settings, database, overlong_buffer_tokens=4)
     assert get(client, f"{job_id}/rollouts/overview")["parts"] == ["accuracy", "format", "overlong"]

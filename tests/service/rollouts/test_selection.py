@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from service.platform.db import Database
 from service.settings import Settings
-from tests.service.rollouts.rollout_samples import add_graded_job, add_group, said
+from tests.service.rollouts.rollout_samples import add_graded_job, add_group, scored
 
 JOBS = "/v1/fine_tuning/jobs"
 FILTERS = (None, "truncated", "grader_error", "no_signal", "best", "worst")
@@ -22,7 +22,7 @@ def fill(database: Database, job_id: str, chance: random.Random) -> None:
         for position in range(3):
             size = chance.choice((1, 3, 4))
             group = [
-                said(
+                scored(
                     f"{step} {position} {index}",
                     chance.choice((None, 0.0, 0.0, 1.0)),
                     chance.choice((0.0, 1.0)),
@@ -34,7 +34,7 @@ def fill(database: Database, job_id: str, chance: random.Random) -> None:
 
 
 def question(chance: random.Random) -> dict[str, Any]:
-    asked = {
+    query = {
         "filter": chance.choice(FILTERS),
         "split": chance.choice((None, None, "train")),
         "from_step": chance.choice((None, 2)),
@@ -42,31 +42,31 @@ def question(chance: random.Random) -> dict[str, Any]:
         "fired": chance.choice((None, None, "format")),
         "not_fired": chance.choice((None, None, "accuracy")),
     }
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in query.items() if value is not None}
 
 
-def pages(client: TestClient, url: str, limit: int, asked: dict[str, Any]) -> list[dict[str, Any]]:
+def pages(client: TestClient, url: str, limit: int, query: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while True:
         after = {"after": found[-1]["id"]} if found else {}
-        page = client.get(url, params={**asked, **after, "limit": limit}).raise_for_status().json()
+        page = client.get(url, params={**query, **after, "limit": limit}).raise_for_status().json()
         found += page["data"]
         if not page["has_more"]:
             return found
 
 
-def expected(everything: list[dict[str, Any]], asked: dict[str, Any]) -> list[str]:
+def expected(everything: list[dict[str, Any]], query: dict[str, Any]) -> list[str]:
     """Ids of the completions that are meant, all completions given."""
-    meant = [one for one in everything if is_meant(one, asked)]
-    meant.sort(key=lambda one: (-one["step"], one["split"], one["position"], one["index"]))
-    if asked.get("filter") in ("best", "worst"):
-        meant = [one for one in meant if one["reward"] is not None]
-        meant.sort(key=lambda one: one["reward"] * (-1 if asked["filter"] == "best" else 1))
-    return [one["id"] for one in meant]
+    selected = [one for one in everything if is_selected(one, query)]
+    selected.sort(key=lambda one: (-one["step"], one["split"], one["position"], one["index"]))
+    if query.get("filter") in ("best", "worst"):
+        selected = [one for one in selected if one["reward"] is not None]
+        selected.sort(key=lambda one: one["reward"] * (-1 if query["filter"] == "best" else 1))
+    return [one["id"] for one in selected]
 
 
-def is_meant(one: dict[str, Any], asked: dict[str, Any]) -> bool:
-    fired, not_fired = (one["parts"].get(asked.get(name)) for name in ("fired", "not_fired"))
+def is_selected(one: dict[str, Any], query: dict[str, Any]) -> bool:
+    fired, not_fired = (one["parts"].get(query.get(name)) for name in ("fired", "not_fired"))
     has = {
         "truncated": one["finish_reason"] == "length",
         "grader_error": one["reward"] is None,
@@ -74,16 +74,16 @@ def is_meant(one: dict[str, Any], asked: dict[str, Any]) -> bool:
     }
     return all(
         (
-            asked.get("from_step", 0) <= one["step"] <= asked.get("to_step", 9),
-            asked.get("split") in (None, one["split"]),
-            has.get(asked.get("filter", ""), True),
-            "fired" not in asked or (fired is not None and fired > 0),
-            "not_fired" not in asked or (not_fired is not None and not_fired <= 0),
+            query.get("from_step", 0) <= one["step"] <= query.get("to_step", 9),
+            query.get("split") in (None, one["split"]),
+            has.get(query.get("filter", ""), True),
+            "fired" not in query or (fired is not None and fired > 0),
+            "not_fired" not in query or (not_fired is not None and not_fired <= 0),
         )
     )
 
 
-def test_pages_of_completions_are_what_reading_everything_finds(
+def test_pages_of_completions_equal_a_filter_over_all_of_them(
     client: TestClient, settings: Settings, database: Database
 ) -> None:
     chance = random.Random(11)
@@ -104,6 +104,6 @@ def test_pages_of_completions_are_what_reading_everything_finds(
             for group in groups
         )
     )
-    for asked in (question(chance) for _ in range(NUM_QUESTIONS)):
-        found = pages(client, f"{JOBS}/{job_id}/rollouts/completions", chance.choice((3, 7)), asked)
-        assert [one["id"] for one in found] == expected(everything, asked), asked
+    for query in (question(chance) for _ in range(NUM_QUESTIONS)):
+        found = pages(client, f"{JOBS}/{job_id}/rollouts/completions", chance.choice((3, 7)), query)
+        assert [one["id"] for one in found] == expected(everything, query), query

@@ -154,19 +154,17 @@ def test_a_model_without_weights_of_its_own_or_without_its_base_is_refused(
     with database.transaction() as session:
         job_id = names.job_of(lessons)
         session.get_one(Job, job_id).method = lessons_method()
-    told = {
+    errors = {
         name: client.post("/v1/chat/completions", json={"model": name, "messages": HELLO}).json()["error"]
         for name in (orphan, lessons)
     }
-    assert (told[orphan]["code"], told[lessons]["code"]) == ("model_not_found", "model_without_weights")
+    assert (errors[orphan]["code"], errors[lessons]["code"]) == ("model_not_found", "model_without_weights")
 
 
 @on_sqlite
 @pytest.mark.usefixtures("answered")
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_prompt_beyond_the_context_is_a_400_even_where_a_stream_was_asked_for(
-    openai_client: OpenAI, stream: bool
-) -> None:
+def test_a_prompt_beyond_the_context_is_a_400_even_for_a_stream(openai_client: OpenAI, stream: bool) -> None:
     messages: Any = [{"role": "user", "content": "refuse this"}]
     with pytest.raises(openai.BadRequestError) as refused:
         openai_client.chat.completions.create(model="tiny", messages=messages, stream=stream)
@@ -201,7 +199,7 @@ def test_a_prompt_beyond_the_context_is_a_400_even_where_a_stream_was_asked_for(
         ),
     ],
 )
-def test_what_would_change_the_answer_and_cannot_be_had_is_refused_by_name(
+def test_unsupported_options_are_refused_by_name(
     client: TestClient, field: str, value: Any, param: str
 ) -> None:
     body = {"model": "tiny", "messages": HELLO, field: value}
@@ -211,7 +209,7 @@ def test_what_would_change_the_answer_and_cannot_be_had_is_refused_by_name(
 
 @on_sqlite
 @pytest.mark.usefixtures("answered")
-def test_what_asks_for_nothing_is_accepted(client: TestClient) -> None:
+def test_options_without_effect_are_accepted(client: TestClient) -> None:
     nothing = {"top_p": 1.0, "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "tools": []}
     nothing |= {"response_format": {"type": "text"}, "tool_choice": "auto", "metadata": {"a": "b"}}
     nothing |= {"service_tier": "auto", "top_logprobs": None, "stream": False, "logprobs": False}
@@ -229,7 +227,7 @@ def test_without_a_worker_the_answer_is_a_503_at_once(client: TestClient, settin
 
 
 @on_sqlite
-def test_a_tenant_has_so_many_requests_at_once_and_no_more(
+def test_a_tenant_has_at_most_the_allowed_chat_requests(
     client: TestClient, other_client: TestClient, settings: Settings, database: Database, answered: Worker
 ) -> None:
     with database.transaction() as session:
@@ -259,7 +257,7 @@ def test_a_stream_ends_with_done_and_is_not_cached(server_url: str, api_key: str
 
 @on_sqlite
 @pytest.mark.usefixtures("answered")
-def test_a_revoked_key_ends_the_answers_it_asked_for_and_no_others(
+def test_a_revoked_key_ends_its_own_answers_only(
     openai_client: OpenAI, server_url: str, api_key: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "KEY_SECONDS", 0.1)

@@ -1,4 +1,4 @@
-"""What docs/read-a-run/trying.md says is done here: its commands are run against a service that answers."""
+"""Runs the commands of docs/read-a-run/trying.md against a service with a worker."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def given(settings: Settings, server_url: str, api_key: str) -> Iterator[dict[st
 
 
 def test_every_example_of_the_guide_gives_the_same_answer(given: dict[str, str]) -> None:
-    said = []
+    printed = []
     for language, block in BLOCKS:
         command = ["bash", "-euc", block] if language == "sh" else [sys.executable, "-c", block]
         done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
-        said.append(done.stdout.strip())
-    command_line, over_http, by_client = said
+        printed.append(done.stdout.strip())
+    command_line, over_http, by_client = printed
     assert json.loads(over_http)["choices"][0]["message"]["content"] == ANSWER
     assert (command_line, by_client) == (ANSWER, ANSWER)

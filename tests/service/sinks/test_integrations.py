@@ -57,7 +57,7 @@ def test_openai_s_client_names_a_wandb_project_and_reads_it_back_strictly(
     assert FineTuningJob.model_validate(job.to_dict()).integrations == job.integrations
 
 
-def test_strict_clients_see_what_they_know_and_sinks_has_all(client: TestClient, training_file: str) -> None:
+def test_integrations_lists_openais_sinks_and_sinks_lists_all(client: TestClient, training_file: str) -> None:
     job = create(client, training_file, integrations=[TENSORBOARD, WANDB, MLFLOW])
     assert job["integrations"] == [WANDB]
     assert job["sinks"] == [TENSORBOARD, WANDB, MLFLOW]

@@ -1,6 +1,6 @@
-"""W&B's own sync of OpenAI's fine-tunes, as it is, against this service: it reads `result_files[0]`.
+"""W&B's unmodified sync of OpenAI's fine-tunes against this service: it reads `result_files[0]`.
 
-In W&B's offline mode, where it takes everything but datasets, for which it must ask its server.
+In W&B's offline mode, which logs everything except datasets: those need its server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One tenant's things of every kind, made for real, and the keys of everybody who may ask for them.
+"""One tenant's objects of every kind, and the keys of all clients that may request them.
 
 To extend: a resource with an id adds its `Place` to `_places`, a POST with a body adds it to `body_of`. The
 matrix fails on a route for which one of them is missing.
@@ -63,7 +63,7 @@ STATES = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a route's path parameters lead: to something of the owner, and its twin that nobody has."""
+    """Where a route's path parameters lead: an object of the owner, and an unknown id of the same kind."""
 
     real: dict[str, str]
     unknown: dict[str, str]
@@ -229,7 +229,7 @@ def _add_webhook(owner: httpx.Client, ids: dict[str, str], receiver: str) -> Non
 
 
 def _places(ids: dict[str, str]) -> list[Place]:
-    """What each path parameter, or each set of them, may stand for."""
+    """The objects for each path parameter, or each set of them."""
     unknown_job, unknown_checkpoint = new_id("ftjob"), new_id("ftckpt", "_")
     unknown_webhook = new_id("we", "_")
     jobs = [ids[state.value] for state in STATES]

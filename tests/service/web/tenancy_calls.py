@@ -55,7 +55,7 @@ def calls_of(contract: dict[str, Any], found: World) -> list[Call]:
     return [call for call in calls if call.template not in PUBLIC]
 
 
-def ask(
+def send(
     client: httpx.Client,
     call: Call,
     ids: dict[str, str],
@@ -65,7 +65,7 @@ def ask(
 ) -> httpx.Response:
     """The answer, of a live stream its beginning.
 
-    `unknown`: about the twin that nobody has; `who`: begins the names of the things in the body.
+    `unknown`: with the unknown id; `who`: prefix of the names of objects in the body.
     """
     path = call.template.format(**(call.place.unknown if unknown else call.place.real))
     request = client.build_request(call.method.upper(), path, **(body_of(call.operation, ids, who) or {}))
@@ -76,8 +76,8 @@ def ask(
     return answer
 
 
-def told(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, dict[str, str]]:
-    """All that an answer tells, but for the ids that were asked for."""
+def visible(answer: httpx.Response, ids: dict[str, str]) -> tuple[int, str, dict[str, str]]:
+    """All that a response shows, except the requested ids."""
     headers = {name: text for name, text in answer.headers.items() if name not in VARYING_HEADERS}
     text = answer.content.decode(errors="replace")
     for one in ids.values():

@@ -1,4 +1,4 @@
-"""A database that is stopped in the middle: it accepts connections and says nothing."""
+"""A stopped database: it accepts connections and does not respond."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_with_all_threads_waiting_for_the_database_it_is_alive_not_ready_and_rea
     database.engine.dispose()
     answers: list[int] = []
 
-    def ask() -> None:
+    def request() -> None:
         headers = {"authorization": f"Bearer {key}"}
         answers.append(httpx.get(f"{url}/v1/files", headers=headers, timeout=60).status_code)
 
-    asking = [threading.Thread(target=ask) for _ in range(2 * THREADS)]
+    asking = [threading.Thread(target=request) for _ in range(2 * THREADS)]
     with stopped(own_postgres):
         for thread in asking:
             thread.start()

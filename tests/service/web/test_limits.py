@@ -1,4 +1,4 @@
-"""Limits under concurrent requests: never one more than allowed, and every refusal says when to retry."""
+"""Limits under concurrent requests: never one more than allowed, and every refusal has a `Retry-After`."""
 
 from __future__ import annotations
 

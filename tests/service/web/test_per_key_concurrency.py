@@ -22,7 +22,7 @@ CROWD = 60
 
 
 class Slow:
-    """Stands in for work that takes as long as the test wants."""
+    """Replaces work with a wait until the test ends it."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -49,7 +49,7 @@ def upload(client: httpx.Client) -> httpx.Response:
 
 
 @pytest.mark.parametrize(
-    ("place", "ask", "limit"),
+    ("place", "send", "limit"),
     [((Preflight, "check"), check, REQUESTS_PER_KEY), ((Files, "upload"), upload, UPLOADS_PER_KEY)],
     ids=["checks", "uploads"],
 )
@@ -59,7 +59,7 @@ def test_many_slow_requests_of_one_key_do_not_block_other_keys(
     other_api_key: str,
     monkeypatch: pytest.MonkeyPatch,
     place: tuple[type, str],
-    ask: Callable[[httpx.Client], httpx.Response],
+    send: Callable[[httpx.Client], httpx.Response],
     limit: int,
 ) -> None:
     slow = Slow()
@@ -72,11 +72,11 @@ def test_many_slow_requests_of_one_key_do_not_block_other_keys(
         httpx.Client(base_url=server_url, headers=mine, timeout=30) as other,
         ThreadPoolExecutor(CROWD) as threads,
     ):
-        asked = [threads.submit(ask, crowd) for _ in range(CROWD)]
+        responses = [threads.submit(send, crowd) for _ in range(CROWD)]
         wait_until(lambda: slow.num_inside == limit, 20, "the limit is reached")
         assert other.get("/v1/files").status_code == 200
         slow.may_end.set()
-        assert {each.result().status_code for each in asked} == {400}
+        assert {each.result().status_code for each in responses} == {400}
     assert slow.most == limit
 
 

@@ -34,7 +34,7 @@ def database_url(sqlite_url: str) -> str:
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """A clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -92,11 +92,11 @@ def test_without_a_rate_no_request_is_refused() -> None:
 def test_concurrent_threads_get_no_more_than_the_bucket_holds() -> None:
     rate, start, allowed = RequestRate(25, Clock()), threading.Barrier(16), []
 
-    def ask() -> None:
+    def request() -> None:
         start.wait()
         allowed.append(num_allowed(rate))
 
-    threads = [threading.Thread(target=ask) for _ in range(16)]
+    threads = [threading.Thread(target=request) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -139,7 +139,7 @@ def seen() -> list[int]:
 
 @pytest.fixture
 def retrying_client(server_url: str, api_key: str, clock: Clock, seen: list[int]) -> Iterator[OpenAI]:
-    """OpenAI's client as it comes; the service's clock goes on while it waits after a refusal."""
+    """OpenAI's unmodified client; the service's clock advances while it waits after a refusal."""
 
     def note(answer: httpx.Response) -> None:
         seen.append(answer.status_code)

@@ -1,4 +1,4 @@
-"""Every route of the OpenAPI document × everybody who may ask: nobody learns or changes what is not theirs.
+"""Every route of the OpenAPI document × every kind of client: none reads or changes another's objects.
 
 The routes come from `/openapi.json`, so a new one is in the matrix from its first day; what is missing for it
 in `tenancy.py` fails `test_the_matrix_covers_every_route`.
@@ -20,7 +20,7 @@ from service.platform.tables.core import AuditEntry
 from tests.conftest import settings_for
 from tests.servers import Postgres
 from tests.service.web.tenancy import OWNER, World, body_of, snapshot, world
-from tests.service.web.tenancy_calls import PUBLIC, Call, ask, calls_of, code_of, head, told
+from tests.service.web.tenancy_calls import PUBLIC, Call, calls_of, code_of, head, send, visible
 
 REFUSED_BY_STATE = {
     (400, "file_in_use"),
@@ -29,7 +29,7 @@ REFUSED_BY_STATE = {
     (404, "no_adapter_yet"),
     (404, "model_not_found"),  # a checkpoint's model is read, and not deleted without its job's
 }
-"""What even the owner is told, where the thing is not in a state for it."""
+"""Refusals that the owner also gets, because of an object's state."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def postgres_database(
 def shared(
     postgres_server: Postgres, postgres_database: Database, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    """One world for all who change nothing of the owner's."""
+    """One world for all tests that change nothing of the owner's."""
     settings = settings_for(tmp_path_factory.mktemp("matrix"), postgres_server.url_of("grpo_matrix"))
     with world(settings, postgres_database) as found:
         yield found
@@ -88,7 +88,7 @@ def test_every_other_route_refuses_invalid_keys(
 ) -> None:
     before = snapshot(shared)
     with shared.client(who) as client:
-        answers = {str(call): ask(client, call, shared.ids) for call in calls_of(contract, shared)}
+        answers = {str(call): send(client, call, shared.ids) for call in calls_of(contract, shared)}
         heads = {str(call): head(client, call) for call in calls_of(contract, shared) if call.method == "get"}
     open_ = {
         call: one.text for call, one in answers.items() if (one.status_code, code_of(one)) != (401, code)
@@ -105,8 +105,8 @@ def test_foreign_and_missing_objects_get_the_same_response(contract: dict[str, A
         for call in calls_of(contract, shared):
             if not call.place.real:
                 continue
-            foreign = told(ask(client, call, shared.ids), call.place.real)
-            unknown = told(ask(client, call, shared.ids, unknown=True), call.place.unknown)
+            foreign = visible(send(client, call, shared.ids), call.place.real)
+            unknown = visible(send(client, call, shared.ids, unknown=True), call.place.unknown)
             if foreign[0] != 404 or foreign != unknown:
                 wrong[str(call)] = (foreign, unknown)
             if call.method == "get" and head(client, call).status_code != 404:
@@ -118,7 +118,7 @@ def test_foreign_and_missing_objects_get_the_same_response(contract: dict[str, A
 def test_no_answer_to_another_tenant_names_anything_of_the_owner(
     contract: dict[str, Any], shared: World
 ) -> None:
-    """Lists, and whatever else is asked for without an id."""
+    """Lists, and other requests without an id."""
     before = snapshot(shared)
     private = {name: one for name, one in shared.ids.items() if not name.startswith("other_")}
     private |= {"tenant": OWNER, "content": "owner's"}
@@ -126,26 +126,24 @@ def test_no_answer_to_another_tenant_names_anything_of_the_owner(
         for call in calls_of(contract, shared):
             if call.place.real:
                 continue
-            answer = ask(client, call, shared.ids, who="other_")
+            answer = send(client, call, shared.ids, who="other_")
             assert answer.status_code == 200, f"{call}: {answer.text}"
             assert [name for name, one in private.items() if one in answer.text] == [], str(call)
     assert snapshot(shared) == before
 
 
-def test_a_key_that_only_reads_sees_what_the_owner_sees_and_changes_nothing(
-    contract: dict[str, Any], shared: World
-) -> None:
+def test_a_read_only_key_sees_everything_and_changes_nothing(contract: dict[str, Any], shared: World) -> None:
     before = snapshot(shared)
     wrong: dict[str, Any] = {}
     with shared.client("owner") as owner, shared.client("read_only") as reader:
         for call in calls_of(contract, shared):
-            answer = ask(reader, call, shared.ids)
+            answer = send(reader, call, shared.ids)
             if call.writes:
                 expected: Any = (403, "insufficient_scope")
                 found: Any = (answer.status_code, code_of(answer))
             else:
-                expected = told(ask(owner, call, shared.ids), {})[:2]
-                found = told(answer, {})[:2]
+                expected = visible(send(owner, call, shared.ids), {})[:2]
+                found = visible(answer, {})[:2]
             if found != expected:
                 wrong[str(call)] = (found, expected)
     assert wrong == {}
@@ -155,7 +153,7 @@ def test_a_key_that_only_reads_sees_what_the_owner_sees_and_changes_nothing(
 def test_a_key_that_only_writes_sees_nothing(contract: dict[str, Any], shared: World) -> None:
     with shared.client("write_only") as client:
         looking = [call for call in calls_of(contract, shared) if not call.writes]
-        answers = {str(call): ask(client, call, shared.ids).status_code for call in looking}
+        answers = {str(call): send(client, call, shared.ids).status_code for call in looking}
     assert {call: status for call, status in answers.items() if status != 403} == {}
 
 
@@ -166,7 +164,7 @@ def test_the_owner_sees_everything(contract: dict[str, Any], shared: World) -> N
         for call in calls_of(contract, shared):
             if call.writes:
                 continue
-            answer = ask(client, call, shared.ids)
+            answer = send(client, call, shared.ids)
             if answer.is_success:
                 seen.add(call.operation)
             elif (answer.status_code, code_of(answer)) not in REFUSED_BY_STATE:
@@ -191,7 +189,7 @@ def test_every_change_by_the_owner_leaves_one_audit_row(own: World) -> None:
         writes = [call for call in calls_of(contract, own) if call.writes]
         changed = set()
         for call in sorted(writes, key=ends_something):
-            answer = ask(client, call, own.ids)
+            answer = send(client, call, own.ids)
             if answer.is_success:
                 changed.add(call.operation)
                 check_audit(own, call, answer)
@@ -207,7 +205,7 @@ def ends_something(call: Call) -> int:
 
 
 def check_audit(found: World, call: Call, answer: httpx.Response) -> None:
-    """Who, what, which and in which request."""
+    """Key, action, object and request."""
     rows = audit_rows(found, answer)
     assert len(rows) == 1, f"{call}: {len(rows)} audit rows"
     named = {*call.place.real.values(), answer.json().get("id", "")}

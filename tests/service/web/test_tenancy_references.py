@@ -1,4 +1,4 @@
-"""Ids of another tenant in bodies, queries and headers: they are worth no more than ids that nobody has."""
+"""Ids of another tenant in bodies, queries and headers: they are treated as unknown ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.job_samples import add_checkpoint, reinforcement, request
 from tests.service.web.tenancy import GRADERS, IDEMPOTENCY_KEY, JOBS, OTHER, World, snapshot, world
 
 Probe = dict[str, Any]
-"""What httpx takes for a request, with `…` where the id stands."""
+"""Arguments of a request for httpx, with `…` in place of the id."""
 
 
 def job(**more: Any) -> Probe:
@@ -90,7 +90,7 @@ def filled(value: Any, ids: dict[str, str], given: str) -> Any:
 
 
 def unknown_twin(name: str, one: str) -> str:
-    """An id of the same kind that nobody has."""
+    """An unknown id of the same kind."""
     if name == "model":
         return names.fine_tuned_model("tiny", "tenant-a", "demo", new_id("ftjob"))
     if name == "event":
@@ -120,7 +120,7 @@ def test_a_foreign_id_in_a_body_is_treated_as_unknown(found: World) -> None:
 
 
 def num_rows(database: Database) -> dict[str, int | None]:
-    """Of every table: what is refused leaves nothing, not even for who asked."""
+    """Rows of every table: a refused request adds none, even for its own tenant."""
     with database.reading() as session:
         tables = Base.metadata.sorted_tables
         return {one.name: session.scalar(select(func.count()).select_from(one)) for one in tables}
@@ -194,8 +194,8 @@ def test_a_query_names_no_tenant(found: World) -> None:
     """Parameters that no route has change nothing of whose things are listed."""
     with found.client("other") as client:
         mine = client.get(JOBS).json()
-        asked = client.get(JOBS, params={"tenant": "tenant-a", "organization_id": "tenant-a"}).json()
-    assert asked == mine
-    assert [one["id"] for one in asked["data"]] == [found.ids["other_job"]]
+        listed = client.get(JOBS, params={"tenant": "tenant-a", "organization_id": "tenant-a"}).json()
+    assert listed == mine
+    assert [one["id"] for one in listed["data"]] == [found.ids["other_job"]]
     with found.database.reading() as session:
         assert session.get_one(Job, found.ids["other_job"]).state == JobState.SUCCEEDED.value

@@ -37,7 +37,7 @@ def cancel_a_job(client: TestClient, database: Database) -> str:
     return job_id
 
 
-def test_the_log_tells_what_was_sent_and_what_will_be(
+def test_the_log_lists_past_and_pending_attempts(
     client: TestClient, database: Database, settings: Settings
 ) -> None:
     with ScriptedServer(lambda _recorded: Reply(status=503, body="busy")) as server:
@@ -64,7 +64,7 @@ def test_deliveries_are_listed_newest_first_over_pages(client: TestClient, datab
 
 
 @on_sqlite
-def test_a_test_tells_at_once_how_the_receiver_answered(client: TestClient) -> None:
+def test_a_test_returns_the_receivers_response(client: TestClient) -> None:
     with ScriptedServer(lambda _recorded: Reply(status=500)) as server:
         created = create(client, url=server.url)
         path = f"{WEBHOOKS}/{created['id']}"
@@ -78,7 +78,7 @@ def test_a_test_tells_at_once_how_the_receiver_answered(client: TestClient) -> N
 
 
 @on_sqlite
-def test_a_test_of_a_receiver_that_is_not_there_says_so(client: TestClient) -> None:
+def test_a_test_of_an_unreachable_receiver_is_an_error(client: TestClient) -> None:
     webhook_id = create(client)["id"]
     path = f"{WEBHOOKS}/{webhook_id}/test"
     error = error_of(client.post(path, json={"event_type": CANCELLED}))
@@ -89,7 +89,7 @@ def test_a_test_of_a_receiver_that_is_not_there_says_so(client: TestClient) -> N
 
 
 @on_sqlite
-def test_only_so_many_tests_wait_for_receivers_at_once(
+def test_the_number_of_concurrent_webhook_tests_is_limited(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)
@@ -118,9 +118,7 @@ def test_only_so_many_tests_wait_for_receivers_at_once(
     assert statuses == [200] * 4
 
 
-def test_an_event_is_sent_again_when_asked(
-    client: TestClient, database: Database, settings: Settings
-) -> None:
+def test_an_event_can_be_redelivered(client: TestClient, database: Database, settings: Settings) -> None:
     answers = [Reply(status=410), Reply(status=200)]
     with ScriptedServer(lambda _recorded: answers.pop(0)) as server:
         path = f"{WEBHOOKS}/{create(client, url=server.url, event_types=[CANCELLED])['id']}"
@@ -137,7 +135,7 @@ def test_an_event_is_sent_again_when_asked(
     assert error_of(unknown, 404)["code"] == "delivery_not_found"
 
 
-def test_disabling_ends_what_waits_and_a_new_url_gets_it(
+def test_disabling_ends_pending_deliveries_and_a_new_url_receives_them(
     client: TestClient, database: Database, settings: Settings
 ) -> None:
     kept, ended = (create(client, event_types=[CANCELLED])["id"] for _ in range(2))

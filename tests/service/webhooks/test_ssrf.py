@@ -19,7 +19,7 @@ JOBS = "/v1/fine_tuning/jobs"
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """A port on all local addresses at which nobody may knock."""
+    """A port on all local addresses that must receive no connection."""
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         server.settimeout(0.0)
         yield server
@@ -62,7 +62,7 @@ def places(field: str) -> list[tuple[int, str]]:
 
 
 @on_sqlite
-def test_an_endpoint_inside_is_refused_wherever_it_is_named(
+def test_a_private_endpoint_is_refused_in_every_field(
     client: TestClient, listener: socket.socket, looked_up: list[str]
 ) -> None:
     assert len(REFUSED) >= 40
@@ -96,7 +96,9 @@ def test_a_judges_endpoint_is_a_name_and_not_a_url(client: TestClient, listener:
 
 
 @on_sqlite
-def test_a_tool_inside_is_refused(client: TestClient, listener: socket.socket, looked_up: list[str]) -> None:
+def test_a_private_tool_url_is_refused(
+    client: TestClient, listener: socket.socket, looked_up: list[str]
+) -> None:
     tool = {"type": "http", "name": "ask", "description": "d", "parameters": {"type": "object"}}
     port = str(listener.getsockname()[1])
     for url in ("http://127.0.0.1:PORT/", "https://[::1]:PORT/", "https://2130706433:8443/"):
@@ -110,7 +112,7 @@ def test_a_tool_inside_is_refused(client: TestClient, listener: socket.socket, l
 
 
 @on_sqlite
-def test_a_name_that_leads_inside_is_looked_up_once_and_never_asked(
+def test_a_name_with_a_private_address_is_resolved_once_and_never_called(
     client: TestClient, listener: socket.socket, looked_up: list[str]
 ) -> None:
     grader = endpoint("https://rebind.example:8443/")

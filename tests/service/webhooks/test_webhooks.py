@@ -1,4 +1,4 @@
-"""Webhook endpoints over HTTP: who may do what with which, where they may lead, and where the secret is."""
+"""Webhook endpoints over HTTP: permissions, allowed destinations, and the secret."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def receiver() -> Iterator[ScriptedServer]:
         yield server
 
 
-def test_a_registration_sent_again_for_want_of_an_answer_makes_one_endpoint(client: TestClient) -> None:
+def test_a_repeated_registration_makes_one_endpoint(client: TestClient) -> None:
     body = {"name": "ops", "url": NOWHERE, "event_types": [SUCCEEDED]}
     first, again, other = (
         client.post(WEBHOOKS, json=given, headers={"x-stainless-retry-count": count}).json()
@@ -93,7 +93,7 @@ def test_openai_s_unmodified_client_manages_endpoints(
 
 
 @on_sqlite
-def test_openai_s_client_is_told_once_that_nobody_answered_a_test(openai_client: OpenAI) -> None:
+def test_openais_client_does_not_repeat_a_test_without_an_answer(openai_client: OpenAI) -> None:
     made = openai_client.webhooks.create(name="hook", url=NOWHERE, event_types=[SUCCEEDED])
     with pytest.raises(BadRequestError, match="did not answer") as caught:
         openai_client.webhooks.test(made.id, event_type=SUCCEEDED)
@@ -104,7 +104,7 @@ def test_openai_s_client_is_told_once_that_nobody_answered_a_test(openai_client:
 
 
 @on_sqlite
-def test_the_secret_is_told_at_creation_and_rotation_and_nowhere_else(
+def test_the_secret_is_shown_only_at_creation_and_rotation(
     client: TestClient, receiver: ScriptedServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     created = create(client, url=receiver.url)
@@ -122,7 +122,7 @@ def test_the_secret_is_told_at_creation_and_rotation_and_nowhere_else(
     assert [secret for secret in secrets if secret.removeprefix("whsec_") in shown] == []
 
 
-def test_an_error_of_the_database_does_not_tell_the_secret(client: TestClient, database: Database) -> None:
+def test_an_error_of_the_database_does_not_contain_the_secret(client: TestClient, database: Database) -> None:
     created = create(client)
     with database.reading() as session:
         row = session.get_one(WebhookEndpoint, created["id"])
@@ -224,7 +224,7 @@ def test_endpoints_are_listed_newest_first_over_pages(client: TestClient) -> Non
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """A port on all local addresses at which nobody may knock."""
+    """A port on all local addresses that must receive no connection."""
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         server.settimeout(0.0)
         yield server
@@ -259,7 +259,7 @@ def delivery_to(url: str) -> tuple[WebhookEndpoint, Claimed]:
 
 
 @on_sqlite
-def test_a_name_that_leads_inside_is_refused_and_one_without_an_address_is_not(
+def test_a_name_with_a_private_address_is_refused_and_one_without_address_is_not(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def looked_up(host: str, *_given: Any, **_more: Any) -> list[Any]:
@@ -278,7 +278,7 @@ def test_a_name_that_leads_inside_is_refused_and_one_without_an_address_is_not(
 
 
 @on_sqlite
-def test_a_disabled_endpoint_is_sent_nothing_until_it_is_enabled(
+def test_a_disabled_endpoint_receives_nothing_until_it_is_enabled(
     client: TestClient, receiver: ScriptedServer
 ) -> None:
     path = f"{WEBHOOKS}/{create(client, url=receiver.url)['id']}"
