@@ -1,4 +1,4 @@
-"""The `grpo` command: its options, its sub-commands, and how errors end it."""
+"""The `grpo` command: its options, its sub-commands, and its errors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from service.cli.commands import (
     webhooks,
 )
 from service.cli.http.client import DEFAULT_URL
-from service.cli.operate import audit, doctor, keys, orphans, settings, up
-from service.cli.options import Connection
+from service.cli.operate import doctor, integrity, keys, settings, up
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.interrupts import EXIT_CODE, Interrupted
 from service.cli.terminal.output import json_line, plain
 
 app = typer.Typer(
@@ -46,14 +44,13 @@ SERVICE, WORK, SETUP = "The service", "Jobs", "Datasets, models, keys, webhooks"
 
 @app.callback()
 def connection(
-    context: typer.Context,
-    url: Annotated[str, typer.Option(envvar="GRPO_URL", help="Where the service is.")] = DEFAULT_URL,
+    url: Annotated[str, typer.Option(envvar="GRPO_URL", help="URL of the service.")] = DEFAULT_URL,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="GRPO_API_KEY", help="Key; without it, the one in $GRPO_HOME/api_key."),
+        typer.Option(envvar="GRPO_API_KEY", help="API key (default: the one in $GRPO_HOME/api_key)."),
     ] = None,
 ) -> None:
-    context.obj = Connection(url, api_key)
+    """Options of every command, which `options.client_of` reads."""
 
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
@@ -63,7 +60,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "worker": settings.worker,
         "migrate": settings.migrate,
         "doctor": doctor.doctor,
-        "orphans": orphans.orphans,
+        "orphans": integrity.orphans,
     },
     WORK: {
         "probe": probe.probe,
@@ -83,7 +80,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "manifest": manifests.manifest,
         "diagnose": diagnose.diagnose,
         "retry": diagnose.retry,
-        "audit": audit.audit,
+        "audit": integrity.audit,
         "download": download.download,
         "merge": merge.merge,
         "push": push.push,
@@ -99,26 +96,24 @@ for name, group in GROUPS.items():
 
 
 def run() -> None:
-    """Entry point. An error is one line on standard error, JSON with `--json`, and exit code 1.
+    """Entry point. An error is one line on standard error, JSON with `--json`; the exit code is 1.
 
-    A wrong option or argument ends with 2.
+    Invalid options and arguments exit with 2.
     """
     as_json = "--json" in sys.argv[1:]
     try:
-        # typer would draw a box around a wrong option, which no program reads
+        # standalone, typer draws a box around an invalid option, which programs cannot parse
         code = app(standalone_mode=not as_json)
         sys.exit(code if isinstance(code, int) else 0)
-    except Interrupted as error:
-        print(json_line(error.document()) if as_json else f"\n{plain(error.line())}", file=sys.stderr)
-        sys.exit(EXIT_CODE)
     except CommandError as error:
-        print(json_line(error.document()) if as_json else f"Error: {plain(error.line())}", file=sys.stderr)
-        sys.exit(1)
+        line = json_line(error.document()) if as_json else f"{error.prefix}{plain(error.line())}"
+        print(line, file=sys.stderr)
+        sys.exit(error.exit_code)
     except TyperException as error:
-        wrong = CommandError(error.format_message(), code="usage", hint="--help lists what there is")
-        print(json_line(wrong.document()), file=sys.stderr)
+        usage = CommandError(error.format_message(), code="usage", hint="--help lists the options")
+        print(json_line(usage.document()), file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # `grpo events … | head`: nobody reads on; keep the interpreter from flushing into the closed pipe
+        # `grpo events … | head`: keep the interpreter from flushing into the closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -1,33 +1,32 @@
-"""Where the service is and which key opens it: the options before the command, for all commands."""
+"""Options and arguments that several commands share, with their completion in a shell."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
+import httpx
 import typer
 
-from service.cli.http.client import Client
+from service.cli.http.client import JOBS, Client
 from service.cli.operate.settings import settings_here
 from service.cli.terminal.errors import CommandError
 
-
-@dataclass(frozen=True)
-class Connection:
-    """What `grpo --url … --api-key …` says."""
-
-    url: str
-    api_key: str | None
+COMPLETION_SECONDS = 1.5
+COMPLETED_ITEMS = 100
+"""The newest ones; a list has no larger pages."""
 
 
 def client_of(context: typer.Context) -> Client:
-    """A client for this command. Without a key given, the one that `grpo up` wrote."""
-    connection: Connection = context.obj
-    return Client(connection.url, key_of(connection))
+    """A client for this command, closed at its end. Raises CommandError."""
+    return context.with_resource(Client(*_connection(context)))
 
 
-def key_of(connection: Connection) -> str | None:
-    """The key that was given, or the one that `grpo up` wrote. Raises CommandError."""
-    return connection.api_key or _first_key()
+def _connection(context: typer.Context) -> tuple[str, str | None]:
+    """The URL, and the key: by default the one that `grpo up` wrote."""
+    given = context.find_root().params
+    return given["url"], given["api_key"] or _first_key()
 
 
 def _first_key() -> str | None:
@@ -38,3 +37,33 @@ def _first_key() -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read the key in {path}: {error}") from error
+
+
+def _completion(
+    path: str, describe: Callable[[dict[str, Any]], str]
+) -> Callable[[typer.Context, str], list[tuple[str, str]]]:
+    """Completes the ids of a list, with a description of each; completes nothing on any failure."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+        try:
+            url, key = _connection(context)
+            headers, params = {"Authorization": f"Bearer {key}"}, {"limit": COMPLETED_ITEMS}
+            answer = httpx.get(
+                url.rstrip("/") + path, params=params, headers=headers, timeout=COMPLETION_SECONDS
+            )
+            found = [(one["id"], describe(one)) for one in answer.raise_for_status().json()["data"]]
+        except (CommandError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+            return []
+        return [(name, about) for name, about in found if name.startswith(incomplete)]
+
+    return complete
+
+
+complete_jobs = _completion(JOBS, lambda job: f"{job['status']} {job['model']}")
+complete_files = _completion("/v1/files", lambda file: str(file["filename"]))
+complete_models = _completion("/v1/models", lambda model: str(model["owned_by"]))
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_jobs)]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.json", exists=True, dir_okay=False)]
+Checkpoint = Annotated[str | None, typer.Option(help="best, or a checkpoint's id, instead of the final one.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Watch it to the end.")]

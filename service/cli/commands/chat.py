@@ -1,6 +1,6 @@
-"""`grpo chat MODEL`: talk to a model in the terminal; with a text it answers that one and ends.
+"""`grpo chat MODEL`: talk to a model in the terminal, or send it one message.
 
-What the model says is shown as it comes. Ctrl-C stops an answer, at the prompt it ends the talk.
+Ctrl-C stops a response; at the prompt it ends the conversation.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ CHAT = "/v1/chat/completions"
 def chat(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Base, fine-tuned or checkpoint model.")],
-    text: Annotated[str | None, typer.Argument(help="What to say; without it you are asked.")] = None,
+    text: Annotated[str | None, typer.Argument(help="One message; without it a prompt opens.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0, max=2)] = 1.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Of an answer.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds, equal answers.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Max tokens of a response.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds, equal responses.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Talk to a model. A model's first answer waits until a worker has loaded it."""
+    """Talk to a model. The first response waits until a worker has loaded the model."""
     settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-    talk: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    with client_of(context) as client:
-        if as_json:
-            asked = {"role": "user", "content": text if text is not None else sys.stdin.read()}
-            print_json(client.post(CHAT, {**settings, "messages": [*talk, asked]}))
-            return
-        for said in [text] if text is not None else _lines():
-            talk.append({"role": "user", "content": said})
-            try:
-                answer = _answer(client, {**settings, "messages": talk})
-            except KeyboardInterrupt:
-                stderr.print("\n(stopped)")
-                talk.pop()
-            else:
-                talk.append({"role": "assistant", "content": answer})
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    client = client_of(context)
+    if as_json:
+        message = {"role": "user", "content": text if text is not None else sys.stdin.read()}
+        print_json(client.post(CHAT, {**settings, "messages": [*messages, message]}))
+        return
+    for line in [text] if text is not None else _typed_lines():
+        messages.append({"role": "user", "content": line})
+        try:
+            response = _streamed(client, {**settings, "messages": messages})
+        except KeyboardInterrupt:
+            stderr.print("\n(stopped)")
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": response})
 
 
-def _lines() -> Iterator[str]:
-    """What the user types, until Ctrl-C, Ctrl-D or the input's end."""
+def _typed_lines() -> Iterator[str]:
+    """The user's lines until Ctrl-C, Ctrl-D or the end of the input."""
     try:
-        while said := typer.prompt(">", prompt_suffix=" ", default="", show_default=False):
-            yield said
+        while line := typer.prompt(">", prompt_suffix=" ", default="", show_default=False):
+            yield line
     except typer.Abort:
         stderr.print()
 
 
-def _answer(client: Client, body: dict[str, Any]) -> str:
-    """Shows the answer as it grows, and answers all of it. Raises CommandError."""
+def _streamed(client: Client, body: dict[str, Any]) -> str:
+    """Prints the response as it arrives and returns it. Raises CommandError."""
     whole = ""
     try:
         with client.streaming(CHAT, headers={}, body={**body, "stream": True}) as response:
@@ -69,10 +69,9 @@ def _answer(client: Client, body: dict[str, Any]) -> str:
                 if error := chunk.get("error"):
                     raise CommandError(error["message"], code=error["code"])
                 piece = chunk["choices"][0]["delta"].get("content") or ""
-                sys.stdout.write(plain(piece))
-                sys.stdout.flush()
+                print(plain(piece), end="", flush=True)
                 whole += piece
     except (httpx.TransportError, json.JSONDecodeError) as error:
-        raise CommandError("the answer was cut off", code="unreachable") from error
-    sys.stdout.write("\n")
+        raise CommandError("the response was cut off", code="unreachable") from error
+    print()
     return whole

@@ -9,22 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.commands.jobs import CREATING, JobId, say_created
-from service.cli.commands.watch import watch_and_exit
-from service.cli.http.client import JOBS, Client
-from service.cli.options import client_of
+from service.cli.commands.jobs import create_job
+from service.cli.http.client import JOBS
+from service.cli.options import JobId, Watch, client_of
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.interrupts import explained
 from service.cli.terminal.output import JsonFlag, print_json, say
-from service.cli.terminal.progress import waiting
 
 STYLES = {"error": "red", "warning": "yellow", "info": ""}
 
 
 def diagnose(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
-    """Say why a job failed, or why it learns poorly, and what to change."""
-    with client_of(context) as client:
-        found = client.get(f"{JOBS}/{job_id}/diagnosis")
+    """Show why a job failed or learns poorly, and what to change."""
+    found = client_of(context).get(f"{JOBS}/{job_id}/diagnosis")
     if as_json:
         print_json(found)
         return
@@ -40,13 +36,12 @@ def _show(job_id: str, finding: dict[str, Any]) -> None:
     if finding["advice"]:
         say(f"  {finding['advice']}")
     if finding["patch"] is not None:
-        say(f"  {command(job_id, finding['patch'])}")
+        say(f"  {_retry_command(job_id, finding['patch'])}")
     elif finding["field"]:
         say(f"  Change {finding['field']}.")
 
 
-def command(job_id: str, patch: Mapping[str, Any]) -> str:
-    """What makes the job again with this patch."""
+def _retry_command(job_id: str, patch: Mapping[str, Any]) -> str:
     changes = [f"--set {shlex.quote(f'{path}={json.dumps(value)}')}" for path, value in _leaves(patch)]
     return " ".join(["grpo retry", job_id, *changes])
 
@@ -66,21 +61,12 @@ def retry(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field, by its place in the request."),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch it to the end.")] = False,
+    watch: Watch = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a job again: the same request and seed, but for what --set changes (null removes a field)."""
-    patch = patch_of(changes or [])
-    with client_of(context) as client:
-        job = _cloned(client, job_id, patch)
-        say_created(job, as_json=as_json)
-        if watch:
-            watch_and_exit(client, job["id"], as_json=as_json)
-
-
-def _cloned(client: Client, job_id: str, patch: dict[str, Any]) -> dict[str, Any]:
-    with explained(CREATING), waiting("checking the job and its rows…"):
-        return client.create(f"{JOBS}/{job_id}/clone", patch)
+    """Create a job again: same request and seed, except for what --set changes (null removes a field)."""
+    path = f"{JOBS}/{job_id}/clone"
+    create_job(client_of(context), path, patch_of(changes or []), watch=watch, as_json=as_json)
 
 
 def patch_of(changes: list[str]) -> dict[str, Any]:

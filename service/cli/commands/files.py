@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
-from service.cli.http import complete
 from service.cli.http.upload import uploaded
-from service.cli.options import client_of
+from service.cli.options import client_of, complete_files
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, at, print_json, print_table, say, size
+from service.cli.terminal.output import JsonFlag, at, print_line, print_table
 
 app = typer.Typer(no_args_is_help=True, help="Upload, list and delete datasets.")
 
@@ -29,35 +29,30 @@ def upload(
     as_json: JsonFlag = False,
 ) -> None:
     """Upload a dataset as JSONL and print its id."""
-    with client_of(context) as client:
-        file = uploaded(client, source, split=split, columns=_renames(columns or []))
-    if as_json:
-        print_json(file)
-    else:
-        say(file["id"])
+    file = uploaded(client_of(context), source, split=split, columns=_renames(columns or []))
+    print_line(file, file["id"], as_json=as_json)
 
 
 def _renames(given: list[str]) -> dict[str, str]:
     """`question=prompt` → {"question": "prompt"}. Raises CommandError."""
-    pairs = [each.partition("=") for each in given]
-    if wrong := [each for each, (old, _, new) in zip(given, pairs, strict=True) if not (old and new)]:
-        raise CommandError(f"--map {wrong[0]!r} is not COLUMN=NAME, such as question=prompt", code="usage")
-    return {old: new for old, _, new in pairs}
+    renames = {}
+    for each in given:
+        column, _, name = each.partition("=")
+        if not (column and name):
+            raise CommandError(f"--map {each!r} is not COLUMN=NAME, such as question=prompt", code="usage")
+        renames[column] = name
+    return renames
 
 
 @app.command()
 def delete(
     context: typer.Context,
-    file_id: Annotated[str, typer.Argument(metavar="FILE", autocompletion=complete.files)],
+    file_id: Annotated[str, typer.Argument(metavar="FILE", autocompletion=complete_files)],
     as_json: JsonFlag = False,
 ) -> None:
     """Delete a file that no unfinished job needs."""
-    with client_of(context) as client:
-        deleted = client.delete(f"/v1/files/{file_id}")
-    if as_json:
-        print_json(deleted)
-    else:
-        say(f"{file_id} deleted")
+    deleted = client_of(context).delete(f"/v1/files/{file_id}")
+    print_line(deleted, f"{file_id} deleted", as_json=as_json)
 
 
 @app.command("list")
@@ -67,12 +62,7 @@ def list_files(
     as_json: JsonFlag = False,
 ) -> None:
     """List files: datasets and the jobs' results."""
-    with client_of(context) as client:
-        files = list(client.pages("/v1/files", limit))
-    if as_json:
-        print_json(files)
-        return
-    print_table(
-        ("id", "name", "purpose", "size", "created"),
-        [(f["id"], f["filename"], f["purpose"], size(f["bytes"]), at(f["created_at"])) for f in files],
-    )
+    files = list(client_of(context).pages("/v1/files", limit))
+    columns = ("id", "name", "purpose", "size", "created")
+    rows = ((f["id"], f["filename"], f["purpose"], decimal(f["bytes"]), at(f["created_at"])) for f in files)
+    print_table(files, columns, rows, as_json=as_json)

@@ -3,81 +3,90 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from service.cli.commands.watch import watch_and_exit
-from service.cli.http import complete
 from service.cli.http.client import JOBS, Client
 from service.cli.http.upload import uploaded
-from service.cli.options import client_of
-from service.cli.terminal.errors import CommandError
-from service.cli.terminal.interrupts import explained
-from service.cli.terminal.output import JsonFlag, at, duration, print_fields, print_json, print_table, say
+from service.cli.options import JobFile, JobId, Watch, client_of, complete_models
+from service.cli.terminal.errors import CommandError, explained
+from service.cli.terminal.output import (
+    JsonFlag,
+    at,
+    duration,
+    print_fields,
+    print_json,
+    print_line,
+    print_table,
+    say,
+)
 from service.cli.terminal.progress import waiting
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)]
 CREATING = (
-    "The job may have been created all the same: `grpo list` shows it, `grpo cancel ID` ends it. "
-    "The same command again would make another one."
+    "The job may have been created: `grpo list` shows it, `grpo cancel ID` ends it. "
+    "Running the same command again would create another one."
 )
-"""Ctrl-C between the request and its answer."""
+"""Ctrl-C between the request and its response."""
 DATASETS = ("training_file", "validation_file")
 
 
 def submit(
     context: typer.Context,
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.json", exists=True, dir_okay=False)],
+    job_file: JobFile,
     training_file: Annotated[str | None, typer.Option(help="Dataset to upload and train on.")] = None,
     validation_file: Annotated[str | None, typer.Option(help="Dataset to upload and evaluate on.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Start from this model.", autocompletion=complete.models)
+        str | None, typer.Option(help="Start from this model.", autocompletion=complete_models)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch it to the end.")] = False,
+    watch: Watch = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Submit a job: the file is the request's body; datasets named by a path or hf:// are uploaded first."""
+    client = client_of(context)
+    datasets = {"training_file": training_file, "validation_file": validation_file}
+    body = body_of(client, job_file, datasets, model)
+    create_job(client, JOBS, body, watch=watch, as_json=as_json)
+
+
+def create_job(client: Client, path: str, body: dict[str, Any], *, watch: bool, as_json: bool) -> None:
+    """Creates a job, prints its id and warnings, and watches it if requested."""
+    with explained(lambda: CREATING), waiting("checking the job and its rows…"):
+        job = client.create(path, body)
+    print_line(job, job["id"], as_json=as_json)
+    if not as_json:
+        for warning in job["warnings"]:
+            say(f"warning: {_text(warning)}", "yellow")
+    if watch:
+        watch_and_exit(client, job["id"], as_json=as_json)
+
+
+def body_of(
+    client: Client, job_file: Path, datasets: dict[str, str | None], model: str | None
+) -> dict[str, Any]:
+    """The job file's body with the options that replace parts of it, and with its datasets uploaded.
+
+    A dataset given as an option is relative to the working directory, one in the job file to its folder.
+    """
     body = read_job(job_file)
-    given = {"training_file": training_file, "validation_file": validation_file}
-    body |= {name: from_here(source) for name, source in given.items() if source}
-    if model:
-        body["model"] = model
-    with client_of(context) as client:
-        body = with_uploads(client, body, job_file.parent)
-        with explained(CREATING), waiting("checking the job and its rows…"):
-            job = client.create(JOBS, body)
-        say_created(job, as_json=as_json)
-        if watch:
-            watch_and_exit(client, job["id"], as_json=as_json)
-
-
-def say_created(job: dict[str, Any], *, as_json: bool) -> None:
-    """Its id, and what the checks warn of."""
-    if as_json:
-        print_json(job)
-        return
-    say(job["id"])
-    for warning in job["warnings"]:
-        say(f"warning: {_text(warning)}", "yellow")
+    for name, source in datasets.items():
+        if source:
+            is_path = not source.startswith(("hf://", "file-"))
+            body[name] = str(Path(source).absolute()) if is_path else source
+    return with_uploads(client, body | ({"model": model} if model else {}), job_file.parent)
 
 
 def read_job(path: Path) -> dict[str, Any]:
-    """The job file. Raises CommandError where it is not a JSON object."""
+    """The job file. Raises CommandError if it is not a JSON object."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CommandError(f"{path} is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise CommandError(f"{path} holds no JSON object")
+        raise CommandError(f"{path} does not contain a JSON object")
     return body
-
-
-def from_here(source: str) -> str:
-    """A dataset given on the command line: its path is relative to the working directory."""
-    return source if source.startswith(("hf://", "file-")) else str(Path(source).absolute())
 
 
 def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -97,40 +106,28 @@ def with_uploads(client: Client, body: dict[str, Any], folder: Path) -> dict[str
 
 def list_jobs(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of newest jobs.", min=1)] = 20,
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, newest first."""
-    with client_of(context) as client:
-        jobs = list(client.pages(JOBS, limit))
-    if as_json:
-        print_json(jobs)
-        return
-    print_table(
-        ("id", "status", "step", "method", "model", "created"),
-        [
-            (
-                job["id"],
-                job["status"],
-                _steps(job),
-                _method(job),
-                job["model"],
-                at(job["created_at"]),
-            )
-            for job in jobs
-        ],
+    jobs = list(client_of(context).pages(JOBS, limit))
+    rows = (
+        (job["id"], job["status"], _steps(job), _method(job), job["model"], at(job["created_at"]))
+        for job in jobs
     )
+    columns = ("id", "status", "step", "method", "model", "created")
+    print_table(jobs, columns, rows, as_json=as_json)
 
 
 def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
     """Show one job."""
-    with client_of(context) as client:
-        job = client.get(f"{JOBS}/{job_id}")
+    job = client_of(context).get(f"{JOBS}/{job_id}")
     if as_json:
         print_json(job)
         return
     failure = job.get("failure") or {}
     evaluation = {name: row for name, row in (job.get("eval") or {}).items() if row}
+    retention = evaluation.pop("retention", {})
     print_fields(
         (
             ("id", job["id"]),
@@ -143,14 +140,14 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
             ("step", _steps(job)),
             ("remaining", duration(job["progress"].get("seconds_remaining"))),
             ("attempt", job["attempt"]),
-            *((f"eval {name}", _evaluation(row)) for name, row in evaluation.items() if name != "retention"),
+            *((f"eval {name}", _evaluation(row)) for name, row in evaluation.items()),
             *(
                 (f"retention {name}", _evaluation(row.get("verdict") or row["last"]))
-                for name, row in evaluation.get("retention", {}).items()
+                for name, row in retention.items()
             ),
             ("created", at(job["created_at"])),
             ("finished", at(job.get("finished_at"))),
-            ("expected", _span((job.get("estimate") or {}).get("seconds"), duration)),
+            ("expected", _span((job.get("estimate") or {}).get("seconds"))),
             ("took", duration((job.get("actual") or {}).get("seconds"))),
             ("trained model", job.get("fine_tuned_model")),
             ("failure", f"{failure['code']}: {failure['message']}" if failure else None),
@@ -164,52 +161,42 @@ def status(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> 
 def events(
     context: typer.Context,
     job_id: JobId,
-    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of newest events.", min=1)] = 20,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a job's newest events, oldest of them first."""
-    with client_of(context) as client:
-        newest = list(client.pages(f"{JOBS}/{job_id}/events", limit))
-    if as_json:
-        print_json(newest)
-        return
-    print_table(
-        ("time", "level", "message"),
-        [(at(e["created_at"]), e["level"], e["message"]) for e in reversed(newest)],
-    )
+    """Show a job's newest events, the oldest of them first."""
+    newest = list(client_of(context).pages(f"{JOBS}/{job_id}/events", limit))
+    rows = ((at(e["created_at"]), e["level"], e["message"]) for e in reversed(newest))
+    print_table(newest, ("time", "level", "message"), rows, as_json=as_json)
 
 
 def cancel(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
     """Cancel a job; its last checkpoint stays downloadable."""
-    _command(context, job_id, "cancel", as_json)
+    _change(context, job_id, "cancel", as_json)
 
 
 def pause(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
     """Pause a job after a checkpoint; its worker is free for others."""
-    _command(context, job_id, "pause", as_json)
+    _change(context, job_id, "pause", as_json)
 
 
 def resume(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
     """Resume a paused job from its checkpoint."""
-    _command(context, job_id, "resume", as_json)
+    _change(context, job_id, "resume", as_json)
 
 
-def _command(context: typer.Context, job_id: str, verb: str, as_json: bool) -> None:
-    with client_of(context) as client:
-        job = client.post(f"{JOBS}/{job_id}/{verb}")
-    if as_json:
-        print_json(job)
-    else:
-        phase = f" ({job['phase']})" if job["phase"] not in (None, "", job["status"]) else ""
-        say(f"{job['id']} {job['status']}{phase}")
+def _change(context: typer.Context, job_id: str, verb: str, as_json: bool) -> None:
+    job = client_of(context).post(f"{JOBS}/{job_id}/{verb}")
+    phase = f" ({job['phase']})" if job["phase"] not in (None, "", job["status"]) else ""
+    print_line(job, f"{job['id']} {job['status']}{phase}", as_json=as_json)
 
 
-def _span(expected: dict[str, float] | None, unit: Callable[[float], str]) -> str | None:
-    return f"{unit(expected['low'])} to {unit(expected['high'])}" if expected else None
+def _span(seconds: dict[str, float] | None) -> str | None:
+    return f"{duration(seconds['low'])} to {duration(seconds['high'])}" if seconds else None
 
 
 def _method(job: dict[str, Any]) -> str:
-    """Its true type: strict clients know fewer and are told another one."""
+    """The method's real type: `type` is one that OpenAI's clients accept."""
     return str(job["method"].get("rule") or job["method"]["type"])
 
 

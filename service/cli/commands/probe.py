@@ -1,32 +1,28 @@
-"""`grpo probe`: a job file tried before it trains; waits for the answer and says it.
+"""`grpo probe`: tries a job's prompts before training, waits for the result and prints it.
 
-Ctrl-C cancels the probe: without somebody who waits for its answer it is of no use.
+Ctrl-C cancels the probe.
 """
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from service.cli.commands.jobs import from_here, read_job, with_uploads
+from service.cli.commands.jobs import body_of
 from service.cli.http.client import Client
-from service.cli.options import client_of
+from service.cli.options import JobFile, client_of
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, duration, plain, print_fields, print_json, say, stderr
 
 PROBES = "/v1/fine_tuning/probes"
-ENDED = {"succeeded", "failed", "cancelled"}
-POLL_SECONDS = 0.5
 STYLES = {"yes": "green", "maybe": "yellow", "no": "red"}
 
 
 def probe(
     context: typer.Context,
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.json", exists=True, dir_okay=False)],
+    job_file: JobFile,
     training_file: Annotated[
         str | None, typer.Option(help="Dataset to upload and take prompts from.")
     ] = None,
@@ -34,19 +30,14 @@ def probe(
     prompts: Annotated[int, typer.Option(help="Prompts to try.", min=1, max=256)] = 16,
     as_json: JsonFlag = False,
 ) -> None:
-    """Sample a job's model on some of its prompts and say whether GRPO can learn, before any training."""
-    body = read_job(job_file)
-    if training_file:
-        body["training_file"] = from_here(training_file)
-    if model:
-        body["model"] = model
-    with client_of(context) as client:
-        body = with_uploads(client, body, job_file.parent)
-        found = _awaited(client, client.create(PROBES, body | {"probe": {"prompts": prompts}}))
+    """Sample a job's model on some of its prompts to see, before any training, whether GRPO can learn."""
+    client = client_of(context)
+    body = body_of(client, job_file, {"training_file": training_file}, model)
+    found = _awaited(client, client.create(PROBES, body | {"probe": {"prompts": prompts}}))
     if as_json:
         print_json(found)
     elif found["result"]:
-        _tell(found)
+        _print_result(found)
     if found["status"] == "failed":
         raise CommandError(found["failure"]["message"], code=found["failure"]["code"])
     if found["status"] != "succeeded":
@@ -54,26 +45,25 @@ def probe(
 
 
 def _awaited(client: Client, found: dict[str, Any]) -> dict[str, Any]:
-    """The probe as it ended; its progress goes to standard error meanwhile."""
+    """The finished probe; its progress is shown on standard error meanwhile."""
     place = f"{PROBES}/{found['id']}"
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn())
-    try:
-        with Progress(*columns, console=stderr, transient=True) as bar:
-            task = bar.add_task(plain(found["phase"]), total=None)
-            while found["status"] not in ENDED:
-                time.sleep(POLL_SECONDS)
-                found = client.get(place)
-                progress = found["progress"]
-                doing = found["queue"]["reason"] or found["phase"]
-                total = progress["total_steps"] or None
-                bar.update(task, description=plain(doing), completed=progress["step"], total=total)
-        return found
-    except KeyboardInterrupt:
-        client.post(f"{place}/cancel")
-        raise CommandError("the probe was cancelled", code="cancelled") from None
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task(plain(found["phase"]), total=None)
+
+        def show(now: dict[str, Any]) -> None:
+            doing, progress = now["queue"]["reason"] or now["phase"], now["progress"]
+            total = progress["total_steps"] or None
+            bar.update(task, description=plain(doing), completed=progress["step"], total=total)
+
+        try:
+            return client.awaited(place, found, show)
+        except KeyboardInterrupt:
+            client.post(f"{place}/cancel")
+            raise CommandError("the probe was cancelled", code="cancelled") from None
 
 
-def _tell(found: dict[str, Any]) -> None:
+def _print_result(found: dict[str, Any]) -> None:
     result = found["result"]
     say(result["sentence"], STYLES[result["can_learn"]])
     rate = result["pass_rate"]

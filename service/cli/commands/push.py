@@ -1,6 +1,6 @@
 """`grpo push`: a job's weights with their model card into a repository of the Hugging Face hub.
 
-Boundary: the token comes from HF_TOKEN and goes to the hub alone; HF_ENDPOINT names another hub.
+Boundary: the token comes from HF_TOKEN and goes to the hub alone; HF_ENDPOINT selects another hub.
 """
 
 from __future__ import annotations
@@ -14,42 +14,36 @@ from typing import Annotated
 import typer
 
 from service.cli.commands.download import fetch_adapter, unpack
-from service.cli.http import complete
-from service.cli.options import client_of
+from service.cli.options import Checkpoint, JobId, client_of
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, print_json, say
+from service.cli.terminal.output import JsonFlag, print_line
 
 REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 
 
 def push(
     context: typer.Context,
-    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
-    repo: Annotated[str, typer.Option(help="ORG/NAME; made where it does not exist.")],
+    job_id: JobId,
+    repo: Annotated[str, typer.Option(help="ORG/NAME; created if it does not exist.")],
     private: Annotated[bool, typer.Option("--private", help="Make it private.")] = False,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="best, or a checkpoint's id, instead of the final one.")
-    ] = None,
+    checkpoint: Checkpoint = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Upload a job's adapter, model card and manifest to the Hugging Face hub, with HF_TOKEN."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if not token:
-        hint = "make a token that may write on the hub's settings page, and set HF_TOKEN to it"
+        hint = "create a token with write permission on the hub's settings page, and set HF_TOKEN to it"
         raise CommandError("HF_TOKEN is not set", code="no_token", hint=hint)
     if not REPOSITORY.fullmatch(repo):
-        raise CommandError(f"{repo} is no repository: write ORG/NAME", param="repo")
-    with client_of(context) as client, tempfile.TemporaryDirectory(prefix="grpo-push-") as scratch:
-        archive, sha256 = fetch_adapter(client, job_id, Path(scratch), checkpoint=checkpoint)
+        raise CommandError(f"{repo} is not a repository: write ORG/NAME", param="repo")
+    with tempfile.TemporaryDirectory(prefix="grpo-push-") as scratch:
+        archive, sha256 = fetch_adapter(client_of(context), job_id, Path(scratch), checkpoint=checkpoint)
         url = _upload(unpack(archive), repo, token, private=private, message=f"{job_id}, sha256 {sha256}")
-    if as_json:
-        print_json({"url": url, "sha256": sha256})
-    else:
-        say(url)
+    print_line({"url": url, "sha256": sha256}, url, as_json=as_json)
 
 
 def _upload(folder: Path, repo: str, token: str, *, private: bool, message: str) -> str:
-    """One commit of the whole folder; answers the repository's URL."""
+    """Uploads the whole folder in one commit; returns the repository's URL."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import disable_progress_bars
@@ -57,14 +51,13 @@ def _upload(folder: Path, repo: str, token: str, *, private: bool, message: str)
     disable_progress_bars()
     hub = HfApi(token=token, library_name="grpo-service")
     try:
-        made = hub.create_repo(repo, private=True if private else None, exist_ok=True)
+        url = hub.create_repo(repo, private=True if private else None, exist_ok=True)
         hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Upload {message}")
     except HfHubHTTPError as error:
-        told = error.server_message or f"{error.response.status_code} {error.response.reason_phrase}"
-        hint = (
-            "has this HF_TOKEN the permission to write there?" if error.response.status_code < 500 else None
-        )
-        raise CommandError(f"the hub refused: {told}", code="hub_refused", hint=hint) from None
+        status = error.response.status_code
+        reason = error.server_message or f"{status} {error.response.reason_phrase}"
+        hint = "does this HF_TOKEN have write permission there?" if status < 500 else None
+        raise CommandError(f"the hub refused: {reason}", code="hub_refused", hint=hint) from None
     except OSError as error:
-        raise CommandError(f"no answer from the hub: {error}", code="unreachable") from None
-    return str(made)
+        raise CommandError(f"no response from the hub: {error}", code="unreachable") from None
+    return str(url)

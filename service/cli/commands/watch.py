@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Protocol
+from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -21,14 +21,13 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from service.cli.http import complete
 from service.cli.http.client import JOBS, Client
 from service.cli.http.sse import StreamEvent, follow
-from service.cli.options import client_of
+from service.cli.options import JobId, client_of
 from service.cli.terminal.output import JsonFlag, console, literal, plain, print_json, say
 
 LINE_SECONDS = 2.0
-"""Without a terminal at most one metrics line in so many seconds."""
+"""Without a terminal: the shortest time between two lines of metrics."""
 SHOWN = (
     ("reward", "reward", ".3f"),
     ("loss", "loss", ".4f"),
@@ -41,17 +40,8 @@ SHOWN = (
 STYLES = {"warn": "yellow", "error": "red"}
 
 
-class Display(Protocol):
-    """Where a watched job appears."""
-
-    def metrics(self, values: dict[str, Any]) -> None: ...
-    def message(self, text: str, level: str) -> None: ...
-    def status(self, status: str, phase: str) -> None: ...
-    def close(self) -> None: ...
-
-
 class _WithValues(Progress):
-    """The bar and, where there is something to say, a line below it: both fit 80 columns."""
+    """The bar and a line of metrics below it; both fit 80 columns."""
 
     values = ""
 
@@ -62,7 +52,7 @@ class _WithValues(Progress):
 
 
 class Bar:
-    """Two live lines at the terminal's foot; messages scroll above them."""
+    """Two live lines at the bottom of a terminal; messages scroll above them."""
 
     def __init__(self, job: dict[str, Any], console: Console) -> None:
         self._progress = _WithValues(
@@ -96,9 +86,9 @@ class Bar:
 
 
 class Lines:
-    """For logs and pipes: one line after another, metrics no more often than can be read."""
+    """For logs and pipes: one line after another, metrics at a readable rate."""
 
-    def __init__(self, job: dict[str, Any], console: Console) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
         self._shown_at = 0.0
         self._waiting: str | None = None
@@ -126,40 +116,35 @@ class Lines:
 
 
 def summary(values: dict[str, Any]) -> str:
-    """`reward 0.412  KL 0.0031 …` of the metrics that are there."""
+    """`reward 0.412  KL 0.0031 …` of the metrics that are present."""
     return "  ".join(f"{label} {values[name]:{form}}" for name, label, form in SHOWN if name in values)
 
 
-def watch(
-    context: typer.Context,
-    job_id: Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete.jobs)],
-    as_json: JsonFlag = False,
-) -> None:
-    """Watch a job live. Ctrl-C stops watching; the job goes on."""
-    with client_of(context) as client:
-        watch_and_exit(client, job_id, as_json=as_json)
+def watch(context: typer.Context, job_id: JobId, as_json: JsonFlag = False) -> None:
+    """Watch a job live. Ctrl-C stops watching; the job continues."""
+    watch_and_exit(client_of(context), job_id, as_json=as_json)
 
 
 def watch_and_exit(client: Client, job_id: str, *, as_json: bool) -> None:
-    """Watches to the end; exit code 1 where the job did not succeed."""
+    """Watches to the end; exit code 1 if the job did not succeed."""
     try:
         job = watch_job(client, job_id, as_json=as_json)
     except KeyboardInterrupt:
         if not as_json:
-            say(f"\nThe job goes on. `grpo watch {job_id}` comes back, `grpo cancel {job_id}` stops it.")
+            say(f"\nStopped watching; the job continues. `grpo cancel {job_id}` ends it.")
         return
     if job["status"] != "succeeded":
         raise typer.Exit(1)
 
 
 def watch_job(client: Client, job_id: str, *, as_json: bool = False) -> dict[str, Any]:
-    """Shows the stream until the job ended and returns the job as it ended."""
+    """Shows the stream until the job has finished; returns the finished job."""
     job = client.get(f"{JOBS}/{job_id}")
     if as_json:
         for event in follow(client, job_id):
             print_json({"id": event.id, "event": event.name, "data": event.data})
         return client.get(f"{JOBS}/{job_id}")
-    display: Display = (Bar if console.is_terminal else Lines)(job, console)
+    display = Bar(job, console) if console.is_terminal else Lines(console)
     try:
         for event in follow(client, job_id):
             show(event, display)
@@ -170,8 +155,8 @@ def watch_job(client: Client, job_id: str, *, as_json: bool = False) -> dict[str
     return job
 
 
-def show(event: StreamEvent, display: Display) -> None:
-    """One event of the stream on the display."""
+def show(event: StreamEvent, display: Bar | Lines) -> None:
+    """Shows one event of the stream."""
     data = event.data
     if event.name == "status":
         display.status(data["status"], data.get("phase") or "")

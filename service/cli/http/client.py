@@ -1,6 +1,6 @@
 """The API over HTTP for the commands: one base URL, one key, errors as `CommandError`.
 
-Only what may be repeated is repeated: reads, and a create that carries an idempotency key.
+Only requests that are safe to repeat are repeated: reads, and a create with an idempotency key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -21,7 +20,10 @@ from service.cli.terminal.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 JOBS = "/v1/fine_tuning/jobs"
-ATTEMPTS = 4
+TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+POLL_SECONDS = 0.5
+RETRIES = 3
+FIRST_RETRY_SECONDS = 0.5
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 MAX_RETRY_SECONDS = 30.0
 HINTS = {
@@ -31,8 +33,6 @@ HINTS = {
 }
 
 Document = dict[str, Any]
-Sent = Callable[[int, int], None]
-"""Takes the bytes that were sent so far, and all of them."""
 
 
 class Client:
@@ -41,7 +41,7 @@ class Client:
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # a live stream sends a comment more often than that; a dead host is known at once
+        # a live stream sends a comment more often than every 60 s
         timeout = httpx.Timeout(60, connect=5)
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
         self._answered = False
@@ -49,19 +49,16 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Gives its connections back."""
+        """Closes the connections."""
         self._http.close()
 
     def get(self, path: str, **params: Any) -> Document:
-        """A JSON document; repeated on a lost connection and on 429, 502, 503, 504."""
-        given = {name: value for name, value in params.items() if value is not None}
-        return self._json(self._repeated("GET", path, params=given))
+        """Reads a JSON document; retried on a lost connection and on 429, 502, 503 and 504."""
+        return self._request("GET", path, retries=RETRIES, params=_without_none(params))
 
     def pages(self, path: str, limit: int, **params: Any) -> Iterator[Document]:
         """Up to `limit` items of a list, page after page."""
@@ -74,32 +71,37 @@ class Client:
                 return
             after = page["data"][-1]["id"]
 
+    def awaited(self, path: str, found: Document, show: Callable[[Document], None]) -> Document:
+        """Polls `path` until its status is terminal; `show` receives each document before that."""
+        while found["status"] not in TERMINAL:
+            show(found)
+            time.sleep(POLL_SECONDS)
+            found = self.get(path)
+        return found
+
     def create(self, path: str, body: Document) -> Document:
-        """POST that creates at most once, however often the connection is lost on the way."""
+        """POST with an idempotency key: retried, and creates at most once."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
-        return self._json(self._repeated("POST", path, json=body, headers=headers))
+        return self._request("POST", path, retries=RETRIES, json=body, headers=headers)
 
     def post(self, path: str, body: Document | None = None) -> Document:
         """POST, sent once."""
-        return self._json(self._send("POST", path, json=body))
+        return self._request("POST", path, json=body)
 
     def delete(self, path: str) -> Document:
         """DELETE, sent once."""
-        return self._json(self._send("DELETE", path))
+        return self._request("DELETE", path)
 
-    def upload(self, path: Path, sent: Sent | None = None, purpose: str = "fine-tune") -> Document:
-        """The file as a multipart form; its content is read from disk while it is sent."""
+    def upload(
+        self, path: Path, sent: Callable[[int, int], None] = lambda num_bytes, total: None
+    ) -> Document:
+        """Uploads a dataset, read from disk meanwhile; `sent` receives the bytes so far and the total."""
+        form = {"purpose": "fine-tune"}
+        timeout = httpx.Timeout(600, connect=5)
         try:
-            with _Counted(path, sent) as content:
-                return self._json(
-                    self._send(
-                        "POST",
-                        "/v1/files",
-                        data={"purpose": purpose},
-                        files={"file": (path.name, content)},
-                        timeout=httpx.Timeout(600, connect=5),
-                    )
-                )
+            with _CountedFile(path, sent) as content:
+                files = {"file": (path.name, content)}
+                return self._request("POST", "/v1/files", data=form, files=files, timeout=timeout)
         except OSError as error:
             raise CommandError(f"{path}: {error.strerror}") from error
 
@@ -107,78 +109,75 @@ class Client:
     def streaming(
         self, path: str, *, headers: Mapping[str, str], body: Document | None = None, **params: Any
     ) -> Iterator[httpx.Response]:
-        """An open response whose status was checked; a POST's where there is a body.
+        """An open response with a successful status; the request is a POST if there is a body.
 
-        Raises httpx.TransportError where it breaks off.
+        Raises CommandError; httpx.TransportError if the connection is lost.
         """
-        given = {name: value for name, value in params.items() if value is not None}
         method = "GET" if body is None else "POST"
+        given = _without_none(params)
         with self._http.stream(method, path, params=given, headers=headers, json=body) as response:
             if response.is_error:
                 response.read()
             _check(response)
             yield response
 
-    def _repeated(self, method: str, path: str, **options: Any) -> httpx.Response:
-        for attempt in range(1, ATTEMPTS):
+    def _request(self, method: str, path: str, *, retries: int = 0, **options: Any) -> Document:
+        delay_seconds = FIRST_RETRY_SECONDS
+        while True:
+            retry_after = ""
             try:
                 response = self._http.request(method, path, **options)
             except httpx.TransportError as error:
-                # a service that never answered is not there; one that did is being restarted
-                if isinstance(error, httpx.ConnectError) and not self._answered:
+                # a service that has responded before is probably being restarted
+                is_absent = isinstance(error, httpx.ConnectError) and not self._answered
+                if is_absent or not retries:
                     raise self._unreachable(error) from error
-                time.sleep(_delay(attempt, None))
-                continue
-            self._answered = True
-            if (
-                response.status_code not in RETRIED_STATUSES
-                or response.headers.get("x-should-retry") == "false"
-            ):
-                return response
-            time.sleep(_delay(attempt, response.headers.get("retry-after")))
-        return self._send(method, path, **options)
-
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
-            return self._http.request(method, path, **options)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+            else:
+                self._answered = True
+                if not retries or not _is_transient(response):
+                    return self._document(response)
+                retry_after = response.headers.get("retry-after", "")
+            given = min(float(retry_after), MAX_RETRY_SECONDS) if retry_after.isdigit() else None
+            time.sleep(delay_seconds if given is None else given)
+            delay_seconds *= 2
+            retries -= 1
 
     def _unreachable(self, error: httpx.TransportError) -> CommandError:
         return CommandError(
-            f"no answer from {self.url}: {error or type(error).__name__}",
+            f"no response from {self.url}: {error or type(error).__name__}",
             code="unreachable",
-            hint="`grpo up` starts the service here; --url or GRPO_URL names another",
+            hint="`grpo up` starts the service here; --url or GRPO_URL selects another one",
         )
 
-    def _json(self, response: httpx.Response) -> Document:
+    def _document(self, response: httpx.Response) -> Document:
         _check(response)
         try:
             document: Document = response.json()
         except ValueError as error:
-            raise CommandError(f"{self.url} does not answer JSON: is it this service?") from error
+            raise CommandError(f"{self.url} does not return JSON: is it this service?") from error
         return document
 
 
-class _Counted(io.FileIO):
-    """A file that tells how far it is read."""
+class _CountedFile(io.FileIO):
+    """A file that reports how much of it has been read."""
 
-    def __init__(self, path: Path, sent: Sent | None) -> None:
+    def __init__(self, path: Path, sent: Callable[[int, int], None]) -> None:
         super().__init__(path)
         self._num_bytes = os.fstat(self.fileno()).st_size
         self._sent = sent
 
     def read(self, size: int | None = -1, /) -> Any:
         piece = super().read(-1 if size is None else size)
-        if self._sent is not None:
-            self._sent(self.tell(), self._num_bytes)
+        self._sent(self.tell(), self._num_bytes)
         return piece
 
 
-def _delay(attempt: int, retry_after: str | None) -> float:
-    if retry_after and retry_after.isdigit():
-        return min(float(retry_after), MAX_RETRY_SECONDS)
-    return 0.25 * 2.0**attempt
+def _without_none(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _is_transient(response: httpx.Response) -> bool:
+    return response.status_code in RETRIED_STATUSES and response.headers.get("x-should-retry") != "false"
 
 
 def _check(response: httpx.Response) -> None:

@@ -1,6 +1,6 @@
-"""What has arrived of a download: beside its target, kept over Ctrl-C and a lost service, never mixed.
+"""A partial download: a file beside its target that survives Ctrl-C and a lost connection.
 
-Its name carries the entity tag, so that only the rest of the same bytes is ever asked for.
+A second file holds the entity tag, so that only the rest of the same content is ever requested.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from rich.filesize import decimal
+
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import size
 
 _TAG = re.compile(r'"[0-9a-f]{64}"')
-"""The entity tag of what can be asked for in parts: its SHA-256."""
+"""Content that can be requested in parts has its SHA-256 as entity tag."""
 
 
 class Partial:
-    """A file that grows. Use `of`."""
+    """A growing file. Create it with `of`."""
 
     def __init__(self, target: Path, file: IO[bytes], path: Path) -> None:
         self.name = target.name
@@ -33,9 +34,9 @@ class Partial:
     @classmethod
     @contextmanager
     def of(cls, target: Path) -> Iterator[Partial]:
-        """The one beside `target`; gone at the end, unless what it holds is of use to the next command.
+        """The partial download of `target`; kept afterwards only if the next command can resume it.
 
-        Raises CommandError while another command writes into it.
+        Raises CommandError while another command writes to it.
         """
         path = target.with_name(f".{target.name}.part")
         with path.open("ab") as file:
@@ -55,13 +56,13 @@ class Partial:
 
     @property
     def range(self) -> dict[str, str]:
-        """Headers that ask for the rest; none where nothing is there."""
+        """Headers that request the rest; empty if nothing can be resumed."""
         if not self._etag or not self.num_bytes:
             return {}
         return {"Range": f"bytes={self.num_bytes}-", "If-Range": self._etag}
 
     def begin(self, etag: str, *, is_rest: bool) -> None:
-        """What comes now has this entity tag, and is all of it or the rest."""
+        """Prepares for a response with this entity tag: the rest, or all of the content."""
         if not is_rest:
             self._file.truncate(0)
             self._file.seek(0)
@@ -69,7 +70,7 @@ class Partial:
         self._tag_file.write_text(self._etag)
 
     def add(self, chunk: bytes) -> int:
-        """The bytes so far."""
+        """Appends the chunk; returns the bytes so far."""
         self._file.write(chunk)
         return self.num_bytes
 
@@ -79,14 +80,14 @@ class Partial:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def forget(self) -> None:
-        """What is there is of no use."""
+        """Marks the content as useless."""
         self._etag = ""
 
     def meaning(self) -> str:
-        """Of Ctrl-C now."""
+        """What Ctrl-C means now."""
         if not self.range:
-            return "The download was broken off; nothing of it is kept."
-        return f"The download was broken off; the same command goes on after {size(self.num_bytes)}."
+            return "Download interrupted: nothing was kept."
+        return f"Download interrupted: the same command continues after {decimal(self.num_bytes)}."
 
     def tidy(self) -> None:
         self._file.flush()

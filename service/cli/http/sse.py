@@ -1,6 +1,6 @@
-"""A job's live stream as an iterator that survives lost connections.
+"""Server-sent events: a job's live stream, resumed after lost connections, and OpenAI's chat stream.
 
-Boundary: server-sent events over the client, resumed by `Last-Event-ID`; what they mean is the caller's.
+Boundary: reads the streams; the caller interprets the events.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any
 
 import httpx
 
-from service.cli.http.client import JOBS, Client
+from service.cli.http.client import JOBS, TERMINAL, Client
 from service.cli.terminal.errors import CommandError
 
 FIRST_DELAY_SECONDS = 0.5
 MAX_DELAY_SECONDS = 10.0
 GIVE_UP_SECONDS = 600.0
-TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
-PASSING = frozenset({"unreachable", "500", "502", "503", "504"})
-"""Codes of errors that a restarted service no longer has."""
+TRANSIENT = frozenset({"unreachable", "500", "502", "503", "504"})
+"""Error codes that may disappear when the service has restarted."""
 
 
 @dataclass(frozen=True)
@@ -33,58 +32,38 @@ class StreamEvent:
     data: dict[str, Any]
 
 
-def follow(client: Client, job_id: str, last_id: str | None = None) -> Iterator[StreamEvent]:
-    """Events after `last_id`, none twice, until the job's terminal state.
+def follow(client: Client, job_id: str) -> Iterator[StreamEvent]:
+    """The job's events, each once, until its terminal state.
 
-    A lost connection is opened again after a growing delay. Raises CommandError where the service refuses,
-    or stays away for ten minutes.
+    Reconnects after a growing delay. Raises CommandError if the service refuses the request or is
+    unreachable for ten minutes.
     """
-    patience = _Patience(client.url)
+    last_id, delay_seconds, gives_up_at = "", FIRST_DELAY_SECONDS, time.monotonic() + GIVE_UP_SECONDS
     while True:
         try:
             for event in _connection(client, job_id, last_id):
-                patience.restore()
+                delay_seconds, gives_up_at = FIRST_DELAY_SECONDS, time.monotonic() + GIVE_UP_SECONDS
                 last_id = event.id or last_id
                 yield event
             if client.get(f"{JOBS}/{job_id}")["status"] in TERMINAL:
                 return
         except (httpx.TransportError, CommandError) as error:
-            if isinstance(error, CommandError) and error.code not in PASSING:
+            if isinstance(error, CommandError) and error.code not in TRANSIENT:
                 raise
-        patience.wait()
+        if time.monotonic() > gives_up_at:
+            raise CommandError(f"{client.url} was unreachable for {GIVE_UP_SECONDS:g} s", code="unreachable")
+        time.sleep(delay_seconds)
+        delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
 
 
-class _Patience:
-    """How long to wait before the next connection, and when to give up."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.restore()
-
-    def restore(self) -> None:
-        self._delay_seconds = FIRST_DELAY_SECONDS
-        self._gives_up_at = time.monotonic() + GIVE_UP_SECONDS
-
-    def wait(self) -> None:
-        if time.monotonic() > self._gives_up_at:
-            raise CommandError(f"{self.url} was away for {GIVE_UP_SECONDS:g} s", code="unreachable")
-        time.sleep(self._delay_seconds)
-        self._delay_seconds = min(2 * self._delay_seconds, MAX_DELAY_SECONDS)
-
-
-def _connection(client: Client, job_id: str, last_id: str | None) -> Iterator[StreamEvent]:
-    headers = {"Accept": "text/event-stream"}
-    if last_id:
-        headers["Last-Event-ID"] = last_id
+def _connection(client: Client, job_id: str, last_id: str) -> Iterator[StreamEvent]:
+    headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
     with client.streaming(f"{JOBS}/{job_id}/stream", headers=headers) as response:
         yield from parse(response.iter_bytes())
 
 
 def parse(chunks: Iterable[bytes]) -> Iterator[StreamEvent]:
-    """Server-sent events from a byte stream; comments and unfinished events are dropped.
-
-    Lines end at LF or CRLF only, so that other separators of Unicode may stand in the data.
-    """
+    """Server-sent events from a byte stream; comments and unfinished events are dropped."""
     name, identifier, data = "message", "", list[str]()
     for line in _lines(chunks):
         field, _, value = line.partition(":")
@@ -102,7 +81,7 @@ def parse(chunks: Iterable[bytes]) -> Iterator[StreamEvent]:
 
 
 def documents(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """What a stream of OpenAI's says, up to its `[DONE]`. Raises CommandError where it ends before that."""
+    """The documents of an OpenAI stream up to `[DONE]`. Raises CommandError if it ends earlier."""
     for line in _lines(chunks):
         if line == "data: [DONE]":
             return
@@ -111,10 +90,11 @@ def documents(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             yield document
             if "error" in document:
                 return
-    raise CommandError("the answer was cut off", code="unreachable")
+    raise CommandError("the response was cut off", code="unreachable")
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Lines end at LF or CRLF only: httpx also splits at Unicode's separators, which data may contain."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

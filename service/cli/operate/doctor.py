@@ -1,4 +1,4 @@
-"""`grpo doctor`: what is wrong with this deployment, as seen from this machine, and what to do."""
+"""`grpo doctor`: checks this deployment from this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import typer
 
-from service.cli.operate.settings import keep_private, settings_here
+from service.cli.operate.settings import private_settings
 from service.cli.terminal.errors import CommandError
 from service.cli.terminal.output import JsonFlag, console, literal, print_json
 from service.ops.doctor.findings import Finding, Level, failure
@@ -15,8 +15,7 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Check this deployment: a line for each finding, and what to do. Exit code 1 where something fails."""
-    keep_private()
+    """Check this deployment: a line for each finding, and what to do. Exit code 1 if a check fails."""
     found = []
     for finding in _findings():
         found.append(finding)
@@ -33,15 +32,10 @@ def _findings() -> Iterable[Finding]:
     from service.ops.doctor.software import packages
 
     try:
-        settings = settings_here()
+        settings = private_settings()
     except CommandError as error:
-        where = error.param or "the environment"
-        return [
-            *packages(),
-            failure(
-                "settings", error.message, f"Correct {where}; docs/reference/configuration.md lists all."
-            ),
-        ]
+        advice = f"Correct {error.param or 'the environment'}; docs/reference/configuration.md lists all."
+        return [*packages(), failure("settings", error.message, advice)]
     settings.home.mkdir(parents=True, exist_ok=True)
     return examine(settings)
 

@@ -1,26 +1,31 @@
-"""The service's processes one by one: `grpo serve`, `grpo worker`, `grpo migrate`."""
+"""The deployment's settings and database, and `grpo serve`, `grpo worker` and `grpo migrate`."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, console, print_json
+from service.cli.terminal.output import JsonFlag, print_line
 from service.settings import Settings
 
+if TYPE_CHECKING:
+    from service.platform.db import Database
+
 STREAM_GRACE_SECONDS = 5
-"""Open streams are cut so long after SIGTERM; their clients come back with Last-Event-ID."""
+"""Time from SIGTERM until open streams are cut; their clients resume with Last-Event-ID."""
 
 
 def settings_here() -> Settings:
-    """This deployment's settings. Raises CommandError for a value that cannot be."""
+    """This deployment's settings. Raises CommandError for an invalid value."""
     try:
         return Settings()
     except ValidationError as error:
@@ -29,15 +34,34 @@ def settings_here() -> Settings:
         place = "".join(f"{part}: " for part in inside)
         variable = None if name is None else f"GRPO_{name}".upper()
         raise CommandError(place + first["msg"].removeprefix("Value error, "), param=variable) from error
-    except SettingsError as error:  # it names the field, and shows no value
+    except SettingsError as error:  # its message names the field but not the value
         found = re.search(r'field "(\w+)"', str(error))
         variable = f"GRPO_{found[1]}".upper() if found else None
         raise CommandError("it is not JSON", param=variable) from None
 
 
-def keep_private() -> None:
-    """What this process and its children write from here on, only its user reads."""
+def private_settings() -> Settings:
+    """`settings_here`; from now on only this user can read what this process and its children write."""
     os.umask(0o077)
+    return settings_here()
+
+
+@contextmanager
+def database_of(settings: Settings) -> Iterator[Database]:
+    """The deployment's database. Raises CommandError for its errors."""
+    # importing SQLAlchemy takes a quarter of a second, which HTTP commands save
+    from sqlalchemy.exc import DBAPIError
+
+    from service.platform.db import connect
+
+    database = connect(settings)
+    try:
+        yield database
+    except DBAPIError as error:
+        hint = "`grpo migrate` brings its tables up to date"
+        raise CommandError(f"the database refused: {error.orig}", hint=hint) from error
+    finally:
+        database.engine.dispose()
 
 
 def api_command(host: str, port: int) -> list[str]:
@@ -45,14 +69,14 @@ def api_command(host: str, port: int) -> list[str]:
     return [
         *(sys.executable, "-m", "uvicorn", "service.app:create_app", "--factory"),
         *("--host", host, "--port", str(port)),
-        # Strict, and bounded in headers; where httptools is installed uvicorn would take it.
+        # strict, and bounded in headers; otherwise uvicorn prefers httptools if it is installed
         *("--http", "h11"),
         *("--timeout-graceful-shutdown", str(STREAM_GRACE_SECONDS), "--no-access-log"),
     ]
 
 
 def worker_command(pool: str) -> list[str]:
-    """A worker process that polls; the service never imports it."""
+    """A worker process that polls; the service must not import it."""
     return [sys.executable, "-m", "worker", "--pool", pool]
 
 
@@ -61,8 +85,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
 ) -> None:
     """Start the API alone."""
-    keep_private()
-    settings_here()
+    private_settings()
     _become(api_command(host, port))
 
 
@@ -70,23 +93,18 @@ def worker(
     pool: Annotated[str, typer.Option(help="Jobs of this pool.", envvar="GRPO_POOL")] = "default",
 ) -> None:
     """Start a worker that polls for jobs (with Celery: `celery -A worker.app worker`)."""
-    keep_private()
-    settings_here()
+    private_settings()
     _become(worker_command(pool))
 
 
 def migrate(as_json: JsonFlag = False) -> None:
     """Bring the database's schema up to date."""
-    keep_private()
-    revision = migrate_database(settings_here())
-    if as_json:
-        print_json({"revision": revision})
-    else:
-        console.print(f"The schema is at {revision}.")
+    revision = migrate_database(private_settings())
+    print_line({"revision": revision}, f"The schema is at {revision}.", as_json=as_json)
 
 
 def migrate_database(settings: Settings) -> str | None:
-    """Upgrades to the newest revision and returns its name."""
+    """Upgrades to the newest revision; returns its name."""
     from service.platform.migrate import head_revision, upgrade
 
     upgrade(settings)
@@ -95,5 +113,5 @@ def migrate_database(settings: Settings) -> str | None:
 
 def _become(command: list[str]) -> None:
     sys.stdout.flush()
-    # this process becomes the server: signals and exit code are its own
+    # this process becomes the server, which receives its signals and sets its exit code
     os.execv(command[0], command)  # noqa: S606

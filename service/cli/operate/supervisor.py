@@ -1,6 +1,6 @@
-"""Child processes that are started again when they die, and that die with their parent.
+"""Child processes that are restarted when they end, and that end with their parent.
 
-Boundary: knows commands, signals and time; nothing of the service.
+Boundary: commands, signals and time; independent of the service.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from grpo_engine.process.parent_death import dies_with_this_process
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
-"""A child that lived so long is started again without the delay of its earlier deaths."""
+"""A child that ran for this long is restarted after the first backoff again."""
 
 
 class Child:
-    """One process under a name. It has a session of its own: the terminal's Ctrl-C does not reach it."""
+    """One named process. It has its own session, so that the terminal's Ctrl-C does not reach it."""
 
     def __init__(self, name: str, command: Sequence[str], *, orphan_signal: signal.Signals) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class Child:
 
     def start(self) -> None:
         self._started_at = time.monotonic()
-        # standard output is the command's own: what a child says goes beside it
+        # standard output is for the command's own result
         self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -51,8 +51,8 @@ class Child:
             preexec_fn=dies_with_this_process(self.orphan_signal),
         )
 
-    def tend(self, tell: Callable[[str], None]) -> None:
-        """Starts the process again where it died, after a delay that doubles with each early death."""
+    def restart_if_ended(self, log: Callable[[str], None]) -> None:
+        """Restarts an ended process after a delay that doubles with each early end."""
         if self.process is None or self.alive:
             return
         now = time.monotonic()
@@ -60,7 +60,8 @@ class Child:
             if now - self._started_at > STEADY_SECONDS:
                 self._backoff_seconds = FIRST_BACKOFF_SECONDS
             self._restart_at = now + self._backoff_seconds
-            tell(f"{self.name} ended with {self.process.returncode}; again in {self._backoff_seconds:g} s")
+            ended = f"{self.name} ended with {self.process.returncode}"
+            log(f"{ended}; restarting in {self._backoff_seconds:g} s")
             self._backoff_seconds = min(2 * self._backoff_seconds, MAX_BACKOFF_SECONDS)
         elif now >= self._restart_at:
             self._restart_at = 0.0
@@ -71,7 +72,7 @@ class Child:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends the process at once and collects it."""
+        """Ends the process at once and waits for it."""
         self.signal(signal.SIGKILL)
         if self.process is not None:
             self.process.wait()

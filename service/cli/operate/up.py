@@ -1,7 +1,7 @@
 """`grpo up`: the embedded service in one command, an API process and one worker process.
 
 The order matters: lock the home, migrate, write the first key, start both, wait for `/readyz`. On SIGTERM
-or Ctrl-C the worker goes first (its engine writes a checkpoint and the job is released), then the API, so
+or Ctrl-C the worker ends first (its engine writes a checkpoint and the job is released), then the API, so
 that a client can watch until the end; a second signal kills both.
 """
 
@@ -23,9 +23,9 @@ import typer
 
 from service.cli.operate.settings import (
     api_command,
-    keep_private,
+    database_of,
     migrate_database,
-    settings_here,
+    private_settings,
     worker_command,
 )
 from service.cli.operate.supervisor import Child
@@ -42,7 +42,7 @@ RECOVERY = {
     "GRPO_HEARTBEAT_SECONDS": "4",
     "GRPO_SWEEP_SECONDS": "3",
 }
-"""One worker beside its database notices a death sooner than a fleet should. The environment goes first."""
+"""One worker next to its database can detect failures sooner than a fleet. The environment overrides them."""
 
 
 class Embedded:
@@ -52,7 +52,7 @@ class Embedded:
         self.settings = settings
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.api = Child("API process", api_command(host, port), orphan_signal=signal.SIGKILL)
-        # an orphaned worker still writes its checkpoint and gives the job back
+        # an orphaned worker still writes its checkpoint and releases the job
         self.worker = Child("worker process", worker_command(settings.pool), orphan_signal=signal.SIGTERM)
         self.stops = 0
 
@@ -60,7 +60,7 @@ class Embedded:
         self.stops += 1
 
     def start(self) -> None:
-        """Starts both and returns when the API is ready. Raises CommandError where it does not come up."""
+        """Starts both and waits until the API is ready. Raises CommandError if it does not start."""
         self.api.start()
         self.worker.start()
         deadline = time.monotonic() + READY_SECONDS
@@ -77,17 +77,17 @@ class Embedded:
         except httpx.TransportError:
             return False
 
-    def tend(self) -> None:
-        """Keeps both alive until a signal comes."""
+    def supervise(self) -> None:
+        """Keeps both running until a signal arrives."""
         while not self.stops:
-            self.api.tend(_tell)
-            self.worker.tend(_tell)
+            self.api.restart_if_ended(_log)
+            self.worker.restart_if_ended(_log)
             time.sleep(TICK_SECONDS)
 
     def drain(self) -> None:
-        """Worker first, then the API; kills what is left, at once where a second signal comes."""
+        """Stops the worker, then the API; a second signal, or running out of time, kills them."""
         if self.worker.alive:
-            _tell("stopping: a running job writes a checkpoint first (again to kill)")
+            _log("stopping: a running job writes a checkpoint first (again to kill)")
         self._stop(self.worker, self.settings.stop_grace_seconds + 30)
         self._stop(self.api, API_DRAIN_SECONDS)
 
@@ -106,13 +106,12 @@ def up(
     ] = 8000,
     as_json: JsonFlag = False,
 ) -> None:
-    """Start the embedded service: API and one worker, all of it under $GRPO_HOME."""
+    """Start the embedded service: API and one worker, with all data under $GRPO_HOME."""
     for name, value in RECOVERY.items():
         os.environ.setdefault(name, value)
-    settings = settings_here()
+    settings = private_settings()
     if settings.mode != "embedded":
         raise CommandError("GRPO_MODE is production", hint="`grpo serve` and `grpo worker` start its parts")
-    keep_private()
     with only_one(settings.home):
         port = usable_port(host, port)
         migrate_database(settings)
@@ -124,7 +123,7 @@ def up(
             embedded.start()
             if not embedded.stops:
                 _announce(embedded, as_json)
-            embedded.tend()
+            embedded.supervise()
         finally:
             embedded.drain()
 
@@ -139,16 +138,16 @@ def _announce(embedded: Embedded, as_json: bool) -> None:
     console.print(f"Key:   {key_file}", soft_wrap=True)
 
 
-def _tell(message: str) -> None:
+def _log(message: str) -> None:
     stderr.print(f"grpo up: {message}", soft_wrap=True)
 
 
 @contextmanager
 def only_one(home: Path) -> Iterator[None]:
-    """Holds the home's lock. Raises CommandError where another `grpo up` has it; the kernel frees it."""
+    """Holds the home's lock, which the kernel frees. Raises CommandError if another `grpo up` holds it."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if home.stat().st_uid == os.geteuid():
-        # one that was there before may be open to all
+        # an existing one may be open to all users
         home.chmod(0o700)
     with (home / "up.lock").open("a+") as lock:
         try:
@@ -156,11 +155,8 @@ def only_one(home: Path) -> Iterator[None]:
         except BlockingIOError as error:
             lock.seek(0)
             holder = f" (pid {pid})" if (pid := lock.read().strip()) else ""
-            raise CommandError(
-                f"`grpo up` already runs on {home}{holder}",
-                code="home_in_use",
-                hint="set GRPO_HOME to another",
-            ) from error
+            message, hint = f"`grpo up` already runs on {home}{holder}", "set GRPO_HOME to another folder"
+            raise CommandError(message, code="home_in_use", hint=hint) from error
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -168,33 +164,28 @@ def only_one(home: Path) -> Iterator[None]:
 
 
 def usable_port(host: str, port: int) -> int:
-    """The port, or a free one for 0. Raises CommandError where it cannot be listened on."""
+    """The port, or a free one for 0. Raises CommandError if it is not possible to listen on it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # as the server will: a port whose last connections are still closing is free
+        # as the server does: a port whose last connections are still closing is free
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise CommandError(
-                f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}",
-                code="port_unusable",
-                hint="choose another with --port, or 0 for a free one",
-            ) from error
+            message = f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
+            hint = "choose another with --port, or 0 for a free one"
+            raise CommandError(message, code="port_unusable", hint=hint) from error
         return int(probe.getsockname()[1])
 
 
 def write_first_key(settings: Settings) -> None:
-    """Creates the first key where the home has none: mode 600, whole or not there at all."""
+    """Creates the first key if the home has none: a file of mode 600 that appears complete or not at all."""
     if settings.key_file.exists():
         return
-    from service.platform.db import connect
     from service.web.auth import create_key
 
-    database = connect(settings)
-    with database.transaction() as session:
+    with database_of(settings) as database, database.transaction() as session:
         key = create_key(session, "default", name="grpo up")
-    database.engine.dispose()
     partial = settings.key_file.with_suffix(".new")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

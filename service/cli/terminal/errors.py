@@ -1,10 +1,16 @@
-"""What a command tells its user in one line before it ends with exit code 1."""
+"""Errors that end a command: one line for people, JSON with `--json`, and an exit code."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class CommandError(Exception):
-    """The command cannot go on. `code` and `param` are the API's, where it answered."""
+    """The command cannot continue. `code` and `param` are the API's, if the API refused the request."""
+
+    exit_code = 1
+    prefix = "Error: "
 
     def __init__(
         self, message: str, *, code: str | None = None, param: str | None = None, hint: str | None = None
@@ -17,8 +23,8 @@ class CommandError(Exception):
 
     def document(self) -> dict[str, dict[str, str | None]]:
         """`{"error": {message, code, param, hint}}`."""
-        fields = {"message": self.message, "code": self.code, "param": self.param, "hint": self.hint}
-        return {"error": fields}
+        names = ("message", "code", "param", "hint")
+        return {"error": {name: getattr(self, name) for name in names}}
 
     def line(self) -> str:
         """`message [code=… param=…] Hint: …` without line breaks."""
@@ -26,3 +32,25 @@ class CommandError(Exception):
         details = " ".join(f"{name}={value}" for name, value in named if value)
         parts = [self.message, f"[{details}]" if details else "", f"Hint: {self.hint}" if self.hint else ""]
         return " ".join(" ".join(part.split()) for part in parts if part)
+
+
+class Interrupted(CommandError):
+    """The user pressed Ctrl-C; the message says what happened to the work in progress."""
+
+    exit_code = 130  # 128 + SIGINT, as in shells
+    prefix = "\n"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="interrupted")
+
+    def line(self) -> str:
+        return self.message
+
+
+@contextmanager
+def explained(meaning: Callable[[], str]) -> Iterator[None]:
+    """Raises Interrupted on Ctrl-C, with what `meaning` returns at that moment."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(meaning()) from error

@@ -1,7 +1,4 @@
-"""How far something long is: a live line on a terminal, else a plain line now and then. On standard error.
-
-Boundary: shows numbers that others count.
-"""
+"""Progress on standard error: a live line on a terminal, otherwise an occasional plain line."""
 
 from __future__ import annotations
 
@@ -10,21 +7,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from service.cli.terminal.output import literal, plain, size, stderr
+from service.cli.terminal.output import literal, plain, stderr
 
 LINE_SECONDS = 5.0
-"""Without a terminal a line at most so often, and none for what is over sooner."""
+"""Without a terminal: the shortest time between two lines, and the longest wait without one."""
 Advance = Callable[[int, int | None], None]
-"""Takes the bytes so far and all of them, None where that is not known."""
+"""Takes the bytes so far and the total; None: unknown."""
 
 
 @contextmanager
 def transfer(text: str) -> Iterator[Advance]:
-    """Bytes, their share and their rate."""
+    """Shows bytes, their share of the total and their rate."""
     if not stderr.is_terminal:
-        yield _Lines(text).advance
+        yield _lines(text)
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn())
     with Progress(*columns, DownloadColumn(), TransferSpeedColumn(), console=stderr, transient=True) as bar:
@@ -32,35 +30,33 @@ def transfer(text: str) -> Iterator[Advance]:
         yield lambda num_bytes, total: bar.update(task, completed=num_bytes, total=total)
 
 
-class _Lines:
-    """One transfer as lines of a log."""
+def _lines(text: str) -> Advance:
+    started_at = shown_at = time.monotonic()
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._started_at = self._shown_at = time.monotonic()
-
-    def advance(self, num_bytes: int, total: int | None) -> None:
+    def advance(num_bytes: int, total: int | None) -> None:
+        nonlocal shown_at
         now = time.monotonic()
-        if now - self._shown_at < LINE_SECONDS:
-            return
-        self._shown_at = now
-        whole = f" of {size(total)}" if total else ""
-        rate = size(round(num_bytes / (now - self._started_at)))
-        _line(f"{self._text}: {size(num_bytes)}{whole}, {rate}/s")
+        if now - shown_at >= LINE_SECONDS:
+            shown_at = now
+            whole = f" of {decimal(total)}" if total else ""
+            rate = decimal(round(num_bytes / (now - started_at)))
+            _line(f"{text}: {decimal(num_bytes)}{whole}, {rate}/s")
+
+    return advance
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """For an answer that says nothing until it is there: a spinner, or a line where it takes long."""
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows a spinner during a request or a poll, or a line if that takes long; yields what renames it."""
     if stderr.is_terminal:
-        with stderr.status(literal(text)):
-            yield
+        with stderr.status(literal(text)) as status:
+            yield lambda now: status.update(literal(now))
         return
     timer = threading.Timer(LINE_SECONDS, _line, [text])
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield lambda now: None
     finally:
         timer.cancel()
 

@@ -157,7 +157,7 @@ def test_a_terminal_of_80_columns_shows_step_and_values() -> None:
     ],
 )
 def test_watching_names_the_phase_beside_the_status(screen: Console, data: dict[str, Any], line: str) -> None:
-    lines = watch.Lines({}, screen)
+    lines = watch.Lines(screen)
     watch.show(StreamEvent("3", "status", data), lines)
     lines.close()
     assert shown_on(screen).splitlines() == [line]

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi.testclient import TestClient
 
-from service.cli.http import complete
+from service.cli import options
 from service.cli.terminal import progress
 from service.jobs.model.states import JobState
 from service.platform.db import Database
@@ -104,8 +104,7 @@ def test_ctrl_c_while_watching_says_that_the_job_goes_on(shell: Shell, database:
         running.wait_for("loading")
         running.press(CTRL_C)
         assert running.end() == 0
-        goes_on = f"The job goes on. `grpo watch {job_id}` comes back, `grpo cancel {job_id}` stops it."
-        assert goes_on in running.text.replace("\n", " ").replace("  ", " ")
+        assert f"the job continues. `grpo cancel {job_id}` ends it." in running.text
 
 
 def test_a_download_that_ctrl_c_broke_off_goes_on_with_the_next_command(
@@ -132,7 +131,7 @@ def test_a_download_that_ctrl_c_broke_off_goes_on_with_the_next_command(
             running.wait_for("0.5/1.0 MB")
             running.press(CTRL_C)
             assert running.end() == 130
-            assert "the same command goes on after 500.0 kB" in running.text
+            assert "the same command continues after 500.0 kB" in running.text
         ended.set()
         with shell.grpo("download", "ftjob-1", "--to", tmp_path / "out") as running:
             assert running.end() == 0
@@ -157,16 +156,16 @@ def test_files_and_models_are_completed_with_a_word_on_each(
 ) -> None:
     make_model(settings.home)
     file_id, context = upload(client), asked(server_url, api_key)
-    assert complete.files(context, file_id[:8]) == [(file_id, "train.jsonl")]  # type: ignore[arg-type]
-    assert [name for name, _ in complete.models(context, "ti")] == ["tiny"]  # type: ignore[arg-type]
-    assert complete.models(context, "x") == []  # type: ignore[arg-type]
+    assert options.complete_files(context, file_id[:8]) == [(file_id, "train.jsonl")]  # type: ignore[arg-type]
+    assert [name for name, _ in options.complete_models(context, "ti")] == ["tiny"]  # type: ignore[arg-type]
+    assert options.complete_models(context, "x") == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:9", "nonsense", "http://["])
 def test_tab_is_silent_where_there_is_no_service_or_no_key(
     server_url: str, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert complete.jobs(asked(url or server_url, "wrong"), "") == []  # type: ignore[arg-type]
+    assert options.complete_jobs(asked(url or server_url, "wrong"), "") == []  # type: ignore[arg-type]
     assert "Error" not in capfd.readouterr().err
 
 

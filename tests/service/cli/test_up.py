@@ -103,7 +103,7 @@ def test_a_killed_api_or_worker_process_is_started_again(tmp_path: Path) -> None
         os.kill(up.ready["worker_pid"], signal.SIGKILL)
         wait_until(lambda: len(set(processes_of(up.home)) - before) == 2, 30)
         wait_until(lambda: is_ok(f"{up.url}/livez"), 30)
-        assert "API process ended with -9; again in 0.5 s" in (up.home / "up.log").read_text()
+        assert "API process ended with -9; restarting in 0.5 s" in (up.home / "up.log").read_text()
 
 
 def test_sigterm_releases_the_running_job_and_leaves_no_process(tmp_path: Path) -> None:

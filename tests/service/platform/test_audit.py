@@ -10,7 +10,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
-from service.cli.operate.keys import _change
 from service.platform import audit
 from service.platform.db import Database
 from service.platform.tables.core import AuditEntry
@@ -37,9 +36,11 @@ def test_creations_and_revocations_of_keys_are_recorded(database: Database) -> N
         public_id = create_key(session, "a").split("_")[1]
         create_key(session, "b")
         revoke_key(session, public_id)
-        rows = [_change(row) for row in audit.newest(session, tenant="a", limit=10)]
-    changes = [(row["key_id"], row["action"], row["object_id"]) for row in rows]
-    assert changes == [("cli", "key.revoke", public_id), ("cli", "key.create", public_id)]
+        found = audit.newest(session, tenant="a", limit=10)
+    assert [(row.key_id, row.action, row.object_id) for row in found] == [
+        ("cli", "key.revoke", public_id),
+        ("cli", "key.create", public_id),
+    ]
 
 
 def test_the_newest_changes_come_first_up_to_the_limit(database: Database) -> None:

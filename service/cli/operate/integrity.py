@@ -1,0 +1,78 @@
+"""`grpo audit` and `grpo orphans`: compare the database with the storage, directly and not over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+
+from service.cli.operate.settings import database_of, settings_here
+from service.cli.terminal.errors import CommandError
+from service.cli.terminal.output import JsonFlag, print_json, say
+
+
+def audit(
+    job_ids: Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Default: all jobs.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check jobs: states, fences, metrics and attempts in their history, the sha256 of all that is stored.
+
+    Exit code 1 if a check fails. Reads every archive of these jobs.
+    """
+    from service.jobs.results import evidence
+    from service.platform.storage import open_storage
+
+    settings = settings_here()
+    storage, limit = open_storage(settings.storage_location), settings.max_attempts_without_checkpoint
+    with database_of(settings) as database:
+        try:
+            found = {
+                job_id: [
+                    vars(each) for each in evidence.audit_job(database, storage, job_id, max_failures=limit)
+                ]
+                for job_id in job_ids or evidence.job_ids(database)
+            }
+        except LookupError as error:
+            raise CommandError(str(error.args[0]), code="job_not_found") from error
+    if as_json:
+        print_json({"num_jobs": len(found), "violations": found})
+    else:
+        for job_id, violations in found.items():
+            say(f"{job_id}: {'sound' if not violations else f'{len(violations)} violations'}")
+            for each in violations:
+                say(f"  {each['rule']}: {each['message']}", "red")
+    if any(found.values()):
+        raise typer.Exit(1)
+
+
+def orphans(
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find stored objects older than a day that no row of the database names.
+
+    A process that is killed between an upload and its row leaves them. After restoring an older backup,
+    do not delete any: objects stored since then have no row there.
+    """
+    from service.ops.orphans import AnothersStorage, find_orphans
+    from service.platform.storage import StorageError, open_storage
+
+    settings = settings_here()
+    storage = open_storage(settings.storage_location)
+    with database_of(settings) as database:
+        try:
+            found = find_orphans(database, storage)
+            for each in found if delete else ():
+                storage.delete(each.key)
+        except AnothersStorage as error:
+            raise CommandError(str(error)) from error
+        except StorageError as error:
+            raise CommandError(error.public) from error
+    if as_json:
+        print_json([vars(each) for each in found])
+        return
+    for each in found:
+        say(f"{each.key} ({decimal(each.num_bytes)})")
+    total = decimal(sum(each.num_bytes for each in found))
+    say(f"{len(found)} orphans, {total}{', deleted' if delete else ''}")
