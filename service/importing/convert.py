@@ -1,7 +1,6 @@
 """A configuration of TRL, Axolotl or verl → the body of a job, and a line of report for every field.
 
-Boundary: pure; files are read by the command. The service's own classes decide whether it would accept the
-job.
+Boundary: pure; the command reads the files. The service's own classes decide whether it accepts the job.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from service.importing import axolotl, trl, verl
-from service.importing.rules import JOB_FIELDS, Line, Options, Translation, translated
+from service.importing.rules import JOB_FIELDS, Line, Options, Translation
 from service.jobs.model.schemas import JobCreate
 
 Source = Literal["trl", "axolotl", "verl"]
 SOURCES: tuple[Source, ...] = get_args(Source)
+MODULES = {"trl": trl, "axolotl": axolotl, "verl": verl}
 
 
 @dataclass(frozen=True)
 class Imported:
-    """The job, and what became of each field."""
+    """The job, and the outcome for each field."""
 
     source: Source
     job: dict[str, Any]
@@ -30,7 +30,7 @@ class Imported:
 
     @property
     def is_whole(self) -> bool:
-        """Nothing was refused and every field is known."""
+        """Whether no field was refused or unknown."""
         return not any(line.verdict in ("refused", "unknown") for line in self.lines)
 
 
@@ -44,53 +44,35 @@ def source_of(config: Mapping[str, Any]) -> Source:
 def imported(config: Mapping[str, Any], options: Options, source: Source | None = None) -> Imported:
     """The configuration as a job."""
     source = source or source_of(config)
-    translation = _translation(config, options, source)
+    translation = MODULES[source].translation(config, options)
     job = _job(translation)
-    return Imported(source, job, (*translation.lines, *_what_the_service_refuses(job)))
+    return Imported(source, job, (*translation.lines, *_refused_by_the_service(job)))
 
 
 def reward_names(config: Mapping[str, Any], source: Source | None = None) -> list[str]:
-    """Reward functions that the configuration names, so that their sources can be looked for."""
-    source = source or source_of(config)
-    if source == "verl":
-        return verl.reward_names(config)
-    given = (
-        axolotl.in_trl_terms(config).get("reward_funcs")
-        if source == "axolotl"
-        else config.get("reward_funcs")
-    )
-    return [given] if isinstance(given, str) else [str(name) for name in given or []]
-
-
-def _translation(config: Mapping[str, Any], options: Options, source: Source) -> Translation:
-    if source == "verl":
-        return verl.translation(config, options)
-    if source == "axolotl":
-        return axolotl.translation(config, options)
-    return translated(trl.RULES, config, options)
+    """Reward functions that the configuration names, whose source code is needed."""
+    return MODULES[source or source_of(config)].reward_names(config)
 
 
 def _job(translation: Translation) -> dict[str, Any]:
     """Dotted targets → the body of a request."""
     job: dict[str, Any] = {}
     hyperparameters: dict[str, Any] = {"recipe": "grpo"}
-    for target, value in translation.targets.items():
-        if target == "grader":
-            continue
+    targets = dict(translation.targets)
+    method = {"grader": targets.pop("grader", None), "hyperparameters": hyperparameters}
+    for target, value in targets.items():
         head, _, tail = target.partition(".")
         place = job if head in JOB_FIELDS else hyperparameters
         if tail:
             place.setdefault(head, {})[tail] = value
         else:
             place[head] = value
-    method = {"grader": translation.targets.get("grader"), "hyperparameters": hyperparameters}
     return {**job, "method": {"type": "reinforcement", "reinforcement": method}}
 
 
-def _what_the_service_refuses(job: dict[str, Any]) -> list[Line]:
-    """Values that are out of range here; what is missing was said already."""
-    missing = job["method"]["reinforcement"]["grader"] is None or not {"model", "training_file"} <= job.keys()
-    if missing:
+def _refused_by_the_service(job: dict[str, Any]) -> list[Line]:
+    """Values out of range; missing parts were reported already."""
+    if job["method"]["reinforcement"]["grader"] is None or not {"model", "training_file"} <= job.keys():
         return []
     try:
         JobCreate.model_validate(job)

@@ -1,9 +1,9 @@
-"""Datasets of other formats as the JSONL that the service takes: Parquet, CSV, JSON, and the hub's.
+"""Converts Parquet, CSV, JSON and hub datasets to the JSONL that the service takes.
 
 The `datasets` library reads Parquet, folders and the hub, on the user's machine. The standard library reads
 CSV and JSON lists, because `datasets` infers types: it turns the answer "007" into 7 and "2024-01-02" into a
 timestamp. Every cell of a CSV file is a text.
-Boundary: what a row must contain is checked by the service.
+Boundary: the service checks the rows' fields.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from service.jobs.model.dataset import RowError, parse_line
 HUB = "hf://"
 PARQUET = b"PAR1"
 MAX_HUB_BYTES = 2**30
-"""What is downloaded to be converted; the service takes 512 MB by default."""
+"""Largest download for a conversion; the service takes 512 MB by default."""
 
 Row = Mapping[str, Any]
 
 
 class Unreadable(Exception):
-    """A file or a dataset cannot be used; says which and why."""
+    """A file or a dataset cannot be used; the message says why."""
 
 
 @contextmanager
 def as_jsonl(
     source: str, *, split: str | None = None, columns: Mapping[str, str] | None = None
 ) -> Iterator[Path]:
-    """The dataset as a JSONL file: the file itself if it is one, else a temporary file.
+    """The dataset as a JSONL file: the file itself if it is one, otherwise a temporary file.
 
     `source`: a file, a folder that `datasets` can load, or `hf://owner/name`, optionally `/configuration`.
     `columns`: column → its name in the JSONL. Raises Unreadable, OSError.
@@ -61,7 +61,7 @@ def read_rows(source: str, split: str | None = None) -> Iterator[Row]:
     if path.is_dir():
         return _loaded(split, source)
     if split is not None:
-        raise Unreadable(f"{source} is one file and has no split {split!r}: leave --split out")
+        raise Unreadable(f"{source} is one file and has no split {split!r}: remove --split")
     kind = _kind(path)
     if kind == "parquet":
         return _loaded(None, "parquet", data_files=source)
@@ -69,7 +69,7 @@ def read_rows(source: str, split: str | None = None) -> Iterator[Row]:
 
 
 def write_jsonl(target: Path, rows: Iterable[Row], columns: Mapping[str, str]) -> None:
-    """Raises Unreadable, naming the row and column of a value that JSON does not have."""
+    """Raises Unreadable, with the row and column of a value that has no JSON form."""
     with target.open("w", encoding="utf-8") as lines:
         for number, row in enumerate(rows, 1):
             if missing := [name for name in columns if number == 1 and name not in row]:
@@ -79,19 +79,19 @@ def write_jsonl(target: Path, rows: Iterable[Row], columns: Mapping[str, str]) -
 
 
 def _with_messages(row: Row) -> Row:
-    """A text that was mapped to `messages` is the user's message."""
+    """A text that was renamed to `messages` becomes the user's message."""
     text = row.get("messages")
     return {**row, "messages": [{"role": "user", "content": text}]} if isinstance(text, str) else row
 
 
 def is_jsonl(source: str) -> bool:
-    """Whether the service takes this file as it is."""
+    """Whether the service takes this file unchanged."""
     path = Path(source)
     return path.is_file() and _kind(path) == "jsonl"
 
 
 def _kind(path: Path) -> str:
-    """Of a file: by its first bytes, CSV by its name."""
+    """A file's format, by its first bytes; CSV by its name."""
     with path.open("rb") as file:
         start = file.read(64).lstrip()
     if start.startswith(PARQUET):
@@ -145,7 +145,7 @@ def _hub_name(source: str) -> list[str]:
 
 
 def _loaded(split: str | None, *dataset: str, **options: str) -> Iterator[Row]:
-    """Rows that `datasets` reads, without their nulls: Arrow cannot tell a null from an absent field."""
+    """Rows that `datasets` reads, without nulls: Arrow does not distinguish them from absent fields."""
     try:
         import datasets
     except ImportError as error:

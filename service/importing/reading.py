@@ -1,13 +1,10 @@
-"""Reads files: the configuration, the sources of reward functions, the dataset's rows.
-
-Boundary: reads and writes files for the command; nothing in them is run.
-"""
+"""Reads the configuration, the sources of reward functions and the dataset's rows, and runs none of them."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +26,12 @@ def read_config(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise Unreadable(f"{path} is not YAML: {error}") from error
     if not isinstance(config, dict):
-        raise Unreadable(f"{path} holds no mapping of fields")
+        raise Unreadable(f"{path} does not contain a mapping of fields")
     return {str(name): value for name, value in config.items()}
 
 
 def _overrides(text: str) -> dict[str, Any]:
-    """Dotted names with their values; the script's own plain variables are filled in."""
+    """Dotted names with their values, in which the script's own variables are expanded."""
     lines = text.replace("\\\n", " ").splitlines()
     words = [word for line in lines for word in _words(line)]
     pairs = [match.groups() for word in words if (match := _OVERRIDE.fullmatch(word))]
@@ -49,20 +46,17 @@ def _overrides(text: str) -> dict[str, Any]:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)
-    except ValueError:  # a quotation over several lines: no override of ours
+    except ValueError:  # a quotation over several lines, which no override needs
         return []
 
 
-def read_sources(names: Iterable[str], folders: Iterable[Path]) -> dict[str, str]:
+def read_sources(names: Iterable[str], folders: Sequence[Path]) -> dict[str, str]:
     """`package.module.function` or `file.py:function` → its module's source, if it is found."""
-    places = list(folders)
     found = {}
     for name in names:
-        path = _relative(name)
-        for folder in places:
-            if (folder / path).is_file():
-                found[name] = (folder / path).read_text(encoding="utf-8")
-                break
+        candidates = (folder / _relative(name) for folder in folders)
+        if path := next((path for path in candidates if path.is_file()), None):
+            found[name] = path.read_text(encoding="utf-8")
     return found
 
 
@@ -86,7 +80,7 @@ def as_rows(source: str, target: Path) -> Path:
 
 
 def num_rows(path: Path) -> int:
-    """Of a JSONL file that `as_rows` returned."""
+    """Number of rows of a JSONL file."""
     with path.open("rb") as lines:
         return sum(bool(line.strip()) for line in lines)
 

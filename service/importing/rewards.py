@@ -1,6 +1,6 @@
-"""Translates a reward function of TRL into graders: built-in ones by name, Python functions by their source.
+"""Translates reward functions into graders: TRL's own by name, Python functions by their source.
 
-Boundary: pure. The source is parsed and never run here; it runs in the sandbox, as every `python` grader.
+Boundary: pure. The source is parsed here but never run; it runs in the sandbox, like every `python` grader.
 """
 
 from __future__ import annotations
@@ -8,25 +8,26 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from service.importing.rules import Refusal
 
+NOT_FOUND = "its file was not found: give --reward file.py:function"
 SUPPLIED = ("prompts", "completions")
-"""What the wrapper passes besides the row's columns."""
+"""Arguments that the wrapper passes besides the row's columns."""
 NOT_HERE = {
     "completion_ids": "a grader sees the text and its number of tokens, not the tokens",
     "trainer_state": "a grader does not see the trainer's state",
     "environments": "tools are named in the job",
 }
-WRAPPED = "called with one completion at a time, in the sandbox, with the standard library alone"
+WRAPPED = "called with one completion at a time, in the sandbox, with only the standard library"
 
 
 @dataclass(frozen=True)
 class Reward:
-    """Graders by a suffix of the function's key, and its term in the formula."""
+    """A reward function's graders, by a suffix of its key, and its term in the formula."""
 
     graders: Mapping[str, dict[str, Any]]
     formula: str = "{key}"
@@ -37,11 +38,11 @@ SOLUTION = "{{item.solution}}"
 BUILT_IN = {
     "accuracy_reward": Reward(
         {"": {"type": "math", "reference": SOLUTION}},
-        note="numbers and expressions outside of LaTeX count as answers too",
+        note="numbers and expressions outside LaTeX also count as answers",
     ),
     "reasoning_accuracy_reward": Reward(
         {"": {"type": "math", "reference": SOLUTION}},
-        note="the whole completion is read for its answer, not only what follows </think>",
+        note="the answer is read from the whole completion, not only from what follows </think>",
     ),
     "think_format_reward": Reward(
         {
@@ -55,27 +56,26 @@ BUILT_IN = {
         {"": {"type": "length", "mode": "soft_overlong", "unit": "tokens", "maximum": 1280, "buffer": 256}}
     ),
 }
-"""With the arguments that TRL's script gives them."""
+"""TRL's own functions with the arguments that its script passes."""
 
 
 def grader_of(name: str, sources: Mapping[str, str]) -> Reward:
-    """Raises Refusal."""
+    """The graders for a reward function's name. Raises Refusal."""
     plain = name.removeprefix("trl.rewards.")
     if plain in BUILT_IN:
         return BUILT_IN[plain]
     if name not in sources:
-        raise Refusal("its file was not found: give --reward file.py:function")
+        raise Refusal(NOT_FOUND)
     function = re.split(r"[.:]", name)[-1]
     source, note = wrapped(sources[name], function)
     return Reward({"": {"type": "python", "source": source}}, note=note)
 
 
-def key_of(name: str, taken: Iterable[str]) -> str:
-    """A variable of the formula that is not taken."""
+def key_of(name: str, taken: Container[str]) -> str:
+    """A variable name for the formula that is not taken."""
     key = re.sub(r"\W", "_", name)[:48] or "reward"
     key = f"r_{key}" if key[0].isdigit() else key
-    others = set(taken)
-    return next(each for each in (key, *(f"{key}_{n}" for n in range(2, 99))) if each not in others)
+    return next(each for each in (key, *(f"{key}_{n}" for n in range(2, 99))) if each not in taken)
 
 
 def wrapped(source: str, name: str) -> tuple[str, str]:
@@ -90,13 +90,13 @@ def wrapped(source: str, name: str) -> tuple[str, str]:
 
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""What verl calls a reward function with."""
+"""The arguments that verl passes."""
 
 
 def wrapped_verl(source: str | None, reference: str) -> tuple[str, str]:
     """The same for verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
     if source is None:
-        raise Refusal("its file was not found: give --reward file.py:function")
+        raise Refusal(NOT_FOUND)
     function = _function(source, reference.rpartition(":")[2])
     names = [each.arg for each in (*function.args.args, *function.args.kwonlyargs)]
     if others := [name for name in _columns(function) if name not in VERL]:
@@ -125,13 +125,13 @@ def _function(source: str, name: str) -> ast.FunctionDef:
     if name not in found:
         raise Refusal(f"its file defines no function {name} at its top level")
     if "grade" in found:
-        raise Refusal("its file has a function named grade, which is the grader's own name")
+        raise Refusal("its file defines a function named grade, which is the grader's own name")
     function = found[name]
     if isinstance(function, ast.AsyncFunctionDef):
-        raise Refusal("async functions are not called here: an `endpoint` grader can ask other machines")
+        raise Refusal("async functions are not supported: use an `endpoint` grader to call other machines")
     if foreign := _foreign_modules(module):
         which = ", ".join(foreign)
-        raise Refusal(f"the sandbox has the standard library alone, and it imports {which}; see `endpoint`")
+        raise Refusal(f"it imports {which}, and the sandbox has only the standard library; see `endpoint`")
     return function
 
 
@@ -148,15 +148,11 @@ def _foreign_modules(module: ast.Module) -> list[str]:
 def _columns(function: ast.FunctionDef) -> list[str]:
     """Columns that it requires. Raises Refusal for arguments that only TRL's trainer has."""
     arguments = function.args
-    places = [*arguments.posonlyargs, *arguments.args]
-    needed = [each.arg for each in places[: len(places) - len(arguments.defaults)]]
-    needed += [
-        each.arg
-        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if default is None
-    ]
     if arguments.posonlyargs:
-        raise Refusal("TRL calls by name, and some of its parameters have none")
+        raise Refusal("TRL passes arguments by name, and some of its parameters are positional-only")
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    needed = [each.arg for each in arguments.args[: len(arguments.args) - len(arguments.defaults)]]
+    needed += [each.arg for each, default in named if default is None]
     for name, why in NOT_HERE.items():
         if name in needed:
             raise Refusal(f"it needs {name}: {why}")
@@ -164,7 +160,7 @@ def _columns(function: ast.FunctionDef) -> list[str]:
 
 
 def _adapter(function: ast.FunctionDef) -> str:
-    """Source of `grade`: one completion as lists of one; `None` stays what it is, no number."""
+    """Source of `grade`, which passes lists with one completion; a result of None stays None."""
     arguments = function.args
     names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
     taken = f"{{name: given[name] for name in {tuple(sorted(names))!r} if name in given}}"

@@ -1,6 +1,6 @@
 """Rules that turn another system's configuration into a job, with a line of report for each field.
 
-Boundary: pure. The meaning of a source's fields is in its own table (`trl.py`, `axolotl.py`, `verl.py`).
+Boundary: pure. Each source's fields are in its own table (`trl.py`, `axolotl.py`, `verl.py`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, Literal
 
 Verdict = Literal["maps", "differs", "not needed", "refused", "unknown"]
 JOB_FIELDS = ("model", "training_file", "validation_file", "seed", "suffix", "metadata")
-"""Targets in the job itself; all others are hyperparameters, except for the grader."""
+"""Targets in the job itself; all others except the grader are hyperparameters."""
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 ALIKE = 0.85
-"""From this similarity on, the known name is suggested."""
+"""Similarity from which a field of the source is suggested for an unknown one."""
 _SECRET = re.compile(r"token|secret|password|api_key", re.IGNORECASE)
 
 
 class Refusal(Exception):
-    """This value cannot be carried over; the text says why and what to do."""
+    """This value cannot be translated; the message gives the reason and what to do."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one field became, or several fields that belong together."""
+    """The outcome for one field, or for several fields that belong together."""
 
     fields: tuple[str, ...]
     values: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Line:
     """Its place in the job."""
     why: str = ""
     stated: bool = True
-    """False: the source's own default, which a job here would not have."""
+    """False: the source's default, which differs from the service's."""
 
     def document(self) -> dict[str, Any]:
         given = dict(zip(self.fields, self.values, strict=True))
@@ -53,16 +53,16 @@ class Options:
     data: str | None = None
     validation_data: str | None = None
     num_rows: int | None = None
-    """Of the dataset, if it is known."""
+    """Of the dataset; None if no dataset was given."""
     rewards: tuple[str, ...] = ()
     """Reward functions that the training script passes itself: `file.py:function`."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Reward function as it is named → the source of its module."""
+    """Name of a reward function → the source of its module."""
 
 
 @dataclass
 class Translation:
-    """A configuration in translation: the given fields, the job so far, and the report."""
+    """The given fields, the job so far, and the report."""
 
     given: Mapping[str, Any]
     options: Options
@@ -78,23 +78,23 @@ class Translation:
         return any(name in self.given for name in names)
 
     def maps(self, names: str | tuple[str, ...], to: str, value: Any, *, differs: str = "") -> None:
-        """The job has it: the same, or with a reported difference."""
+        """The job has a counterpart: the same, or with a reported difference."""
         self.targets[to] = value
         shown = value.get("type") if isinstance(value, dict) else value
-        self._tell(names, "differs" if differs else "maps", f"{to}: {shown}", differs)
+        self._report(names, "differs" if differs else "maps", f"{to}: {shown}", differs)
 
     def differs(self, names: str | tuple[str, ...], why: str) -> None:
-        """The job does not have it, and the result differs."""
-        self._tell(names, "differs", "", why)
+        """The job has no counterpart, and the result differs."""
+        self._report(names, "differs", "", why)
 
     def leaves(self, names: str | tuple[str, ...], why: str) -> None:
-        """Nothing is lost without it."""
-        self._tell(names, "not needed", "", why)
+        """The job needs no counterpart."""
+        self._report(names, "not needed", "", why)
 
     def refuses(self, names: str | tuple[str, ...], why: str) -> None:
-        self._tell(names, "refused", "", why)
+        self._report(names, "refused", "", why)
 
-    def _tell(self, names: str | tuple[str, ...], verdict: Verdict, to: str, why: str) -> None:
+    def _report(self, names: str | tuple[str, ...], verdict: Verdict, to: str, why: str) -> None:
         fields = (names,) if isinstance(names, str) else names
         stated = tuple(name for name in fields if name in self.given)
         if not stated and not to and verdict != "refused":
@@ -109,7 +109,7 @@ class Rule:
     """How some fields are translated: `apply` writes targets and lines."""
 
     defaults: Mapping[str, Any]
-    """Each field with the source's default; `UNSET` if it is never read."""
+    """Each field with the source's default; `UNSET` if its value does not matter."""
     apply: Callable[[Translation], None]
 
 
@@ -124,7 +124,7 @@ def maps(
     *,
     differs: str = "",
 ) -> Rule:
-    """The field has a counterpart here. `convert` may raise Refusal."""
+    """A field with a counterpart in the job. `convert` may raise Refusal."""
 
     def apply(translation: Translation) -> None:
         translation.maps(name, to, convert(translation[name]), differs=differs)
@@ -133,7 +133,7 @@ def maps(
 
 
 def only(name: str, *allowed: Any, why: str) -> Rule:
-    """Only these values, the default first, are what happens here; any other is refused."""
+    """A field of which only these values, the default first, are supported; any other is refused."""
 
     def apply(translation: Translation) -> None:
         if translation[name] in allowed:
@@ -144,18 +144,19 @@ def only(name: str, *allowed: Any, why: str) -> Rule:
     return Rule({name: allowed[0]}, apply)
 
 
-def unneeded(why: str, names: str) -> Rule:
-    """Fields, separated by spaces, that change nothing here."""
+def unneeded(why: str, names: str, under: str = "") -> Rule:
+    """Fields, separated by spaces, whose values do not matter here; `under`: the section they are in."""
+    fields = [f"{under}.{name}" if under else name for name in names.split()]
 
     def apply(translation: Translation) -> None:
-        for name in names.split():
+        for name in fields:
             translation.leaves(name, why)
 
-    return Rule(dict.fromkeys(names.split(), UNSET), apply)
+    return Rule(dict.fromkeys(fields, UNSET), apply)
 
 
 def unlike(name: str, default: Any, why: str) -> Rule:
-    """A value other than the default is not carried over; the difference is reported."""
+    """A field whose other values than the default are reported as a difference."""
 
     def apply(translation: Translation) -> None:
         if translation[name] == default:
@@ -166,13 +167,13 @@ def unlike(name: str, default: Any, why: str) -> Rule:
     return Rule({name: default}, apply)
 
 
-def together(apply: Callable[[Translation], None], **defaults: Any) -> Rule:
-    """Fields that have a meaning only together."""
-    return Rule(defaults, apply)
+def together(defaults: Mapping[str, Any]) -> Callable[[Callable[[Translation], None]], Rule]:
+    """Makes a function the rule for fields that have a meaning only together."""
+    return lambda apply: Rule(defaults, apply)
 
 
 def number(value: Any) -> Any:
-    """YAML reads `1e-6` as a text; TRL, Axolotl and verl read a number."""
+    """YAML reads `1e-6` as text; TRL, Axolotl and verl read a number."""
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
 
@@ -184,14 +185,14 @@ def whole(value: Any) -> int:
 
 
 def shown_value(name: str, value: Any) -> Any:
-    """As a report may show it."""
+    """The value as the report shows it, without secrets."""
     if isinstance(value, Mapping):
         return {key: shown_value(str(key), part) for key, part in value.items()}
     return "…" if value and _SECRET.search(name) and isinstance(value, str) else value
 
 
 def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Options) -> Translation:
-    """All rules over a flat configuration; a field that no rule knows is reported."""
+    """Applies all rules to a flat configuration; a field without a rule is reported as unknown."""
     defaults = {name: value for rule in rules for name, value in rule.defaults.items()}
     numbers = {name: number(value) for name, value in given.items()}
     translation = Translation(numbers, options, defaults)
@@ -202,16 +203,16 @@ def translated(rules: tuple[Rule, ...], given: Mapping[str, Any], options: Optio
             # a value of the wrong type, which the source's own classes would refuse too
             stated = tuple(name for name in rule.defaults if name in numbers) or tuple(rule.defaults)
             translation.refuses(stated, str(error))
-    told = {name for line in translation.lines for name in line.fields}
-    for name in numbers.keys() & defaults.keys() - told:
-        # every rule names what it used, so the source ignores this value too
+    reported = {name for line in translation.lines for name in line.fields}
+    for name in numbers.keys() & defaults.keys() - reported:
+        # every rule reports the fields it used, so the source ignores this one too
         translation.leaves(name, "the same here")
     unknown = {name: value for name, value in numbers.items() if name not in defaults}
     translation.lines += [_unknown(name, value, defaults) for name, value in unknown.items()]
     return translation
 
 
-def _unknown(name: str, value: Any, known: Iterable[str]) -> Line:
-    alike = "".join(f"; did you mean {other}?" for other in get_close_matches(name, known, 1, ALIKE))
+def _unknown(name: str, value: Any, fields: Iterable[str]) -> Line:
+    alike = "".join(f"; did you mean {other}?" for other in get_close_matches(name, fields, 1, ALIKE))
     why = f"unknown field{alike}"
     return Line((name,), (shown_value(name, value),), "unknown", why=why)

@@ -1,6 +1,6 @@
-"""Fields of TRL that have a meaning only together: batches, steps, loss, adapter, evaluation.
+"""Rules for fields of TRL that have a meaning only together: batches, steps, loss, adapter, evaluation.
 
-Boundary: each function takes a translation and writes to it; rewards are in `trl_rewards.py`.
+Rewards are in `trl_rewards.py`.
 """
 
 from __future__ import annotations
@@ -8,21 +8,25 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from service.importing.rules import Translation, whole
+from service.importing import shared
+from service.importing.rules import Translation, together, whole
 
-BATCH = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "generation_batch_size",
-    "steps_per_generation",
-    "num_generations",
-)
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")
-OPENED = "a whole step is one batch here, and that is what its tokens are counted over"
-SHARE = "a share of the steps, whose number the dataset says: give --data, max_steps or whole steps"
+WHOLE_STEP = "its tokens are counted over the whole step, which is one batch here"
+SHARE = "a share of the steps, whose number depends on the dataset: give --data, max_steps or whole steps"
 IS_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+IF_ANY = "held-out rows are evaluated if the job has any"
 
 
+@together(
+    {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "generation_batch_size": None,
+        "steps_per_generation": None,
+        "num_generations": 8,
+    }
+)
 def batch(translation: Translation) -> None:
     """Completions of an optimiser step ÷ completions of a prompt = prompts of a step."""
     group_size = whole(translation["num_generations"])
@@ -30,26 +34,20 @@ def batch(translation: Translation) -> None:
     per_step = translation["per_device_train_batch_size"] * translation["gradient_accumulation_steps"]
     per_step *= translation.options.num_processes
     prompts, rest = divmod(whole(per_step), group_size)
-    names = tuple(name for name in BATCH if name != "num_generations")
+    names = tuple(name for name in batch.defaults if name != "num_generations")
     if rest or not prompts:
         message = f"{per_step} completions of a step are not whole groups of {group_size}"
         translation.refuses(names, f"{message}: change the batch size, or give --num-processes")
         return
-    translation.maps(names, "prompts_per_step", prompts, differs=_reuse(translation, per_step))
-
-
-def _reuse(translation: Translation, per_step: int) -> str:
-    """The difference if a generation feeds several optimiser steps."""
-    batches = minibatches(translation)
-    if batches == 1:
-        return ""
-    return (
+    batches = _minibatches(translation)
+    reuse = (
         f"TRL draws {per_step * batches} completions and trains on them in {batches} steps, the later ones "
         "off-policy; here every step draws its own"
     )
+    translation.maps(names, "prompts_per_step", prompts, differs=reuse if batches != 1 else "")
 
 
-def minibatches(translation: Translation) -> Fraction | int:
+def _minibatches(translation: Translation) -> Fraction | int:
     """Optimiser steps over the completions of one generation, num_iterations apart."""
     accumulated = translation["gradient_accumulation_steps"]
     if translation["generation_batch_size"] is not None:
@@ -58,6 +56,15 @@ def minibatches(translation: Translation) -> Fraction | int:
     return Fraction(translation["steps_per_generation"] or accumulated, accumulated)
 
 
+@together(
+    {
+        "max_steps": -1,
+        "num_train_epochs": 3.0,
+        "num_iterations": 1,
+        "warmup_steps": 0,
+        "warmup_ratio": None,  # before release 1; now a fraction in warmup_steps
+    }
+)
 def length(translation: Translation) -> None:
     """TRL counts each optimiser step; a step here is one set of completions, num_iterations times."""
     iterations = whole(translation["num_iterations"])
@@ -71,14 +78,13 @@ def length(translation: Translation) -> None:
     elif epochs == int(epochs) and 1 <= epochs <= 50:
         translation.maps("num_train_epochs", "n_epochs", int(epochs))
     else:
-        translation.refuses("num_train_epochs", "whole epochs from 1 to 50 only: give max_steps in its place")
+        translation.refuses("num_train_epochs", "whole epochs from 1 to 50 only: give max_steps instead")
     _warmup(translation, iterations, why)
 
 
 def _warmup(translation: Translation, iterations: int, why: str) -> None:
-    name = (
-        "warmup_ratio" if translation["warmup_ratio"] and not translation["warmup_steps"] else "warmup_steps"
-    )
+    is_ratio = translation["warmup_ratio"] and not translation["warmup_steps"]
+    name = "warmup_ratio" if is_ratio else "warmup_steps"
     warmup, steps = translation[name], total_steps(translation)
     if warmup >= 1 or warmup == 0:
         translation.maps(name, "warmup_steps", math.ceil(int(warmup) / iterations), differs=why)
@@ -89,13 +95,22 @@ def _warmup(translation: Translation, iterations: int, why: str) -> None:
 
 
 def total_steps(translation: Translation) -> int | None:
-    """Of the job, if it is known by now."""
+    """The job's steps; None as long as they are unknown."""
     targets, num_rows = translation.targets, translation.options.num_rows
     if "n_steps" in targets or num_rows is None or not {"n_epochs", "prompts_per_step"} <= targets.keys():
         return targets.get("n_steps")
     return math.ceil(targets["n_epochs"] * num_rows / targets["prompts_per_step"])
 
 
+@together(
+    {
+        "loss_type": "dapo",
+        "importance_sampling_level": "token",
+        "epsilon": 0.2,
+        "epsilon_high": None,
+        "delta": None,
+    }
+)
 def loss(translation: Translation) -> None:
     """The loss with its clip range; GSPO is TRL's loss `grpo` with the ratio of the sequence."""
     names = ("loss_type", "importance_sampling_level")
@@ -106,19 +121,19 @@ def loss(translation: Translation) -> None:
         message = f"the ratio of the sequence exists with the loss grpo (GSPO), not with {kind}"
         translation.refuses(names, f"{message}: set loss_type: grpo")
     elif kind in LOSSES:
-        translation.maps(names, "loss_type", kind, differs=OPENED if kind == "bnpo" else "")
+        translation.maps(names, "loss_type", kind, differs=WHOLE_STEP if kind == "bnpo" else "")
     else:
         translation.refuses("loss_type", f"must be one of {', '.join(LOSSES)}, and gspo by its level")
-    low = translation["epsilon"]
-    high = translation["epsilon_high"]
+    low, high = translation["epsilon"], translation["epsilon_high"]
     translation.maps("epsilon", "epsilon_low", float(low))
     translation.maps("epsilon_high", "epsilon_high", float(low if high is None else high))
     if translation["delta"] is not None:
         translation.maps("delta", "delta", float(translation["delta"]))
 
 
+@together({"beta": 0.0, "use_bias_correction_kl": True})
 def divergence(translation: Translation) -> None:
-    """β; with one, TRL trains groups without signal too, for their KL term."""
+    """β; if it is not 0, TRL trains groups without signal too, for their KL term."""
     beta = float(translation["beta"])
     translation.maps("beta", "beta", beta)
     if beta == 0:
@@ -129,17 +144,28 @@ def divergence(translation: Translation) -> None:
     translation.maps("beta", "train_groups_without_signal", True)
 
 
+@together({"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05})
 def gate(translation: Translation) -> None:
-    for theirs, ours in (("pos", "positive"), ("neg", "negative")):
-        name = f"sapo_temperature_{theirs}"
+    for sign in ("positive", "negative"):
+        name = f"sapo_temperature_{sign[:3]}"
         if translation["loss_type"] == "sapo":
-            translation.maps(name, f"sapo_temperature_{ours}", float(translation[name]))
+            translation.maps(name, f"sapo_temperature_{sign}", float(translation[name]))
         else:
             translation.leaves(name, "only used by the loss sapo")
 
 
+@together(
+    {
+        "use_vllm": False,
+        "vllm_importance_sampling_correction": True,
+        "vllm_importance_sampling_mode": "sequence_mask",
+        "vllm_importance_sampling_clip_max": 3.0,
+        "vllm_importance_sampling_clip_min": None,
+        "vllm_importance_sampling_cap": None,
+    }
+)
 def correction(translation: Translation) -> None:
-    """Where another program samples, its probabilities are corrected for."""
+    """Corrects for the difference between the sampler's and the trainer's probabilities."""
     prefix = "vllm_importance_sampling_"
     bounds = (f"{prefix}clip_max", f"{prefix}cap", f"{prefix}clip_min")
     mode, low = translation[f"{prefix}mode"], translation[f"{prefix}clip_min"]
@@ -160,106 +186,85 @@ def correction(translation: Translation) -> None:
         translation.maps(bounds[:2], "importance_cap", float(cap))
 
 
+@together(
+    {
+        "use_peft": False,
+        "lora_r": 16,
+        "lora_alpha": 32,
+        "lora_dropout": 0.05,
+        "lora_target_modules": None,
+    }
+)
 def adapter(translation: Translation) -> None:
-    """Without use_peft TRL trains all weights."""
-    shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+    """TRL trains all weights unless use_peft is set."""
     if not translation["use_peft"]:
         translation.maps("use_peft", "lora", "full")
-        translation.leaves(shape, "use_peft is false: all weights are trained")
+        translation.leaves(tuple(adapter.defaults)[1:], "use_peft is false: all weights are trained")
         return
     translation.leaves("use_peft", "an adapter is trained: lora")
     translation.maps("lora_r", "lora.rank", whole(translation["lora_r"]))
     translation.maps("lora_alpha", "lora.alpha", float(translation["lora_alpha"]))
     translation.maps("lora_dropout", "lora.dropout", float(translation["lora_dropout"]))
-    targets = translation["lora_target_modules"]
-    targets = [targets] if isinstance(targets, str) and targets != "all-linear" else targets
-    why = (
-        "PEFT's choice for Llama, Qwen, Mistral and Gemma; other families have others" if not targets else ""
-    )
-    translation.maps(
-        "lora_target_modules", "lora.target_modules", targets or ["q_proj", "v_proj"], differs=why
-    )
+    name, targets, why = "lora_target_modules", translation["lora_target_modules"], ""
+    if not targets:
+        targets, why = ["q_proj", "v_proj"], "PEFT's choice for Llama, Qwen, Mistral and Gemma only"
+    elif isinstance(targets, str) and targets != "all-linear":
+        targets = [targets]
+    translation.maps(name, "lora.target_modules", targets, differs=why)
 
 
+@together({"model_name_or_path": None, "model_revision": "main"})
 def model(translation: Translation) -> None:
-    """A job names an entry of the catalogue."""
-    name, revision = translation["model_name_or_path"], translation["model_revision"]
-    chosen = translation.options.model or name
-    if not chosen:
-        translation.refuses("model_name_or_path", "no model: give --model, a name of `GET /v1/models`")
-        return
-    is_path = str(chosen).startswith(("/", ".", "~"))
-    if is_path and not translation.options.model:
-        translation.refuses(
-            "model_name_or_path", "a job names no path: `grpo models add NAME PATH`, then --model NAME"
-        )
-        return
-    same = "" if chosen == name else "by --model"
-    translation.maps("model_name_or_path", "model", str(chosen), differs=same)
+    shared.model(translation, "model_name_or_path")
+    revision, why = translation["model_revision"], "set by the catalogue's entry"
     if revision in (None, "main"):
-        translation.leaves("model_revision", "the catalogue's entry says it")
+        translation.leaves("model_revision", why)
     else:
-        translation.differs(
-            "model_revision", f"the catalogue's entry says it: `grpo models add … @{revision}`"
-        )
+        translation.differs("model_revision", f"{why}: `grpo models add … @{revision}`")
 
 
+@together(
+    {
+        "dataset_name": None,
+        "dataset_config": None,
+        "dataset_train_split": "train",
+        "dataset_test_split": "test",
+        "datasets": None,
+    }
+)
 def data(translation: Translation) -> None:
-    """A job's rows are uploaded files."""
     names = ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
-    path = translation.options.data
     named = translation["dataset_name"]
-    if path is None and isinstance(named, str) and named.endswith((".jsonl", ".parquet")):
-        path = named
-    if path is None:
-        message = "give --data: a JSONL, Parquet, CSV or JSON file, or hf://owner/name"
-        translation.refuses(names, message)
-    else:
-        translation.maps(names, "training_file", path, differs="" if path == named else "by --data")
-    if translation.options.validation_data:
-        translation.maps(
-            "dataset_test_split",
-            "validation_file",
-            translation.options.validation_data,
-            differs="by --validation-data",
-        )
-    else:
-        translation.leaves("dataset_test_split", "no held-out rows: --validation-data gives some")
+    is_file = isinstance(named, str) and named.endswith((".jsonl", ".parquet"))
+    shared.datasets(translation, names, "dataset_test_split", named if is_file else None)
 
 
+@together({"run_name": None})
 def run_name(translation: Translation) -> None:
-    if translation["run_name"]:
-        translation.maps("run_name", "metadata.run_name", str(translation["run_name"])[:512])
+    shared.run_name(translation, "run_name")
 
 
+@together({"eval_strategy": "no", "eval_steps": None, "do_eval": False})
 def evaluation(translation: Translation) -> None:
-    """Held-out rows are evaluated if the job has any."""
     names = ("eval_strategy", "eval_steps")
     strategy, steps = str(translation["eval_strategy"]), translation["eval_steps"]
-    translation.leaves("do_eval", "held-out rows are evaluated if the job has any")
+    translation.leaves("do_eval", IF_ANY)
     if strategy == "no":
-        translation.leaves(names, "held-out rows are evaluated if the job has any")
+        translation.leaves(names, IF_ANY)
     elif translation.options.validation_data is None:
         translation.differs(names, "nothing is evaluated without held-out rows: give --validation-data")
     elif strategy == "steps" and steps and steps >= 1:
         iterations = whole(translation["num_iterations"])
         translation.maps(names, "eval_interval", max(1, int(steps) // iterations))
     else:
-        translation.differs(names, "ten evaluations over the job; eval_interval says otherwise")
+        translation.differs(names, "ten evaluations over the job, unless eval_interval is set")
 
 
+@together({"save_strategy": "steps", "save_steps": 500, "save_total_limit": None})
 def saving(translation: Translation) -> None:
-    """A killed job continues from its checkpoints."""
-    every, limit = translation["save_steps"], translation["save_total_limit"]
-    if translation.states("save_steps") and every >= 1:
-        translation.maps("save_steps", "checkpoint_interval", int(every))
-    else:
-        translation.leaves("save_steps", "every 20 steps: a killed job continues from there")
-    if limit:
-        translation.maps("save_total_limit", "max_checkpoints", min(100, whole(limit)))
+    shared.checkpoints(translation, "save_steps", "save_total_limit")
     if translation["save_strategy"] == "steps":
         translation.leaves("save_strategy", "the same here")
     else:
-        translation.differs(
-            "save_strategy", "checkpoints are counted in steps: a killed job continues from the last"
-        )
+        why = "checkpoints are counted in steps: a killed job continues from the last"
+        translation.differs("save_strategy", why)

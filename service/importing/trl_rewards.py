@@ -1,6 +1,6 @@
-"""TRL's reward functions, their weights and what becomes of several: a grader and an advantage.
+"""TRL's reward functions and their weights → a grader and an advantage.
 
-Boundary: writes to a translation; `rewards.py` translates single functions.
+Boundary: `rewards.py` translates single functions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.importing import rewards as functions
-from service.importing.rules import Refusal, Translation
+from service.importing.rules import Refusal, Translation, together
 
 ADVANTAGES = {
     "group": "group_std",
@@ -19,25 +19,34 @@ ADVANTAGES = {
     True: "group_std",
     False: "mean_only",
 }
-UNSCORED = "if one part gives no number the completion is left out of its group; TRL sums the others"
+UNSCORED = "if one part returns no number, the completion is left out; TRL sums the others"
 
 
 @dataclass
 class _Rewards:
     graders: dict[str, Any] = field(default_factory=dict)
     terms: list[str] = field(default_factory=list)
-    """Of the formula, one for each function, in TRL's order."""
+    """Terms of the formula, one per function, in TRL's order."""
     notes: list[str] = field(default_factory=list)
 
 
+@together(
+    {
+        "reward_funcs": None,
+        "reward_model_name_or_path": None,
+        "reward_weights": None,
+        "multi_objective_aggregation": "sum_then_normalize",
+        "scale_rewards": "group",
+    }
+)
 def rewards(translation: Translation) -> None:
     found = _collected(translation)
+    weights = translation["reward_weights"] or [1.0] * len(found.terms)
     if not found.terms:
         if not any(line.verdict == "refused" and "reward_funcs" in line.fields for line in translation.lines):
-            why = "no reward: name the training script's own by --reward file.py:function"
+            why = "no reward: give the training script's own with --reward file.py:function"
             translation.refuses("reward_funcs", why)
         return
-    weights = translation["reward_weights"] or [1.0] * len(found.terms)
     if len(weights) != len(found.terms):
         why = f"{len(weights)} weights for {len(found.terms)} reward functions"
         translation.refuses("reward_weights", why)
@@ -77,25 +86,23 @@ def _collected(translation: Translation) -> _Rewards:
 def _combined(translation: Translation, found: _Rewards, weights: list[float]) -> dict[str, Any]:
     """The job's grader; sets the advantage beside it."""
     names = ("multi_objective_aggregation", "scale_rewards")
-    if translation["multi_objective_aggregation"] == "normalize_then_sum":
+    aggregation, scale = (translation[name] for name in names)
+    grader = {"type": "multi", "graders": found.graders}
+    if aggregation == "normalize_then_sum":
         if len(found.terms) < len(found.graders):
-            translation.refuses(
-                names[0], "think_format_reward has two parts here, which cannot be one of the sums"
-            )
+            why = "think_format_reward becomes two graders here, which cannot be normalised as one"
+            translation.refuses(names[0], why)
         translation.maps(names, "advantage", "gdpo")
         by_key = dict(zip(found.graders, weights, strict=False))
-        return {"type": "multi", "graders": found.graders, "aggregation": "gdpo", "weights": by_key}
-    if translation[names[0]] != "sum_then_normalize":
+        return {**grader, "aggregation": "gdpo", "weights": by_key}
+    if aggregation != "sum_then_normalize":
         translation.refuses(names[0], "must be sum_then_normalize or normalize_then_sum")
-    scale = translation["scale_rewards"]
     if scale not in ADVANTAGES:
         translation.refuses("scale_rewards", "must be group, batch or none")
     translation.maps("scale_rewards", "advantage", ADVANTAGES.get(scale, "group_std"))
     translation.leaves("multi_objective_aggregation", "rewards are summed first, as here")
     if found.terms == list(found.graders) and weights == [1.0]:
         return {"name": found.terms[0], **found.graders[found.terms[0]]}
-    terms = [
-        term if weight == 1 else f"{weight:g} * {term}"
-        for term, weight in zip(found.terms, weights, strict=True)
-    ]
-    return {"type": "multi", "graders": found.graders, "calculate_output": " + ".join(terms)}
+    pairs = zip(found.terms, weights, strict=True)
+    terms = [term if weight == 1 else f"{weight:g} * {term}" for term, weight in pairs]
+    return {**grader, "calculate_output": " + ".join(terms)}

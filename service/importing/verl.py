@@ -1,4 +1,4 @@
-"""verl's trainer configuration (`algorithm`, `actor_rollout_ref`, `data`, `trainer`): its main fields.
+"""The main fields of verl's configuration: `algorithm`, `actor_rollout_ref`, `data`, `trainer`.
 
 Boundary: a table over dotted names, nested or not; fields that belong together are in `verl_groups.py`.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from service.importing import trl, verl_rewards
+from service.importing import trl
 from service.importing import verl_groups as groups
 from service.importing.rules import Options, Rule, Translation, maps, only, translated, unneeded, whole
 
@@ -20,21 +20,57 @@ MACHINE = re.compile(
     r"|.*(?:fsdp_config|megatron|profiler|checkpoint|engine_kwargs|trace|agent|kernel_options|custom_async_server)\..*"
     r"|.*\._target_|.*(?:micro_batch_size|max_token_len|dynamic_bsz).*|actor_rollout_ref\.ref\..*"
 )
-"""How verl spreads the work over its machines, and the critic that GRPO has not."""
+"""How verl distributes the work over its machines, and the critic, which GRPO does not have."""
+NEVER_CUT = "rows are never cut: one that does not fit is refused"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*(.*))?\}")
 
-
+UNNEEDED = {
+    (NEVER_CUT, "data"): "max_prompt_length filter_overlong_prompts filter_overlong_prompts_workers",
+    ("discounting belongs to a critic, which GRPO does not have", "algorithm"): "gamma lam",
+    ("the job's rows have fixed names", "data"): "prompt_key reward_fn_key image_key video_key",
+    (trl.LOADING, "data"): """
+        tokenizer use_shm val_batch_size return_raw_input_ids return_raw_chat return_full_prompt
+        dataloader_num_workers validation_shuffle return_multi_modal_inputs trust_remote_code shuffle
+        custom_cls.path custom_cls.name
+    """,
+    (trl.OPERATOR, "actor_rollout_ref"): """
+        actor.strategy actor.use_torch_compile actor.ulysses_sequence_parallel_size
+        actor.use_fused_kernels actor.use_remove_padding actor.shuffle actor.entropy_checkpointing
+        actor.entropy_from_logits_with_chunking model.use_remove_padding
+        model.enable_gradient_checkpointing model.enable_activation_offload model.use_liger
+        model.use_fused_kernels model.use_shm model.external_lib hybrid_engine nccl_timeout
+    """,
+    (trl.OPERATOR, "trainer"): """
+        nnodes n_gpus_per_node balance_batch device use_legacy_worker_impl
+        ray_wait_register_center_timeout esi_redundant_time
+    """,
+    (trl.SAMPLER, ROLLOUT): """
+        name mode dtype gpu_memory_utilization enforce_eager free_cache_engine
+        tensor_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs disable_log_stats
+        enable_chunked_prefill load_format layered_summon calculate_log_probs do_sample prompt_length
+        response_length val_kwargs.n val_kwargs.do_sample val_kwargs.top_p val_kwargs.top_k
+        cudagraph_capture_sizes
+    """,
+    (trl.RECORDED, "trainer"): "logger project_name log_val_generations rollout_data_dir validation_data_dir",
+    (trl.CHECKPOINTS, "trainer"): """
+        resume_mode resume_from_path default_local_dir default_hdfs_dir del_local_ckpt_after_load
+        max_critic_ckpt_to_keep
+    """,
+    ("held-out rows are evaluated before the first step", "trainer"): "val_before_train",
+    ("there is no critic", "trainer"): "critic_warmup",
+}
+"""Reason why the job needs no counterpart, and section → the fields."""
 RULES: tuple[Rule, ...] = (
-    groups.ADVANTAGE,
-    groups.BATCH,
-    groups.LENGTH,
-    groups.LOSS,
-    groups.DIVERGENCE,
-    groups.MODEL,
-    groups.DATA,
-    verl_rewards.REWARD,
-    verl_rewards.OVERLONG,
-    verl_rewards.FILTER,
+    groups.advantage,
+    groups.batch,
+    groups.length,
+    groups.loss,
+    groups.divergence,
+    groups.model,
+    groups.data,
+    groups.reward,
+    groups.overlong,
+    groups.group_filter,
     maps(f"{ROLLOUT}.n", 1, "group_size", whole),
     maps(f"{ROLLOUT}.temperature", 1.0, "temperature", float),
     only(f"{ROLLOUT}.top_p", 1, 1.0, None, why=trl.BIASED),
@@ -43,86 +79,29 @@ RULES: tuple[Rule, ...] = (
     maps(f"{ACTOR}.entropy_coeff", 0, "entropy_coef", float),
     maps(f"{OPTIM}.lr", 1e-6, "learning_rate", float),
     maps(f"{OPTIM}.weight_decay", 0.01, "weight_decay", float),
-    groups.SCHEDULE,
+    groups.schedule,
     maps(f"{ACTOR}.grad_clip", 1.0, "max_grad_norm", float),
     maps(f"{ROLLOUT}.val_kwargs.temperature", 0, "eval_temperature", float),
-    groups.EVALUATION,
-    groups.SAVING,
+    groups.evaluation,
+    groups.saving,
     only(f"{ROLLOUT}.multi_turn.enable", False, why="tools are named in the job: `tools`, with max_turns"),
     only(f"{ROLLOUT}.ignore_eos", False, why="a completion ends with its end-of-sequence token"),
-    only(f"{MODEL}.trust_remote_code", False, why="models' own code is never run here"),
+    only(f"{MODEL}.trust_remote_code", False, why="code from model repositories is never run"),
     only(f"{MODEL}.custom_chat_template", None, why="the model's own chat template is used"),
-    only(f"{MODEL}.exclude_modules", None, why="name what is trained: lora.target_modules"),
+    only(f"{MODEL}.exclude_modules", None, why="list the trained modules: lora.target_modules"),
     only(
         "data.apply_chat_template_kwargs", None, {}, why="the model's chat template is used with its defaults"
     ),
-    only("data.truncation", "error", "left", "right", "middle", why=groups.NEVER_CUT),
-    only("algorithm.use_pf_ppo", False, why="no feedback reweighting of samples here"),
-    unneeded(
-        groups.NEVER_CUT,
-        "data.max_prompt_length data.filter_overlong_prompts data.filter_overlong_prompts_workers",
-    ),
-    unneeded("discounting belongs to a critic, which GRPO has not", "algorithm.gamma algorithm.lam"),
-    unneeded(
-        "the job's rows say what they are", "data.prompt_key data.reward_fn_key data.image_key data.video_key"
-    ),
-    unneeded(
-        trl.LOADING,
-        """
-        data.tokenizer data.use_shm data.val_batch_size data.return_raw_input_ids data.return_raw_chat
-        data.return_full_prompt data.dataloader_num_workers data.validation_shuffle
-        data.return_multi_modal_inputs data.trust_remote_code data.shuffle data.custom_cls.path
-        data.custom_cls.name
-        """,
-    ),
-    unneeded(
-        trl.OPERATOR,
-        f"""
-        {ACTOR}.strategy {ACTOR}.use_torch_compile {ACTOR}.ulysses_sequence_parallel_size
-        {ACTOR}.use_fused_kernels {ACTOR}.use_remove_padding {ACTOR}.shuffle {ACTOR}.entropy_checkpointing
-        {ACTOR}.entropy_from_logits_with_chunking {MODEL}.use_remove_padding
-        {MODEL}.enable_gradient_checkpointing {MODEL}.enable_activation_offload {MODEL}.use_liger
-        {MODEL}.use_fused_kernels {MODEL}.use_shm {MODEL}.external_lib actor_rollout_ref.hybrid_engine
-        actor_rollout_ref.nccl_timeout trainer.nnodes trainer.n_gpus_per_node trainer.balance_batch
-        trainer.device trainer.use_legacy_worker_impl trainer.ray_wait_register_center_timeout
-        trainer.esi_redundant_time
-        """,
-    ),
-    unneeded(
-        trl.SAMPLER,
-        f"""
-        {ROLLOUT}.name {ROLLOUT}.mode {ROLLOUT}.dtype {ROLLOUT}.gpu_memory_utilization
-        {ROLLOUT}.enforce_eager {ROLLOUT}.free_cache_engine {ROLLOUT}.tensor_model_parallel_size
-        {ROLLOUT}.max_num_batched_tokens {ROLLOUT}.max_model_len {ROLLOUT}.max_num_seqs
-        {ROLLOUT}.disable_log_stats {ROLLOUT}.enable_chunked_prefill {ROLLOUT}.load_format
-        {ROLLOUT}.layered_summon {ROLLOUT}.calculate_log_probs {ROLLOUT}.do_sample {ROLLOUT}.prompt_length
-        {ROLLOUT}.response_length {ROLLOUT}.val_kwargs.n {ROLLOUT}.val_kwargs.do_sample
-        {ROLLOUT}.val_kwargs.top_p {ROLLOUT}.val_kwargs.top_k {ROLLOUT}.cudagraph_capture_sizes
-        """,
-    ),
-    unneeded(
-        trl.RECORDED,
-        """
-        trainer.logger trainer.project_name trainer.log_val_generations trainer.rollout_data_dir
-        trainer.validation_data_dir
-        """,
-    ),
-    groups.RUN_NAME,
-    unneeded(
-        trl.CHECKPOINTS,
-        """
-        trainer.resume_mode trainer.resume_from_path trainer.default_local_dir trainer.default_hdfs_dir
-        trainer.del_local_ckpt_after_load trainer.max_critic_ckpt_to_keep
-        """,
-    ),
-    unneeded("held-out rows are evaluated before the first step", "trainer.val_before_train"),
-    only("trainer.val_only", False, why="a job trains; its baseline evaluation is the first thing it does"),
-    unneeded("there is no critic", "trainer.critic_warmup"),
+    only("data.truncation", "error", "left", "right", "middle", why=NEVER_CUT),
+    only("algorithm.use_pf_ppo", False, why="samples are not reweighted here"),
+    groups.run_name,
+    only("trainer.val_only", False, why="a job always trains, after a baseline evaluation"),
+    *(unneeded(why, names, section) for (why, section), names in UNNEEDED.items()),
 )
 
 
 def reward_names(config: Mapping[str, Any]) -> list[str]:
-    """Its own reward function, as `file.py:function`."""
+    """Name of its reward function, as `file.py:function`."""
     given = flattened(config)
     path = given.get("custom_reward_function.path")
     name = given.get("custom_reward_function.name") or "compute_score"
@@ -130,7 +109,7 @@ def reward_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested → dotted; `${…}` that names another field is its value."""
+    """Nested → dotted; a `${…}` reference is replaced by the value of the field it names."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         path = f"{prefix}{name}"
@@ -150,8 +129,8 @@ def _resolved(value: Any, given: Mapping[str, Any], depth: int = 8) -> Any:
 
 
 def translation(config: Mapping[str, Any], options: Options) -> Translation:
-    """The rules over it, with one more for what is only about its machines."""
+    """Applies the rules, and one more for the fields that configure machines."""
     given = flattened(config)
-    known = {name for rule in RULES for name in rule.defaults}
-    machines = " ".join(name for name in given if name not in known and MACHINE.fullmatch(name))
+    ruled = {name for rule in RULES for name in rule.defaults}
+    machines = " ".join(name for name in given if name not in ruled and MACHINE.fullmatch(name))
     return translated((*RULES, unneeded(trl.OPERATOR, machines)), given, options)

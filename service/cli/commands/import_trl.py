@@ -1,10 +1,9 @@
-"""`grpo import-trl`: another trainer's configuration becomes a job, with a line for every field."""
+"""`grpo import-trl`: turns another trainer's configuration into a job file, and reports every field."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from service.cli.terminal.output import JsonFlag, literal, print_json, say, stde
 
 if TYPE_CHECKING:
     from service.importing.convert import Imported, Source
-    from service.importing.rules import Line, Options
+    from service.importing.rules import Line
 
 STYLES = {
     "maps": "green",
@@ -37,13 +36,13 @@ def import_trl(
     ] = None,
     num_processes: Annotated[int, typer.Option(help="Of `accelerate launch`.", min=1)] = 1,
     source: Annotated[
-        str | None, typer.Option("--from", help="trl, axolotl or verl; else by its fields.")
+        str | None, typer.Option("--from", help="trl, axolotl or verl (default: by the file's fields).")
     ] = None,
     out: Annotated[
-        Path, typer.Option("-o", "--output", "--out", help="Where the job is written.", dir_okay=False)
+        Path, typer.Option("-o", "--output", "--out", help="The job file to write.", dir_okay=False)
     ] = Path("job.json"),
     force: Annotated[
-        bool, typer.Option("--force", help="Write it without what was refused or unknown.")
+        bool, typer.Option("--force", help="Write it without the refused and unknown fields.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -51,84 +50,65 @@ def import_trl(
 
     Every field is reported: what it maps to, what differs, what is refused and why.
     """
+    from service.importing.convert import SOURCES, imported, reward_names
     from service.importing.dataset_formats import Unreadable
-    from service.importing.reading import num_rows
+    from service.importing.reading import as_rows, num_rows, read_config, read_sources
     from service.importing.rules import Options
 
+    kind: Source | None = next((each for each in SOURCES if each == source), None)
+    if source is not None and kind is None:
+        raise CommandError(f"--from is one of {', '.join(SOURCES)}", code="usage")
     try:
-        rows, held_out = _rows(data, out, "rows"), _rows(validation_data, out, "held_out")
-        options = Options(
-            num_processes,
-            model,
-            _from(out, rows),
-            _from(out, held_out),
-            None if rows is None else num_rows(rows),
-            tuple(reward or ()),
+        rows, held_out = (
+            as_rows(given, out.with_name(f"{out.stem}.{name}.jsonl")) if given else None
+            for given, name in ((data, "rows"), (validation_data, "held_out"))
         )
-        found = _imported(config, source, options)
+        fields, rewards = read_config(config), tuple(reward or ())
+        options = Options(
+            num_processes=num_processes,
+            model=model,
+            # a job file names its datasets from its own folder
+            data=os.path.relpath(rows, out.parent) if rows else None,
+            validation_data=os.path.relpath(held_out, out.parent) if held_out else None,
+            num_rows=num_rows(rows) if rows else None,
+            rewards=rewards,
+            sources=read_sources([*reward_names(fields, kind), *rewards], (config.parent, Path())),
+        )
     except (Unreadable, OSError, UnicodeDecodeError) as error:
         raise CommandError(str(error)) from error
+    found = imported(fields, options, kind)
     is_written = found.is_whole or force
     if is_written:
         out.write_text(json.dumps(found.job, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    _tell(found, out if is_written else None, as_json=as_json)
+    _print(found, out if is_written else None, as_json=as_json)
     if not is_written:
-        hint = "mend them, or write the job without them by --force"
-        raise CommandError(
-            "no job was written: some fields are refused or unknown", code="refused", hint=hint
-        )
+        message = "no job was written: some fields are refused or unknown"
+        hint = "correct them, or write the job without them with --force"
+        raise CommandError(message, code="refused", hint=hint)
 
 
-def _tell(found: Imported, written: Path | None, *, as_json: bool) -> None:
+def _print(found: Imported, written: Path | None, *, as_json: bool) -> None:
     if as_json:
         report = [line.document() for line in found.lines]
         file = str(written) if written else None
         print_json({"source": found.source, "written": file, "job": found.job, "report": report})
         return
-    _print_report(found)
-    if written:
-        first = "".join(f"write its {name} into it, then " for name in _missing(found.job))
-        say(f"{written}: {first}`grpo submit {written} --watch` runs it")
-
-
-def _missing(job: dict[str, Any]) -> list[str]:
-    """What a job needs and this one got from nowhere."""
-    kind = job["method"]["type"]
-    is_ruled = kind == "supervised" or job["method"][kind].get("grader")
-    return [*([] if job.get("training_file") else ["training_file"]), *([] if is_ruled else ["grader"])]
-
-
-def _imported(config: Path, source: str | None, options: Options) -> Imported:
-    from service.importing.convert import SOURCES, imported, reward_names
-    from service.importing.reading import read_config, read_sources
-
-    kind: Source | None = next((each for each in SOURCES if each == source), None)
-    if source is not None and kind is None:
-        raise CommandError(f"--from is one of {', '.join(SOURCES)}", code="usage")
-    fields = read_config(config)
-    names = [*reward_names(fields, kind), *options.rewards]
-    sources = read_sources(names, (config.parent, Path()))
-    return imported(fields, replace(options, sources=sources), kind)
-
-
-def _rows(source: str | None, out: Path, name: str) -> Path | None:
-    from service.importing.reading import as_rows
-
-    return None if source is None else as_rows(source, out.with_name(f"{out.stem}.{name}.jsonl"))
-
-
-def _from(out: Path, path: Path | None) -> str | None:
-    """As a job file names a dataset: from its own folder."""
-    return None if path is None else os.path.relpath(path, out.parent)
-
-
-def _print_report(found: Imported) -> None:
     say(f"A configuration of {found.source}, {len(found.lines)} fields:")
     order = list(STYLES)
     for line in sorted(found.lines, key=lambda each: order.index(each.verdict)):
         say(_sentence(line), STYLES[line.verdict])
     counts = [f"{sum(line.verdict == verdict for line in found.lines)} {verdict}" for verdict in STYLES]
     stderr.print(literal(", ".join(counts)))
+    if written:
+        missing = "".join(f"write its {name} into it, then " for name in _missing(found.job))
+        say(f"{written}: {missing}`grpo submit {written} --watch` runs it")
+
+
+def _missing(job: dict[str, Any]) -> list[str]:
+    """What the configuration and the options left out of the job."""
+    grader = job["method"]["reinforcement"]["grader"]
+    needed = {"training_file": job.get("training_file"), "grader": grader}
+    return [name for name, value in needed.items() if not value]
 
 
 def _sentence(line: Line) -> str:

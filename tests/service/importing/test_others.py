@@ -225,7 +225,7 @@ def test_the_command_writes_a_job_and_refuses_what_is_not_whole(tmp_path: Path) 
     given = ("import-trl", config, "--data", tmp_path / "rows.jsonl", "-o", out)
     refused = call_grpo(*given, environment=dict(os.environ))
     assert (refused.returncode, out.exists()) == (1, False)
-    assert "no reward: name the training script's own by --reward file.py:function" in refused.stdout
+    assert "no reward: give the training script's own with --reward file.py:function" in refused.stdout
     assert "--force" in refused.stderr
     done = call_grpo(*given, "--reward", "rewards.py:score", environment=dict(os.environ))
     assert done.returncode == 0, done.stderr

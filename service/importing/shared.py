@@ -1,0 +1,50 @@
+"""What TRL's and verl's fields have in common: the model, the datasets, checkpoints and the run's name."""
+
+from __future__ import annotations
+
+from service.importing.rules import Translation, whole
+
+NOT_IN_THE_CATALOGUE = (
+    "a job names a model of `GET /v1/models`: `grpo models add NAME PATH`, then give --model NAME"
+)
+NO_DATA = "give --data: a JSONL, Parquet, CSV or JSON file, or hf://owner/name"
+
+
+def model(translation: Translation, name: str) -> None:
+    given, chosen = translation[name], translation.options.model
+    if chosen:
+        translation.maps(name, "model", chosen, differs="" if chosen == given else "by --model")
+    elif not given or str(given).startswith(("/", "~", ".", "$")):
+        translation.refuses(name, NOT_IN_THE_CATALOGUE)
+    else:
+        translation.maps(name, "model", str(given))
+
+
+def datasets(
+    translation: Translation, training: str | tuple[str, ...], held_out: str, named: str | None = None
+) -> None:
+    """A job's rows are files; `named`: the one that the configuration names, if a job can name it too."""
+    path = translation.options.data or named
+    if path is None:
+        translation.refuses(training, NO_DATA)
+    else:
+        translation.maps(training, "training_file", path, differs="" if path == named else "by --data")
+    if given := translation.options.validation_data:
+        translation.maps(held_out, "validation_file", given, differs="by --validation-data")
+    else:
+        translation.leaves(held_out, "no held-out rows: give --validation-data")
+
+
+def checkpoints(translation: Translation, interval: str, limit: str) -> None:
+    every, most = translation[interval], translation[limit]
+    if translation.states(interval) and every >= 1:
+        translation.maps(interval, "checkpoint_interval", int(every))
+    else:
+        translation.leaves(interval, "every 20 steps: a killed job continues from there")
+    if most:
+        translation.maps(limit, "max_checkpoints", min(100, whole(most)))
+
+
+def run_name(translation: Translation, name: str) -> None:
+    if translation.states(name) and translation[name]:
+        translation.maps(name, "metadata.run_name", str(translation[name])[:512])
