@@ -1,1 +1,1 @@
-"""The HTTP service: it checks, stores and shows jobs. It loads no torch and runs no job."""
+"""The HTTP service: validates, stores and serves jobs. It loads no torch and runs no job."""

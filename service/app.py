@@ -1,6 +1,6 @@
 """The application: routers, state, lifespan. Started as `uvicorn service.app:create_app --factory`.
 
-Boundary: wiring only. It runs no migrations: on a database with another schema it stays unready.
+Boundary: wiring only. It runs no migrations: with another schema in the database it stays unready.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Service(FastAPI):
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Build the service; by default with the settings of the environment."""
+    """Build the service, by default with settings from the environment."""
     settings = settings or Settings()
     logs.configure(settings.log_level)
     app = Service(
@@ -86,7 +86,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.request_metrics = RequestMetrics()
     app.state.requests_per_key = PerKeyConcurrency(REQUESTS_PER_KEY)
     app.state.uploads_per_key = PerKeyConcurrency(UPLOADS_PER_KEY)
-    # The last middleware added is the outermost.
+    # the last one added is the outermost
     app.add_middleware(HeadLikeGet)
     app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
     app.add_middleware(RequestContext, metrics=app.state.request_metrics)
@@ -98,7 +98,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
-    # The body limits are set per router: the application's own would answer outside of our middleware.
+    # per router, because the application's own limit would respond outside of our middleware
     app.include_router(files.router, max_body_size=max_upload_bytes + FORM_BYTES)
     training = (jobs, exports, probing, rollouts, models, graders)
     for room in (*training, webhooks, chat, health, prometheus):
@@ -114,7 +114,7 @@ def _freeze_loaded_modules() -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
-    # Again: the server may have configured its own logging since create_app.
+    # again, as the server may have configured its own logging since create_app
     logs.configure(settings.log_level)
     refuse_eviction(settings)
     app.state.database = connect(settings)

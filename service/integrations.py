@@ -1,17 +1,18 @@
-"""What a job may say about sinks: OpenAI's `integrations`, and ours in the same shape.
+"""A job's `integrations`: OpenAI's Weights & Biases, and further sinks in the same form.
 
-Boundary: shapes; `worker/sinks/` writes to them.
+Boundary: schemas; `worker/sinks/` writes to the sinks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Project = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^/\\#?%:\x00-\x1f]+$")]
-"""W&B makes it a part of a URL."""
+"""W&B uses it in a URL."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
 SinkType = Literal["wandb", "tensorboard", "mlflow"]
 
@@ -21,7 +22,7 @@ class _Given(BaseModel):
 
 
 class WandbSettings(_Given):
-    """OpenAI's own fields."""
+    """The fields of OpenAI's API."""
 
     project: Project
     """W&B project of the run."""
@@ -60,8 +61,8 @@ Integration = Annotated[Wandb | Tensorboard | Mlflow, Field(discriminator="type"
 
 
 def as_documents(*groups: Iterable[Wandb | Tensorboard | Mlflow]) -> list[dict[str, Any]]:
-    """As a job's row has them; of several of one type the first counts."""
+    """The form in which a job's row stores them; the first one of each type counts."""
     found: dict[str, dict[str, Any]] = {}
-    for one in (one for group in groups for one in group):
+    for one in chain(*groups):
         found.setdefault(one.type, one.model_dump(mode="json", exclude_none=True))
     return list(found.values())

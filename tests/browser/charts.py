@@ -1,4 +1,4 @@
-"""What a chart on the page really shows: plotly's own data, and the table beside it."""
+"""Reads a chart on the page: plotly's data and the table next to it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def points(trace: dict[str, Any]) -> list[tuple[int, float]]:
 
 
 def table(page: Page, title: str) -> list[list[str]]:
-    """The rows of the chart's table, as they are read aloud."""
+    """The text of the rows of the chart's table."""
     shown = figure(page, title)
     shown.get_by_text("Show as table").click()
     rows = shown.locator("tbody tr")
-    rows.first.wait_for()  # they are made after the click
+    rows.first.wait_for()  # they are rendered after the click
     return [row.locator("th, td").all_inner_texts() for row in rows.all()]

@@ -1,4 +1,4 @@
-"""A deployment with something to look at: jobs that ran, one that runs, one that waits, one that failed.
+"""A deployment with finished, running, waiting and failed jobs.
 
 Boundary: real processes (API, worker, engine children) and the public API; the engine is
 `tests.browser.engine`, which needs no model.
@@ -65,13 +65,13 @@ class Deployment:
         return key
 
     def get(self, path: str, **query: Any) -> Any:
-        """The answer's JSON."""
+        """The response's JSON."""
         answer = self.client.get(path, params=query)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def job(self, name: str) -> dict[str, Any]:
-        """The job of this story, as it is now."""
+        """The current state of this story's job."""
         return dict(self.get(f"{JOBS}/{self.jobs[name]}"))
 
     def create(self, training_file: str, **more: Any) -> str:
@@ -92,7 +92,7 @@ def reinforcement(**hyperparameters: Any) -> dict[str, Any]:
 
 
 def questions(**faults: Any) -> bytes:
-    """Eight rows; the first tells the engine how this run shall go."""
+    """Eight rows; the first one controls the fake engine's run."""
     rows = [row(f"What is {n} + {n}?", str(2 * n)) for n in range(8)]
     rows[0]["faults"] = {"*": faults}
     return jsonl(*rows)
@@ -100,7 +100,7 @@ def questions(**faults: Any) -> bytes:
 
 @contextmanager
 def deployment(home: Path, database_url: str) -> Iterator[Deployment]:
-    """API and worker; all stories are told when this is entered, and all ends with the block."""
+    """API and worker; all stories have run on entry, and the processes end with the block."""
     settings = settings_for(
         home,
         database_url,
@@ -122,7 +122,7 @@ def deployment(home: Path, database_url: str) -> Iterator[Deployment]:
 
 
 def tell_stories(deployed: Deployment) -> None:
-    """Several that end, then one that does not, and one that waits behind it."""
+    """Several jobs that finish, then one that keeps running, and one that waits for it."""
     quick = upload_file(deployed.client, questions(step_seconds=0))
     held_out = upload_file(deployed.client, questions())
     jobs = deployed.jobs
@@ -152,7 +152,7 @@ def tell_stories(deployed: Deployment) -> None:
 
 
 def main() -> None:
-    """`python -m tests.browser.deployment HOME`: the same deployment, to look at; ends with Ctrl-C."""
+    """`python -m tests.browser.deployment HOME`: the same deployment for manual use, until Ctrl-C."""
     import signal
     import sys
 

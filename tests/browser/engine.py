@@ -1,7 +1,7 @@
-"""The fake engine with a story for people to look at: rewards that rise, groups with texts, an evaluation.
+"""The fake engine with a realistic run: rising rewards, groups with texts, an evaluation.
 
 `GRPO_ENGINE_MODULE=tests.browser.engine`. Boundary: what `tests.fake_engine` does and no model; the numbers
-depend on the step, the seed and the hyperparameters only, so that two runs say the same.
+depend on the step, the seed and the hyperparameters only, so that two runs are equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_TAG = GradeError(code="invalid_variable_error", message="sample.output_json i
 
 
 class LearningEngine(fake_engine.FakeEngine):
-    """Reports like a run that learns: quickly at first, with noise, and with some groups without signal."""
+    """Reports a run that learns: quickly at first, with noise and some groups without signal."""
 
     def _report(self) -> None:
         if isinstance(self.config.method, Reinforcement):
@@ -36,7 +36,7 @@ class LearningEngine(fake_engine.FakeEngine):
             self._emit(Warned(code="low_signal", message=message, step=12))
 
     def _skill(self) -> float:
-        """Chance of a right answer, from 0.15 towards 0.9."""
+        """Probability of a correct answer, from 0.15 towards 0.9."""
         rate = getattr(self.hyperparameters, "learning_rate", None) or 1e-5
         return 0.15 + 0.75 * (1 - math.exp(-self.step * math.sqrt(rate / 1e-5) / 25))
 

@@ -39,9 +39,7 @@ def test_another_metric_is_drawn_and_kept_in_the_address(page: Page, deployment:
     )
 
 
-def test_the_settings_in_which_they_differ_are_listed_and_no_others(
-    page: Page, deployment: Deployment
-) -> None:
+def test_only_the_settings_that_differ_are_listed(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
     rows = page.get_by_role("region", name="Differences").locator("tbody tr")
     expect(rows).not_to_have_count(0)
@@ -53,8 +51,8 @@ def test_the_settings_in_which_they_differ_are_listed_and_no_others(
     }
 
 
-def test_a_rule_that_openai_does_not_know_goes_by_its_own_name(page: Page, deployment: Deployment) -> None:
-    """The API shows it to OpenAI's clients as `python`, with a `source` and a `rule`."""
+def test_a_rule_that_openai_lacks_has_its_own_name(page: Page, deployment: Deployment) -> None:
+    """The API returns it as `python` with a `source` and a `rule`."""
     method = reinforcement()
     method["reinforcement"]["grader"] = {"type": "numeric", "reference": "{{item.answer}}"}
     job_id = deployment.create(upload_file(deployment.client, questions()), method=method)
@@ -66,7 +64,7 @@ def test_a_rule_that_openai_does_not_know_goes_by_its_own_name(page: Page, deplo
     expect(rows.filter(has_text="grader.source")).to_have_count(0)
 
 
-def test_a_job_that_is_not_there_is_told_and_the_others_are_drawn(
+def test_a_missing_job_is_reported_and_the_others_are_drawn(
     page: Page, deployment: Deployment, expected_errors: list[str]
 ) -> None:
     expected_errors.append("404")
@@ -75,12 +73,12 @@ def test_a_job_that_is_not_there_is_told_and_the_others_are_drawn(
     assert points(drawn(page, "Reward")["first-try"]) == measured(deployment, "first", "reward")
 
 
-def test_without_jobs_it_says_how_to_choose_some(page: Page) -> None:
+def test_without_jobs_it_explains_how_to_choose_some(page: Page) -> None:
     page.goto("/#/compare")
     expect(page.get_by_role("heading", name="No jobs chosen")).to_be_visible()
 
 
-def test_a_job_can_be_taken_out(page: Page, deployment: Deployment) -> None:
+def test_a_job_can_be_removed(page: Page, deployment: Deployment) -> None:
     open_comparison(page, deployment, "first", "faster")
     page.get_by_role("button", name="Remove first-try").click()
     expect(page.get_by_role("button", name="Remove first-try")).to_have_count(0)

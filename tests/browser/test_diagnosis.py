@@ -1,4 +1,4 @@
-"""The diagnosis on a job's page: what the API says of it, and the job again with one press."""
+"""The diagnosis on a job's page: the API's findings, and the retry button."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_failed_job_s_diagnosis_is_the_api_s(page: Page, deployment: Deploymen
             expect(panel).to_contain_text(text)
 
 
-def test_what_a_failed_job_says_above_is_not_said_again(page: Page, deployment: Deployment) -> None:
+def test_the_failure_shown_above_is_not_repeated(page: Page, deployment: Deployment) -> None:
     failure = deployment.job("failed")["failure"]
     told = deployment.get(f"{JOBS}/{deployment.jobs['failed']}/diagnosis")["findings"][0]
     assert set(failure["evidence"]) <= set(told["evidence"])
@@ -33,7 +33,7 @@ def test_what_a_failed_job_says_above_is_not_said_again(page: Page, deployment: 
     assert not set(failure["evidence"]) & set(listed.all_inner_texts())
 
 
-def test_a_job_is_cloned_with_the_change_only_after_a_yes(page: Page, deployment: Deployment) -> None:
+def test_a_job_is_cloned_with_the_change_only_after_confirmation(page: Page, deployment: Deployment) -> None:
     job_id = deployment.jobs["failed"]
     (finding, *_) = deployment.get(f"{JOBS}/{job_id}/diagnosis")["findings"]
     num_jobs = len(deployment.get(JOBS, limit=100)["data"])
@@ -60,7 +60,7 @@ def test_a_job_without_findings_has_no_panel(page: Page, deployment: Deployment)
 
 
 @pytest.mark.parametrize("name", ["failed", "supervised"])
-def test_the_form_with_the_change_in_it_asks_for_what_the_clone_would_be(
+def test_the_form_with_the_change_has_the_request_of_the_clone(
     page: Page, deployment: Deployment, name: str
 ) -> None:
     path = f"{JOBS}/{deployment.jobs[name]}"
@@ -70,9 +70,9 @@ def test_the_form_with_the_change_in_it_asks_for_what_the_clone_would_be(
     shown = page.get_by_text("with this change:").locator("code").inner_text()
     assert json.loads(shown) == finding["patch"]
     body = json.loads(page.get_by_label("Request as JSON").input_value())
-    asked = deployment.client.post(f"{JOBS}/validate", json=body).json()
+    checked = deployment.client.post(f"{JOBS}/validate", json=body).json()
     clone = deployment.client.post(f"{path}/clone", json=finding["patch"]).json()
     deployment.client.post(f"{JOBS}/{clone['id']}/cancel").raise_for_status()
     own = deployment.client.post(f"{JOBS}/validate", json={**body, "method": clone["method"]}).json()
-    assert asked["problems"] == []
-    assert asked["method"] == own["method"]
+    assert checked["problems"] == []
+    assert checked["method"] == own["method"]

@@ -1,4 +1,4 @@
-"""The frame: the key, navigation, themes, what is unreachable, and what the static files are served with."""
+"""The frame: the key, navigation, themes, an unreachable service, and the static files' headers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def heading(page: Page, name: str) -> None:
     expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
 
 
-def test_a_visitor_without_a_key_is_asked_for_it_and_then_sees_the_jobs(
-    blank: Page, deployment: Deployment
-) -> None:
+def test_a_visitor_without_a_key_logs_in_and_sees_the_jobs(blank: Page, deployment: Deployment) -> None:
     blank.goto("/")
     heading(blank, "Your key")
     blank.get_by_label("API key").fill(deployment.key)
@@ -30,7 +28,7 @@ def test_a_visitor_without_a_key_is_asked_for_it_and_then_sees_the_jobs(
     heading(blank, "Jobs")
 
 
-def test_a_refused_key_is_forgotten_and_asked_for_again_with_the_reason(
+def test_a_refused_key_is_removed_and_the_login_shows_the_reason(
     blank: Page, deployment: Deployment, expected_errors: list[str]
 ) -> None:
     expected_errors.append("401")
@@ -44,7 +42,7 @@ def test_a_refused_key_is_forgotten_and_asked_for_again_with_the_reason(
     heading(blank, "first-try")
 
 
-def test_a_forgotten_key_is_gone_from_the_browser(blank: Page, deployment: Deployment) -> None:
+def test_signing_out_removes_the_key_from_the_browser(blank: Page, deployment: Deployment) -> None:
     log_in(blank, deployment.key)
     blank.goto("/")
     heading(blank, "Jobs")
@@ -53,9 +51,7 @@ def test_a_forgotten_key_is_gone_from_the_browser(blank: Page, deployment: Deplo
     assert blank.evaluate("localStorage.getItem('grpo.key')") is None
 
 
-def test_a_service_that_does_not_answer_is_told_and_asked_again(
-    page: Page, expected_errors: list[str]
-) -> None:
+def test_an_unreachable_service_is_reported_and_retried(page: Page, expected_errors: list[str]) -> None:
     expected_errors.append("ERR_CONNECTION_REFUSED")
     page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
     page.goto("/")
@@ -71,10 +67,12 @@ PLACED = f"""() => JSON.stringify([...document.querySelectorAll("{PARTS}")]
         const at = one.getBoundingClientRect();
         return [one.tagName, one.className, Math.round(at.left), Math.round(at.width)].join(" ");
     }}))"""
-"""Where the parts of the page stand across the window, and how wide they are."""
+"""Horizontal position and width of the parts of the page."""
 
 
-def test_a_page_looks_the_same_whichever_page_was_seen_before_it(page: Page, deployment: Deployment) -> None:
+def test_the_layout_of_a_page_does_not_depend_on_the_previous_page(
+    page: Page, deployment: Deployment
+) -> None:
     rollouts = f"/#/jobs/{deployment.jobs['first']}/rollouts"
     pages = {
         "/#/jobs": "Jobs",
@@ -95,16 +93,14 @@ def test_a_page_looks_the_same_whichever_page_was_seen_before_it(page: Page, dep
         page.wait_for_function(f"(alone) => ({PLACED})() === alone", arg=alone[path])
 
 
-def test_an_address_of_no_page_says_so(page: Page) -> None:
+def test_an_unknown_address_shows_an_error(page: Page) -> None:
     page.goto("/#/nowhere")
     expect(page.get_by_role("alert")).to_contain_text("No page at this address.")
     page.get_by_role("link", name="All jobs").click()
     heading(page, "Jobs")
 
 
-def test_navigation_moves_the_focus_to_the_title_and_names_the_document(
-    page: Page, deployment: Deployment
-) -> None:
+def test_navigation_focuses_the_title_and_sets_the_document_title(page: Page, deployment: Deployment) -> None:
     page.goto("/")
     page.get_by_role("link", name="first-try").press("Enter")
     heading(page, "first-try")
@@ -122,7 +118,7 @@ def test_the_first_tab_stop_skips_to_the_content(page: Page) -> None:
     heading(page, "Jobs")
 
 
-def test_the_theme_follows_the_system_until_one_is_chosen_and_then_stays(blank: Page) -> None:
+def test_the_theme_follows_the_system_until_one_is_chosen(blank: Page) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     blank.emulate_media(color_scheme="dark")
     blank.goto("/")
@@ -144,7 +140,7 @@ def test_every_static_file_needs_no_key_and_has_the_strict_headers(deployment: D
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_charts_library_is_kept_for_long_and_not_sent_twice(deployment: Deployment) -> None:
+def test_the_charts_library_is_cached(deployment: Deployment) -> None:
     first = httpx.get(deployment.url + PLOTLY)
     assert first.headers["cache-control"] == "public, max-age=604800"
     again = httpx.get(deployment.url + PLOTLY, headers={"If-None-Match": first.headers["etag"]})
@@ -154,13 +150,13 @@ def test_the_charts_library_is_kept_for_long_and_not_sent_twice(deployment: Depl
 @pytest.mark.parametrize(
     "name", ["widgetbundle.js", "datasets/iris.csv.gz", "../__init__.py", "%2e%2e/app.js"]
 )
-def test_nothing_else_of_the_charts_package_is_served(deployment: Deployment, name: str) -> None:
+def test_other_files_of_the_charts_package_are_not_served(deployment: Deployment, name: str) -> None:
     answer = httpx.get(f"{deployment.url}/dashboard/vendor/{name}")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unknown_route"
 
 
-def test_the_static_files_are_no_part_of_the_api_document(deployment: Deployment) -> None:
+def test_the_static_files_are_not_in_the_api_document(deployment: Deployment) -> None:
     paths = httpx.get(f"{deployment.url}/openapi.json").json()["paths"]
     assert not [path for path in paths if path == "/" or path.startswith("/dashboard")]
 

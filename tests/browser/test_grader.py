@@ -1,4 +1,4 @@
-"""The grader bench: examples that score, rules that are refused at their field, answers without a score."""
+"""The grader bench: examples, errors shown at their field, answers without a score."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_traceback_keeps_its_lines_and_stays_in_its_panel(page: Page) -> None:
     assert page.evaluate(TOO_WIDE) <= 0
 
 
-def test_an_answer_that_cannot_be_scored_says_so_and_why(
+def test_an_answer_that_cannot_be_scored_shows_the_reason(
     page: Page, shots: Callable[[Page, str], None]
 ) -> None:
     page.goto("/#/grader")
@@ -72,7 +72,7 @@ def test_an_answer_that_cannot_be_scored_says_so_and_why(
     shots(page, "grader-unscorable")
 
 
-def test_what_is_wrong_with_a_grader_stands_at_the_grader(page: Page, expected_errors: list[str]) -> None:
+def test_a_grader_s_problems_are_shown_at_the_grader(page: Page, expected_errors: list[str]) -> None:
     expected_errors.append("400")
     page.goto("/#/grader")
     grader = page.get_by_label("Grader (JSON)")

@@ -1,4 +1,4 @@
-"""A job's page: every number on it is the API's, it is live, and it says what happened."""
+"""A job's page: the API's numbers, live updates, and events."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_single_metrics_have_the_apis_values(finished: Page, deployment: Deploym
         assert points(line) == measured(deployment, "first", metric), title
 
 
-def test_a_charts_table_has_its_values_and_its_sentence_too(finished: Page, deployment: Deployment) -> None:
+def test_a_chart_has_a_table_and_a_sentence(finished: Page, deployment: Deployment) -> None:
     drawn(finished, "Entropy")
     entropies = measured(deployment, "first", "entropy")
     rows = table(finished, "Entropy")
@@ -102,7 +102,7 @@ def test_a_supervised_job_has_a_loss_and_no_empty_charts(page: Page, deployment:
     expect(listed.locator("tbody td").first).to_have_text(f"{newest['metrics']['loss']:.4g}")
 
 
-def test_the_evaluation_tells_before_after_and_the_interval(finished: Page, deployment: Deployment) -> None:
+def test_the_evaluation_shows_before_after_and_the_interval(finished: Page, deployment: Deployment) -> None:
     evaluation = deployment.job("first")["eval"]
     panel = finished.get_by_role("region", name="Evaluation on held-out rows")
     expect(panel).to_contain_text(evaluation["verdict"]["text"])
@@ -115,7 +115,7 @@ def test_the_evaluation_tells_before_after_and_the_interval(finished: Page, depl
     )
 
 
-def test_a_failed_job_says_why_and_what_to_do(page: Page, deployment: Deployment) -> None:
+def test_a_failed_job_shows_the_reason_and_advice(page: Page, deployment: Deployment) -> None:
     failure = open_job(page, deployment, "failed")["failure"]
     panel = page.get_by_role("region", name="Failure")
     for text in (failure["message"], failure["code"], failure["hint"], *failure["evidence"]):
@@ -145,7 +145,7 @@ def test_the_merged_model_is_exported_awaited_and_downloaded(finished: Page, dep
         finished.get_by_role("button", name="Merged model", exact=True).click()
         expect(finished.get_by_role("button", name="Merged model: queued")).to_be_visible()
         (export,) = deployment.get(place)["data"]
-        database = connect(settings)  # the worker is busy with another job, so this does its part
+        database = connect(settings)  # the worker is busy with another job, so this acts in its place
         finish_export(settings, database, export["id"], b"a merged model")
         database.engine.dispose()
     assert found.value.path().read_bytes() == b"a merged model"
@@ -189,9 +189,7 @@ def test_the_configuration_is_the_jobs(page: Page, deployment: Deployment) -> No
     assert shown["seed"] == "8"
 
 
-def test_events_are_newest_first_without_every_step_unless_asked_for(
-    finished: Page, deployment: Deployment
-) -> None:
+def test_events_are_newest_first_with_steps_on_request(finished: Page, deployment: Deployment) -> None:
     job = deployment.job("first")
     told = deployment.get(f"{JOBS}/{job['id']}/events", limit=50)["data"]
     messages = finished.locator(".events .text")
@@ -220,7 +218,7 @@ def test_a_waiting_job_has_a_place_and_no_curves_yet(page: Page, deployment: Dep
     assert asked_again.value.ok
 
 
-def test_a_job_is_cancelled_only_after_a_yes(page: Page, deployment: Deployment) -> None:
+def test_a_job_is_cancelled_only_after_confirmation(page: Page, deployment: Deployment) -> None:
     job_id = deployment.create(upload(deployment.client))
     page.goto(f"/#/jobs/{job_id}")
     page.get_by_role("button", name="Cancel job").click()
@@ -244,7 +242,7 @@ def test_a_job_is_paused_and_resumed(page: Page, deployment: Deployment) -> None
     deployment.client.post(f"{JOBS}/{job_id}/cancel")
 
 
-def test_a_job_that_is_not_there_says_so(page: Page, expected_errors: list[str]) -> None:
+def test_a_missing_job_shows_an_error(page: Page, expected_errors: list[str]) -> None:
     expected_errors.append("404")
     page.goto("/#/jobs/ftjob-gone")
     expect(page.get_by_role("heading", name="Not found")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The list of jobs: what it shows is what the API says, it narrows, pages, stays fresh, and leads on."""
+"""The list of jobs: the API's data, filters, pages, live updates, and links."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_sparkline_goes_from_the_first_to_the_last_reward(page: Page, deployme
     assert len(line.locator("polyline").get_attribute("points").split()) == len(data)
 
 
-def test_a_waiting_job_says_what_it_waits_for(page: Page, deployment: Deployment) -> None:
+def test_a_waiting_job_shows_what_it_waits_for(page: Page, deployment: Deployment) -> None:
     page.goto("/#/jobs")
     queued = deployment.job("queued")
     expect(row(page, queued["id"])).to_contain_text(queued["queue"]["reason"])
 
 
-def test_metadata_narrows_the_list_and_can_be_taken_back(page: Page) -> None:
+def test_metadata_filters_the_list_and_can_be_removed(page: Page) -> None:
     page.goto("/#/jobs")
     row(page, "higher-rate").get_by_role("button", name="team=maths").click()
     expect(row(page, "first-try")).to_have_count(0)
@@ -67,8 +67,8 @@ def test_metadata_narrows_the_list_and_can_be_taken_back(page: Page) -> None:
     expect(row(page, "first-try")).to_be_visible()
 
 
-def test_metadata_of_no_job_says_so(page: Page) -> None:
-    page.goto("/#/jobs?metadata=team%3Dnobody")
+def test_metadata_without_matches_shows_an_empty_list(page: Page) -> None:
+    page.goto("/#/jobs?metadata=team%3Dmissing")
     expect(page.get_by_role("heading", name="No jobs with this metadata")).to_be_visible()
 
 
@@ -125,8 +125,8 @@ def test_markup_in_a_jobs_metadata_stays_text(page: Page, deployment: Deployment
     assert page.locator("main img").count() == 0
 
 
-def test_a_tenant_without_jobs_reads_how_to_make_one(blank: Page, deployment: Deployment) -> None:
-    log_in(blank, deployment.new_key("nobody"))
+def test_a_tenant_without_jobs_sees_how_to_create_one(blank: Page, deployment: Deployment) -> None:
+    log_in(blank, deployment.new_key("newcomer"))
     blank.goto("/#/jobs")
     expect(blank.get_by_role("heading", name="No jobs yet")).to_be_visible()
 

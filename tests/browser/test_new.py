@@ -1,4 +1,4 @@
-"""The new-job page: from nothing to a finished job, problems at their fields, a probe's sentence, a copy."""
+"""The new-job page: from an upload to a finished job, problems at their fields, a probe, a copy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.service.job_samples import MODEL, upload
 from tests.worker.conftest import Processes
 
 RUN_MS = 60_000
-"""For a worker to see something through, on a busy machine."""
+"""Time for a worker to finish something on a busy machine."""
 JOBS = "/v1/fine_tuning/jobs"
 PROBES = "/v1/fine_tuning/probes"
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory, clean_environment: None) -> Iterator[Deployment]:
-    """One of its own, whose worker has nothing else to do."""
+    """A separate one, whose worker has no other jobs."""
     home = tmp_path_factory.mktemp("new-job") / "home"
     settings = settings_for(
         home, engine_module="tests.browser.engine", poll_seconds=0.05, heartbeat_seconds=0.1
@@ -65,7 +65,7 @@ def open_with(page: Page, rows: Path) -> None:
 
 
 def request_shown(page: Page) -> Any:
-    """Once there is a form."""
+    """Waits until the form is shown."""
     return json.loads(page.get_by_label("Request as JSON").input_value())
 
 
@@ -90,7 +90,7 @@ def test_from_an_upload_to_a_succeeded_job(
     assert job["estimate"]["steps"] == job["actual"]["steps"] == 12
 
 
-def test_a_wrong_template_is_told_at_the_field_that_holds_it(
+def test_a_wrong_template_is_reported_at_its_field(
     page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
     open_with(page, rows)
@@ -110,7 +110,7 @@ def test_a_wrong_template_is_told_at_the_field_that_holds_it(
     expect(field).not_to_have_attribute("aria-invalid", "true")
 
 
-def test_without_a_file_the_form_says_what_to_do(page: Page) -> None:
+def test_without_a_file_the_form_explains_what_to_do(page: Page) -> None:
     page.goto("/#/new")
     page.get_by_role("button", name="Reset").click()
     page.get_by_role("button", name="Check").click()
@@ -118,7 +118,7 @@ def test_without_a_file_the_form_says_what_to_do(page: Page) -> None:
     expect(page.get_by_label("Training file")).to_have_accessible_description("Choose or upload a file.")
 
 
-def test_a_number_out_of_range_is_told_at_its_field(
+def test_a_number_out_of_range_is_reported_at_its_field(
     page: Page, rows: Path, expected_errors: list[str]
 ) -> None:
     expected_errors.append("400")
@@ -129,7 +129,7 @@ def test_a_number_out_of_range_is_told_at_its_field(
     expect(page.get_by_role("heading", name="1 problem to fix")).to_be_visible()
 
 
-def test_a_probe_says_its_sentence_and_shows_what_was_written(
+def test_a_probe_shows_its_verdict_and_completions(
     page: Page, rows: Path, shots: Callable[[Page, str], None]
 ) -> None:
     open_with(page, rows)
@@ -142,23 +142,23 @@ def test_a_probe_says_its_sentence_and_shows_what_was_written(
     shots(page, "new-probed")
 
 
-def test_past_probes_are_listed_and_shown_again(page: Page, deployment: Deployment) -> None:
+def test_past_probes_are_listed_and_can_be_opened(page: Page, deployment: Deployment) -> None:
     body = {
         "model": MODEL,
         "training_file": upload(deployment.client, questions()),
         "method": reinforcement(),
     }
-    asked = deployment.client.post(PROBES, json={**body, "probe": {"prompts": 3}}).json()
+    created = deployment.client.post(PROBES, json={**body, "probe": {"prompts": 3}}).json()
     page.goto("/#/new")
     page.get_by_text("Previous probes").click()
     page.get_by_role("button", name=f"{MODEL}, 3 prompts").click()
     expect(page.get_by_role("heading", name="Can GRPO learn here?")).to_be_visible(timeout=RUN_MS)
     expect(page.get_by_text("Samples (")).to_be_visible()
-    sentence = deployment.get(f"{PROBES}/{asked['id']}")["result"]["sentence"]
+    sentence = deployment.get(f"{PROBES}/{created['id']}")["result"]["sentence"]
     expect(page.locator(".past li").first).to_contain_text(sentence)
 
 
-def test_a_list_of_past_probes_without_any_or_without_an_answer_says_so(
+def test_an_empty_or_failed_list_of_past_probes_is_reported(
     browser: Browser, deployment: Deployment, expected_errors: list[str]
 ) -> None:
     expected_errors.append("500")
@@ -176,7 +176,7 @@ def test_a_list_of_past_probes_without_any_or_without_an_answer_says_so(
         expect(page.get_by_role("heading", name="No probe yet")).to_be_visible()
 
 
-def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Page, rows: Path) -> None:
+def test_every_rule_and_method_of_the_form_is_accepted(page: Page, rows: Path) -> None:
     open_with(page, rows)
     page.get_by_label("Max completion tokens").fill("16")
     ready = page.get_by_role("heading", name="Ready to start")
@@ -194,12 +194,10 @@ def test_every_rule_and_method_of_the_form_makes_a_request_that_passes(page: Pag
     expect(page.get_by_text("the last message must have the role assistant").first).to_be_visible()
 
 
-def test_a_rule_takes_the_field_that_the_rows_have_until_somebody_writes_another(
-    page: Page, tmp_path: Path
-) -> None:
+def test_a_rule_uses_a_field_of_the_rows_until_the_user_changes_it(page: Page, tmp_path: Path) -> None:
     others = tmp_path / "sums.jsonl"
-    asked = [[{"role": "user", "content": f"What is {n} + 0?"}] for n in range(8)]
-    rows = [{"messages": turns, "tags": ["a"], "verdict": str(n)} for n, turns in enumerate(asked)]
+    prompts = [[{"role": "user", "content": f"What is {n} + 0?"}] for n in range(8)]
+    rows = [{"messages": turns, "tags": ["a"], "verdict": str(n)} for n, turns in enumerate(prompts)]
     others.write_text("".join(json.dumps(row) + "\n" for row in rows))
     open_with(page, others)
     rule, ready = page.get_by_label("Grader", exact=True), page.get_by_text("No problems found.")
@@ -233,7 +231,7 @@ def test_the_json_and_the_form_are_the_same_request(page: Page) -> None:
     expect(page.get_by_text("Not used yet")).to_be_visible()
 
 
-def test_json_that_cannot_be_read_keeps_another_request_from_being_run(page: Page, rows: Path) -> None:
+def test_invalid_json_blocks_the_request(page: Page, rows: Path) -> None:
     open_with(page, rows)
     page.get_by_text("JSON, all options").click()
     area = page.get_by_label("Grader as JSON")
@@ -251,7 +249,7 @@ def test_json_that_cannot_be_read_keeps_another_request_from_being_run(page: Pag
     assert request_shown(page)["method"]["reinforcement"]["grader"]["type"] == "math"
 
 
-def test_what_was_begun_is_there_after_a_look_elsewhere(page: Page) -> None:
+def test_a_draft_is_kept_across_pages(page: Page) -> None:
     page.goto("/#/new")
     page.get_by_label("Suffix").fill("my-try")
     page.goto("/#/jobs")
@@ -262,7 +260,7 @@ def test_what_was_begun_is_there_after_a_look_elsewhere(page: Page) -> None:
     expect(page.get_by_label("Suffix")).to_have_value("")
 
 
-def test_a_copy_begins_with_the_jobs_own_request(page: Page, deployment: Deployment) -> None:
+def test_a_copy_starts_with_the_job_s_own_request(page: Page, deployment: Deployment) -> None:
     job_id = deployment.create(
         upload(deployment.client, questions()),
         suffix="original",

@@ -1,4 +1,4 @@
-"""The group view: what it draws is what the API says, and what models write is text."""
+"""The group view: the API's data, with models' output shown as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def groups_of(deployment: Deployment, job_id: str, **query: Any) -> list[dict[st
 
 
 def shown_group(page: Page) -> str:
-    """Id of the group that is shown, which the address names."""
+    """Id of the shown group, which is in the address."""
     page.wait_for_url(re.compile("group="))
     return page.url.split("group=")[1]
 
@@ -41,7 +41,7 @@ def signed(value: float) -> str:
 
 @pytest.fixture(scope="module")
 def hostile(deployment: Deployment) -> str:
-    """A job that waits, with rollouts of two splits whose texts are markup."""
+    """A waiting job with rollouts of two splits that contain markup."""
     job_id = deployment.create(upload(deployment.client, questions()), suffix="hostile")
     database = connect(deployment.api.settings)
     error = {"accuracy": {"code": "other_error", "message": HOSTILE}}
@@ -93,7 +93,7 @@ def test_click_and_arrow_keys_show_a_completion_with_its_parts(page: Page, deplo
     expect(panel.get_by_role("heading", name="Completion 3")).to_be_visible()
     expect(page.locator(".column").nth(2)).to_be_focused()
     expect(page.locator(".column").nth(2)).to_have_attribute("aria-pressed", "true")
-    expect(panel.locator(".said")).to_have_text(one["text"])
+    expect(panel.locator(".model-text")).to_have_text(one["text"])
     expect(panel.locator("dl")).to_contain_text(f"Tokens{one['num_tokens']}")
     for name, score in one["parts"].items():
         expect(panel.get_by_role("row", name=f"{name} {score:g}")).to_be_visible()
@@ -110,11 +110,13 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_filters_show_what_the_api_says_and_the_table_its_numbers(page: Page, deployment: Deployment) -> None:
+def test_filters_show_the_api_s_groups_and_the_table_their_numbers(
+    page: Page, deployment: Deployment
+) -> None:
     job_id = deployment.jobs["first"]
     for question in QUESTIONS:
-        asked = {name: value for name, value in question.items() if value != "all"}
-        answer = deployment.get(f"{JOBS}/{job_id}/rollouts", split="train", **asked)
+        selection = {name: value for name, value in question.items() if value != "all"}
+        answer = deployment.get(f"{JOBS}/{job_id}/rollouts", split="train", **selection)
         open_page(page, job_id, "?" + "&".join(f"{name}={value}" for name, value in question.items()))
         if not answer["data"]:
             expect(page.get_by_text("No matching group")).to_be_visible()
@@ -130,7 +132,7 @@ def test_filters_show_what_the_api_says_and_the_table_its_numbers(page: Page, de
             assert reward + signed(one["advantage"]) in row
 
 
-def test_the_form_asks_and_the_pager_goes_on(page: Page, deployment: Deployment) -> None:
+def test_the_form_and_the_pager_work(page: Page, deployment: Deployment) -> None:
     job_id = deployment.jobs["first"]
     open_page(page, job_id, "?step=3")
     page.get_by_role("slider").press("ArrowRight")
@@ -146,7 +148,7 @@ def test_the_form_asks_and_the_pager_goes_on(page: Page, deployment: Deployment)
     page.wait_for_url(re.compile(f"step=all.*{everywhere['id']}"))
 
 
-def test_the_whole_ledger_can_be_walked_past_a_page(page: Page, deployment: Deployment) -> None:
+def test_all_groups_can_be_visited_across_pages(page: Page, deployment: Deployment) -> None:
     job_id = deployment.jobs["first"]
     open_page(page, job_id, "?step=all")
     wanted = [group["id"] for group in groups_of(deployment, job_id, limit=22)]
@@ -159,7 +161,7 @@ def test_the_whole_ledger_can_be_walked_past_a_page(page: Page, deployment: Depl
 def test_hostile_text_is_text_and_negative_rewards_hang_below(page: Page, hostile: str, shots: Shots) -> None:
     open_page(page, hostile)
     page.locator(".column").first.click()
-    expect(page.locator(".said")).to_have_text(HOSTILE, use_inner_text=False)
+    expect(page.locator(".model-text")).to_have_text(HOSTILE, use_inner_text=False)
     expect(page.locator(".parts")).to_contain_text(HOSTILE)
     assert page.locator("#main img, #main script").count() == 0
     assert page.title().startswith("Rollouts")
@@ -174,7 +176,7 @@ def test_hostile_text_is_text_and_negative_rewards_hang_below(page: Page, hostil
 def test_the_split_is_chosen(page: Page, hostile: str) -> None:
     open_page(page, hostile)
     page.get_by_label("Split").select_option("validation")
-    expect(page.locator(".said")).to_have_text("held out")
+    expect(page.locator(".model-text")).to_have_text("held out")
     expect(page.get_by_text("so there is no comparison")).to_be_visible()
 
 
@@ -188,15 +190,13 @@ def test_a_running_job_offers_its_newest_step(page: Page, deployment: Deployment
     assert int(page.url.split("step=")[1].split("&")[0]) >= step
 
 
-def test_jobs_without_rollouts_say_so_and_are_linked_from_the_jobs_page(
-    page: Page, deployment: Deployment
-) -> None:
+def test_a_job_without_rollouts_shows_an_empty_page(page: Page, deployment: Deployment) -> None:
     page.goto(f"/#/jobs/{deployment.jobs['queued']}")
     page.get_by_role("link", name="Rollouts").click()
     expect(page.get_by_text("No rollouts yet")).to_be_visible()
 
 
-def test_a_failure_is_shown_and_tried_again(
+def test_a_failure_is_shown_and_can_be_retried(
     page: Page, deployment: Deployment, expected_errors: list[str]
 ) -> None:
     expected_errors.append("500")

@@ -1,4 +1,4 @@
-"""The stream reader of the pages: every event once, also over a lost connection, and an end."""
+"""The pages' stream reader: every event once, even after a lost connection, until the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLLOW = """async ([id, after]) => {
 
 
 def newest(deployment: Deployment, job_id: str) -> int:
-    """The number of a job's last event; the first is 1 and none is left out."""
+    """The number of a job's last event; numbers start at 1 without gaps."""
     return int(deployment.get(f"{JOBS}/{job_id}/events", limit=1)["first_id"].rsplit("-", 1)[-1])
 
 
@@ -31,7 +31,7 @@ def test_a_finished_jobs_stream_has_every_event_once_and_ends(page: Page, deploy
     assert rewards == [row["reward"] for row in rows]
 
 
-def test_a_lost_connection_is_made_again_after_the_last_event(
+def test_a_lost_connection_is_resumed_after_the_last_event(
     page: Page, deployment: Deployment, expected_errors: list[str]
 ) -> None:
     expected_errors.append("ERR_CONNECTION_RESET")

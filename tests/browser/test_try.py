@@ -1,4 +1,4 @@
-"""The try-it page: two models answer side by side, can be stopped, and say what went wrong."""
+"""The try-it page: two models respond side by side, can be stopped, and show errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_from_the_job_s_page_base_and_adapter_answer_side_by_side(
     expect(base).to_contain_text("Base: random <b>17 + 25</b>? (1)")
     expect(adapter).to_contain_text("Adapter: random <b>17 + 25</b>?! (1)")
     expect(base.locator("b")).to_have_count(0)
-    expect(base).to_contain_text("the model ended it")
+    expect(base).to_contain_text("stopped by the model")
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
     shots(page, "try")
 
@@ -44,10 +44,10 @@ def test_an_answer_can_be_stopped(page: Page) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
-def test_what_goes_wrong_in_the_midst_of_an_answer_stands_beside_it(
+def test_an_error_during_a_response_is_shown_next_to_it(
     page: Page, shots: Callable[[Page, str], None], expected_errors: list[str]
 ) -> None:
-    expected_errors.append("503")  # where it died before the answer had begun
+    expected_errors.append("503")  # it died before its first token
     page.goto("/#/try")
     page.get_by_label("Right").select_option("")
     page.get_by_label("Prompt", exact=True).fill("die now")
@@ -57,7 +57,7 @@ def test_what_goes_wrong_in_the_midst_of_an_answer_stands_beside_it(
     shots(page, "try-failed")
 
 
-def test_a_prompt_that_is_refused_says_why(page: Page, expected_errors: list[str]) -> None:
+def test_a_refused_prompt_shows_the_reason(page: Page, expected_errors: list[str]) -> None:
     expected_errors.append("400")
     page.goto("/#/try")
     page.get_by_label("Right").select_option("")

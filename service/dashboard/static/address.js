@@ -1,6 +1,6 @@
-// What pages do with the address and the style sheets.
+// The address's query and the pages' style sheets.
 
-// Changes the query of the page that is shown, without showing it again; null or "" leaves a name out.
+// Changes the query of the current page without rendering it again; null or "" removes a name.
 export function replaceQuery(changes) {
   const [path, query] = location.hash.split("?");
   const params = new URLSearchParams(query);
@@ -12,8 +12,8 @@ export function replaceQuery(changes) {
   history.replaceState(null, "", text ? `${path}?${text}` : path);
 }
 
-// A page's own style sheet, `pages/<name>.css`, loaded once, in the place of other pages'. → a promise, for who
-// must measure; a sheet that cannot be loaded leaves the page plain and not waiting.
+// Loads a page's own style sheet, `pages/<name>.css`, once, and disables the other pages'. → a promise, for code
+// that measures elements; if the sheet cannot be loaded, the page is shown without it.
 export function styled(name) {
   const id = `style-${name}`;
   for (const sheet of document.querySelectorAll("link[id^=style-]")) sheet.media = sheet.id === id ? "all" : "not all";

@@ -1,4 +1,4 @@
-// The public API as the pages use it: everything is imported from here.
+// The parts of the public API that the pages use; pages import everything from here.
 
 import { ApiError, get, pause, post, request } from "./http.js";
 import { jobPath } from "./paths.js";
@@ -24,7 +24,7 @@ export async function metricsOf(id, { names, points = 1000, afterStep, signal } 
   return (await get(jobPath(id, "/metrics"), { query, signal })).data;
 }
 
-// The merged model of a job's final weights: created, or found if it exists, and awaited. → path of its archive.
+// The merged model of a job's final weights: created unless it exists, and awaited. → path of its archive.
 export async function exported(path, { onPhase, signal } = {}) {
   let made = await post(path, { format: "merged" }, { signal });
   while (made.status === "queued" || made.status === "running") {

@@ -4,10 +4,10 @@ How a page is made
 ------------------
 1.  `pages/<name>.js` exports `async function show(root, params, signal)`.
     root    the empty <main>; everything the page shows goes into it.
-    params  what the address says: `#/jobs/<id>?step=3` → {id, query: URLSearchParams}.
+    params  the parts of the address: `#/jobs/<id>?step=3` → {id, query: URLSearchParams}.
     signal  fires when the page is left: hand it to every request, stream, pause and listener.
 2.  Its address is in `routes.js` already; give it `nav: "…"` there if the bar should lead to it.
-3.  First `root.append(heading("Title"))`, before any await where the title is known; the frame focuses that
+3.  First `root.append(heading("Title"))`, before any await if possible; the frame focuses that
     h1. Then a box per part, each with its state: `loading(box)`, then content, `empty(box, …)` or
     `failed(box, error, retry)`. What `show` throws is shown as a failure of the whole page, with a button
     that shows the page again; a part that may fail alone catches and calls `failed` itself.
@@ -21,15 +21,15 @@ How a page is made
     `--series-1…8`, `--space-1…6`) and the frame; `parts.css` what pages share (.panel, .grid, .facts, .badge,
     table.list, .bar, .field). A page that needs more has `pages/<name>.css` and calls `styled("<name>")`.
     Look at it light, dark and at 360 px.
-8.  Keyboard: real <button>, <a href="#/…">, <label>; `announce("…")` tells screen readers what changed.
-9.  Change the address with `location.hash = "#/…"`; `replaceQuery({step: 4})` keeps the page as it is.
+8.  Keyboard: real <button>, <a href="#/…">, <label>; `announce("…")` informs screen readers of changes.
+9.  Change the address with `location.hash = "#/…"`; `replaceQuery({step: 4})` keeps the page.
 10. Test in `tests/browser/`: the fixture `page` is logged in, `deployment` has finished and running jobs; a
     console error fails the test; `shots("name")` keeps light, dark and phone screenshots.
 */
 
 import { key } from "./api.js";
 import { el, failed, heading, loading } from "./dom.js";
-import { askForKey } from "./login.js";
+import { loginForm } from "./login.js";
 import { ROUTES, matched } from "./routes.js";
 import { installTheme } from "./theme_button.js";
 
@@ -45,7 +45,7 @@ async function show() {
   const found = matched(location.hash);
   mark(found);
   root.replaceChildren();
-  if (!key.get()) return ask();
+  if (!key.get()) return showLogin();
   forget.hidden = nav.hidden = false;
   try {
     const page = await moduleOf(found);
@@ -73,7 +73,7 @@ async function moduleOf(found) {
   return page;
 }
 
-// Focuses the title as soon as the page has one; not the first page's: there one begins at the top.
+// Focuses the title as soon as the page has one, except on the first page, where focus starts at the top.
 function whenTitled(signal) {
   const look = () => {
     const title = root.querySelector("h1");
@@ -88,11 +88,11 @@ function whenTitled(signal) {
   signal.addEventListener("abort", () => seen.disconnect());
 }
 
-function ask(error) {
+function showLogin(error) {
   current.abort(new DOMException("the key is gone", "AbortError"));
   key.forget();
   forget.hidden = nav.hidden = true;
-  askForKey(root, error, show);
+  loginForm(root, error, show);
 }
 
 function mark(found) {
@@ -110,11 +110,11 @@ function start() {
     Object.assign(document.createElement("a"), { href: `#${route.path}`, textContent: route.nav }));
   nav.append(...links);
   document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault(); // its address would be taken for a page's
+    event.preventDefault(); // its address would be read as a page's
     root.focus();
   });
-  forget.addEventListener("click", () => ask());
-  window.addEventListener("key-refused", (event) => ask(event.detail));
+  forget.addEventListener("click", () => showLogin());
+  window.addEventListener("key-refused", (event) => showLogin(event.detail));
   window.addEventListener("hashchange", show);
   installTheme(document.getElementById("theme"));
   show();

@@ -1,13 +1,13 @@
-// Charts: a thin wrapper around plotly.js, which is loaded with the first of them.
+// Charts: a thin wrapper around plotly.js, which is loaded with the first chart.
 // A chart is a <figure>: title and newest value, the drawing with a sentence for screen readers, and a table of
-// the same numbers. Boundary: series in, drawing out; which metrics are worth a chart is the page's.
+// the same numbers. Boundary: series in, drawing out; pages choose the metrics.
 // A series: {name, x: [], y: [], low: [], high: [], color: 1…8, dash: "dot", text: [], markers: true}.
 
 import { el, number, svg, table } from "./dom.js";
 
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 const coarse = window.matchMedia("(pointer: coarse)");
-const MARKED = 60; // more dots than that hide the line
+const MARKED = 60; // more dots than this hide the line
 let library = null;
 
 // The global Plotly, loaded once.
@@ -43,8 +43,8 @@ function figure(options, traces, layout) {
     el("figcaption", {}, el("span", {}, options.title), value), plot, details);
   if (options.height) plot.style.height = `${options.height}px`;
   let series = [];
-  const tell = () => details.open && numbers.replaceChildren(tableOf(series, options));
-  details.addEventListener("toggle", tell);
+  const fillTable = () => details.open && numbers.replaceChildren(tableOf(series, options));
+  details.addEventListener("toggle", fillTable);
   const draw = async () => {
     const library = await plotly();
     if (!root.isConnected || !series.length) return;
@@ -57,7 +57,7 @@ function figure(options, traces, layout) {
     const newest = series.length === 1 ? series[0].y.findLast((y) => y !== null && y !== undefined) : undefined;
     value.textContent = newest === undefined ? "" : formatOf(options)(newest);
     plot.setAttribute("aria-label", (options.describe ?? described)(series, options));
-    tell();
+    fillTable();
     return (chart.ready = draw());
   };
   return chart;
@@ -106,7 +106,7 @@ function layoutOf(options, series) {
   };
 }
 
-// There is no half of a step; plotly chooses by itself once there are enough.
+// Whole steps only while there are few; plotly chooses the ticks otherwise.
 function wholeSteps(series) {
   const steps = series.flatMap((one) => one.x);
   return Math.max(...steps) - Math.min(...steps) < 6 ? 1 : undefined;
@@ -141,13 +141,13 @@ function tableOf(series, options) {
     series.map((_, at) => el("td", {}, values[at] === undefined ? "–" : format(values[at]))))), "numbers");
 }
 
-// ---- colours, which are the style sheet's
+// ---- colours of the style sheet
 
 export const seriesColor = (at) => token(`--series-${((at - 1) % 8) + 1}`);
 
 const probe = el("span", { hidden: true });
 
-// A token as the theme has it now: `rgb(…)`, whatever the style sheet wrote.
+// A colour token of the current theme as `rgb(…)`.
 export function token(name) {
   if (!probe.isConnected) document.body.append(probe);
   probe.style.color = `var(${name})`;
@@ -169,15 +169,15 @@ function onTheme(root, draw) {
 
 // ---- a line without axes, for tables
 
-// Values (without those that are missing) → a small <svg>, said as `label`.
+// Values (missing ones are skipped) → a small <svg> with `label` for screen readers.
 export function sparkline(values, label, { width = 120, height = 28 } = {}) {
-  const known = values.filter((value) => value !== null && value !== undefined);
+  const present = values.filter((value) => value !== null && value !== undefined);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "sparkline", role: "img", "aria-label": label });
-  if (!known.length) return root;
-  const [low, high] = [Math.min(...known), Math.max(...known)];
-  const across = (at) => 2 + (at * (width - 6)) / Math.max(1, known.length - 1);
+  if (!present.length) return root;
+  const [low, high] = [Math.min(...present), Math.max(...present)];
+  const across = (at) => 2 + (at * (width - 6)) / Math.max(1, present.length - 1);
   const up = (value) => height - 3 - ((value - low) * (height - 6)) / (high - low || 1);
-  const points = known.map((value, at) => [across(at).toFixed(1), up(value).toFixed(1)]);
+  const points = present.map((value, at) => [across(at).toFixed(1), up(value).toFixed(1)]);
   const [cx, cy] = points.at(-1);
   root.append(svg("polyline", { points: points.join(" ") }), svg("circle", { cx, cy, r: 2 }));
   return root;

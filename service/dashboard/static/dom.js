@@ -1,5 +1,5 @@
-// Elements, the states every page has (loading, empty, failed), and how numbers and times are written.
-// Boundary: whatever is data becomes a text node or an attribute, never markup.
+// Elements, the states of every page (loading, empty, failed), and the format of numbers and times.
+// Boundary: data becomes a text node or an attribute, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -24,7 +24,7 @@ function fill(element, props, children) {
   return element;
 }
 
-// The top of a page: its h1 (which the frame focuses), what belongs to it, and its actions on the right.
+// The top of a page: its h1 (which the frame focuses), details, and its actions on the right.
 export function heading(title, { above, below, actions = [] } = {}) {
   document.title = `${title} · GRPO service`;
   return el("div", { class: "heading" },
@@ -41,7 +41,7 @@ export function button(text, onclick, { kind = "", ...props } = {}) {
   return el("button", { type: "button", class: kind, onclick, ...props }, text);
 }
 
-// A list as a table that scrolls sideways by itself; `rows` are <tr>.
+// A list as a horizontally scrolling table; `rows` are <tr>.
 export function table(caption, columns, rows, kind = "") {
   const head = columns.map((name) => el("th", { scope: "col" }, name));
   return el("div", { class: "panel flush scroll", role: "region", "aria-label": caption, tabindex: 0 },
@@ -59,7 +59,7 @@ export function empty(root, title, hint, ...actions) {
   root.replaceChildren(el("div", { class: "state" }, el("h3", {}, title), hint && el("p", {}, hint), actions));
 }
 
-// `retry`: what the button does; none for what would fail again.
+// `retry`: the button's action; none if it would fail again.
 export function failed(root, error, retry) {
   root.replaceChildren(el("div", { class: "state error", role: "alert" },
     el("h3", {}, titleOf(error)),
@@ -83,12 +83,12 @@ function titleOf(error) {
   return error.status >= 500 ? "Server error" : "Request failed";
 }
 
-// Said to screen readers; nothing is shown.
+// Announces the text to screen readers only.
 export function announce(text) {
   document.getElementById("announcer").textContent = text;
 }
 
-// A question with two answers, in a modal dialog. → whether the answer was yes.
+// A yes-or-no question in a modal dialog. → whether the answer was yes.
 export function confirmed(question, { detail, yes = "Yes", no = "No", kind = "danger" } = {}) {
   return new Promise((resolve) => {
     const dialog = el("dialog", { "aria-labelledby": "question", onclose: () => {
@@ -106,7 +106,7 @@ export function confirmed(question, { detail, yes = "Yes", no = "No", kind = "da
 
 // ---- numbers, sizes, times
 
-// Four significant digits at most; very small and very large ones with an exponent.
+// At most four significant digits; an exponent for very small and very large numbers.
 export function number(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
@@ -137,7 +137,7 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
 }
 
-// Unix seconds → a <time> that says how long ago, and the whole date when pointed at.
+// Unix seconds → a <time> with the relative time, and the full date as its title.
 export function ago(unix) {
   if (!unix) return "–";
   const past = Date.now() / 1000 - unix;
@@ -149,5 +149,5 @@ export function moment(unix) {
   return new Date(unix * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 }
 
-// An error's text; a traceback keeps its lines, whose carets stand under what they mean.
+// An error's text; a traceback keeps its lines, so that its carets stay aligned.
 export const quoted = (text) => (text.includes("\n") ? el("pre", { class: "code", tabindex: 0 }, text) : text);

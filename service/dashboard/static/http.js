@@ -1,5 +1,5 @@
 // Requests to the service: the key, errors as objects, JSON in and out, pages of a list, and pauses.
-// Boundary: HTTP only; what the paths mean is `api.js`'s.
+// Boundary: HTTP only; `api.js` has the paths.
 
 const KEY = "grpo.key";
 const BASE = new URL("./", document.baseURI);
@@ -12,8 +12,8 @@ export const key = {
   forget: () => localStorage.removeItem(KEY),
 };
 
-// Errors, in OpenAI's shape. `status` 0: the service did not answer at all.
-// `problems`: a list of {param, message} where an answer has several.
+// Errors in OpenAI's shape. `status` 0: the service did not respond.
+// `problems`: a list of {param, message} if a response has several.
 export class ApiError extends Error {
   constructor({ status, message, type, param, code, problems, requestId, retryAfter }) {
     super(message);
@@ -22,7 +22,7 @@ export class ApiError extends Error {
   }
 }
 
-// Tells the frame, which shows the key form; thrown too, so that the page stops where it is.
+// Notifies the frame, which shows the key form; also thrown, so that the page stops.
 export function refuseKey(error) {
   window.dispatchEvent(new CustomEvent("key-refused", { detail: error }));
   return error;
@@ -42,21 +42,21 @@ export function url(path, query = {}) {
 
 export async function errorOf(response) {
   const body = await response.json().catch(() => ({}));
-  const said = body.error ?? {};
+  const { message, type, param, code, problems } = body.error ?? {};
   return new ApiError({
     status: response.status,
-    message: said.message ?? `The service answered ${response.status} ${response.statusText}.`,
-    type: said.type,
-    param: said.param,
-    code: said.code,
-    problems: said.problems ?? body.problems,
+    message: message ?? `The service responded with ${response.status} ${response.statusText}.`,
+    type,
+    param,
+    code,
+    problems: problems ?? body.problems,
     requestId: response.headers.get("x-request-id"),
     retryAfter: Number(response.headers.get("retry-after")) || undefined,
   });
 }
 
-// The raw response, which is a good one. Throws ApiError, or AbortError when `signal` fires.
-// options: {method, query, headers, body, signal}; a body that is a plain value is sent as JSON.
+// The raw successful response. Throws ApiError, or AbortError when `signal` fires.
+// options: {method, query, headers, body, signal}; a plain object as body is sent as JSON.
 export async function request(path, options = {}) {
   const { method = "GET", query, headers = {}, body, signal } = options;
   const init = { method, signal, headers: { Authorization: `Bearer ${key.get() ?? ""}`, ...headers } };
@@ -76,7 +76,7 @@ export async function request(path, options = {}) {
   throw error.status === 401 ? refuseKey(error) : error;
 }
 
-// GET → JSON. A service that says "later" is asked again a few times, as it wishes.
+// GET → JSON. Retried a few times if the service is busy, after the delay that it requests.
 export async function get(path, { query, signal } = {}) {
   for (let attempt = 1; ; attempt += 1) {
     try {
@@ -96,8 +96,8 @@ export async function remove(path, { signal } = {}) {
   return (await request(path, { method: "DELETE", signal })).json();
 }
 
-// A list, page by page: `const pages = paged("/v1/…", {limit: 20})`, then `await pages.next()` gives the next
-// rows as long as `pages.hasMore`.
+// A list, page by page: `const pages = paged("/v1/…", {limit: 20})`, then `await pages.next()` returns the next
+// rows while `pages.hasMore`.
 export function paged(path, query = {}, { signal } = {}) {
   return {
     hasMore: true,
@@ -111,7 +111,7 @@ export function paged(path, query = {}, { signal } = {}) {
   };
 }
 
-// Waits, or ends with AbortError when the page is left.
+// Waits, or throws AbortError when the page is left.
 export function pause(seconds, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, seconds * 1000);

@@ -9,7 +9,7 @@ export const jobName = (job) => job.suffix ?? job.id;
 export const kindOf = (job) => KINDS[job.method.type] ?? job.method.type;
 const KINDS = { reinforcement: "GRPO", supervised: "Supervised", training_free: "Training-free" };
 
-// The pages of one job, in order; a page that is built has its line here.
+// The pages of one job, in order.
 const JOB_PAGES = [
   { page: "job", path: "", label: "Overview" },
   { page: "rollouts", path: "/rollouts", label: "Rollouts" },
@@ -21,14 +21,14 @@ export function jobPages(id, here) {
     el("a", { href: `#/jobs/${id}${one.path}`, "aria-current": one.page === here && "page" }, one.label)));
 }
 
-// `running` while it ends too: the phase tells it from one that trains.
+// Stopping jobs have the status `running` too; the phase distinguishes them.
 export function statusBadge(job) {
   const shown = job.phase === "cancelling" || job.phase === "pausing" ? "cancelling" : job.status;
   const words = shown === "cancelling" ? job.phase : job.status.replace("_", " ");
   return el("span", { class: `badge ${shown}` }, words);
 }
 
-// One line on what is happening now, "" where the status says it all.
+// One line on what is happening now; "" if the status is enough.
 export function doing(job) {
   if (job.status === "queued" && job.queue.reason) return job.queue.reason;
   if (job.status === "failed") return job.failure?.message ?? "";

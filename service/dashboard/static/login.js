@@ -1,11 +1,11 @@
-// The form that asks for the API key, and says why where one was refused.
+// The form for the API key, with the reason if a key was refused.
 
 import { get, JOBS, key } from "./api.js";
 import { announce, button, el, heading } from "./dom.js";
 
-// `error`: the refusal that led here, if any; `done`: what to do with a good key.
-export function askForKey(root, error, done) {
-  const said = el("p", { class: "problem", role: "alert", id: "key-problem" }, error && error.message);
+// `error`: the refusal that led here, if any; `done`: called with a valid key.
+export function loginForm(root, error, done) {
+  const refusal = el("p", { class: "problem", role: "alert", id: "key-problem" }, error && error.message);
   const input = el("input", {
     id: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true,
     "aria-describedby": "key-problem key-hint",
@@ -13,9 +13,9 @@ export function askForKey(root, error, done) {
   const submit = button("Continue", null, { kind: "primary", type: "submit" });
   const form = el("form", { class: "panel login", onsubmit: (event) => {
     event.preventDefault();
-    check(input, said, submit, done);
+    check(input, refusal, submit, done);
   } },
-  el("label", { for: "key" }, "API key"), input, said,
+  el("label", { for: "key" }, "API key"), input, refusal,
   el("p", { class: "hint", id: "key-hint" },
     "Stored in this browser until you sign out, and sent only to this service. ",
     el("code", {}, "grpo up"), " writes one to ", el("code", {}, "$GRPO_HOME/api_key"), " at its first start; ",
@@ -25,10 +25,10 @@ export function askForKey(root, error, done) {
   input.focus();
 }
 
-async function check(input, said, submit, done) {
+async function check(input, refusal, submit, done) {
   const given = input.value.trim();
   if (!/^[!-~]+$/.test(given)) {
-    said.textContent = "A key contains only letters, digits and punctuation, no spaces.";
+    refusal.textContent = "A key contains only letters, digits and punctuation, no spaces.";
     return;
   }
   key.set(given);
@@ -40,7 +40,7 @@ async function check(input, said, submit, done) {
   } catch (error) {
     if (error.status === 401) return; // the frame shows this form again, with the reason
     key.forget();
-    said.textContent = error.message;
+    refusal.textContent = error.message;
   }
   submit.disabled = false;
 }

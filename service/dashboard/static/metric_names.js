@@ -1,5 +1,5 @@
-// The engine's metrics: what they are called on the page, how their values are written, and which ones make a
-// chart together. A chart whose metrics a job does not have is not drawn.
+// The engine's metrics: their labels, the format of their values, and which ones share a
+// chart. A chart is left out if the job has none of its metrics.
 
 import { duration, number, percent } from "./dom.js";
 
@@ -35,8 +35,8 @@ export function formatOf(name) {
 
 // name → series; the same number of points for each, null where a row has none.
 export function seriesOf(rows, name, more = {}) {
-  const known = rows.filter((row) => row[name] !== undefined);
-  return { name: labelOf(name), x: known.map((row) => row.step), y: known.map((row) => row[name]), ...more };
+  const present = rows.filter((row) => row[name] !== undefined);
+  return { name: labelOf(name), x: present.map((row) => row.step), y: present.map((row) => row[name]), ...more };
 }
 
 const matching = (names, pattern) => [...names].filter((name) => pattern.test(name)).sort();
@@ -45,7 +45,7 @@ const lines = (pattern, label) => (rows, names) =>
 const one = (name, more) => (rows, names) => (names.has(name) ? [seriesOf(rows, name, more)] : []);
 const middle = (name) => name.split("/").slice(1, -1).join("/");
 
-// The held-out rows' values, and before them the evaluation before training, which belongs to no step.
+// The held-out rows' values, preceded by the evaluation before training, which belongs to no step.
 function heldOut(rows, names, name, baseline) {
   if (!names.has(`eval/${name}`)) return [];
   const line = seriesOf(rows, `eval/${name}`, { name: "Held-out", markers: true, color: 2 });
@@ -91,7 +91,7 @@ const speeds = lines(/^perf\/.+_tokens_per_second$/, (name) => name.slice(5).spl
 const tiny = { yaxis: { exponentformat: "e" } }; // a loss of 60n is no loss of 60
 const share = { format: percent, fromZero: true, yaxis: { tickformat: ".2~%" } };
 
-// In the order of the page. `series(rows, names, job.eval)`; `hint`: what to read in it.
+// In the order of the page. `series(rows, names, job.eval)`; `hint`: how to read it.
 export const CHARTS = [
   { title: "Reward", series: rewards, isWide: true, hint: "Mean per step. The band is one standard deviation of the rewards." },
   { title: "Reward by grader", series: lines(/^rewards\/.+\/mean$/, middle) },

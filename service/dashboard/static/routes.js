@@ -1,5 +1,5 @@
-// Which address is which page: `#/jobs/<id>/rollouts` is `pages/rollouts.js` with {id}. First match wins.
-// A page that is built has its name here, and `nav` where the bar at the top leads to it.
+// Addresses and their pages: `#/jobs/<id>/rollouts` is `pages/rollouts.js` with {id}. The first match wins.
+// `nav`: the page's label in the bar at the top.
 
 export const ROUTES = [
   { path: "/jobs", page: "jobs", nav: "Jobs" },
@@ -11,16 +11,16 @@ export const ROUTES = [
   { path: "/try", page: "try", nav: "Try" },
 ];
 
-// `#/jobs/ftjob-1?a=b` → {page, params: {id, query: URLSearchParams}}; null for an address of no page.
+// `#/jobs/ftjob-1?a=b` → {page, params: {id, query: URLSearchParams}}; null if no page matches.
 export function matched(hash) {
   const [path, query] = (hash.replace(/^#/, "") || "/jobs").split("?");
-  const asked = path.split("/");
+  const names = path.split("/");
   for (const route of ROUTES) {
     const parts = route.path.split("/");
-    const fits = (part, at) => (part.startsWith(":") ? asked[at] !== "" : part === asked[at]);
-    if (parts.length !== asked.length || !parts.every(fits)) continue;
+    const fits = (part, at) => (part.startsWith(":") ? names[at] !== "" : part === names[at]);
+    if (parts.length !== names.length || !parts.every(fits)) continue;
     const named = parts.flatMap((part, at) =>
-      part.startsWith(":") ? [[part.slice(1), decodeURIComponent(asked[at])]] : []);
+      part.startsWith(":") ? [[part.slice(1), decodeURIComponent(names[at])]] : []);
     return { ...route, params: { ...Object.fromEntries(named), query: new URLSearchParams(query) } };
   }
   return null;

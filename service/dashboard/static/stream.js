@@ -1,5 +1,5 @@
-// A job's live stream: fetch and its body instead of EventSource, which could not send the key in a header.
-// Boundary: server-sent events in, objects out; what they mean is the page's.
+// A job's live stream, read with fetch because EventSource cannot send the key in a header.
+// Boundary: server-sent events in, objects out; pages interpret them.
 
 import { errorOf, key, pause, refuseKey, unanswered, url } from "./http.js";
 import { jobPath } from "./paths.js";
@@ -7,9 +7,9 @@ import { jobPath } from "./paths.js";
 const LONGEST_WAIT = 15;
 const NEXT_LOOK = 0.5;
 
-// Calls `onEvent({type: "metrics"|"event"|"status", id, data})` for each event after number `after` (without:
-// from the first), until the job is over (then it returns) or `signal` fires (then it throws AbortError).
-// A lost connection is made again from the last number; `onConnection(isUp)` hears of both.
+// Calls `onEvent({type: "metrics"|"event"|"status", id, data})` for each event after number `after` (default:
+// all events) until the job has finished (then it returns) or `signal` fires (then it throws AbortError).
+// Reconnects after the last number; `onConnection(isUp)` is called for every loss and reconnection.
 export async function follow(jobId, { after, signal, onEvent, onConnection }) {
   let last = after;
   for (let failures = 0; ; failures += 1) {
@@ -31,17 +31,17 @@ export async function follow(jobId, { after, signal, onEvent, onConnection }) {
   }
 }
 
-// No answer, a full or a broken service may be another time; a refusal, leaving and a mistake of ours stay.
+// Retries help after no response, an overload or a server error, but not after a refusal, an abort or a bug.
 function isPassing(error) {
   return error.status === 0 || error.status === 408 || error.status === 429 || error.status >= 500;
 }
 
-// The response; null: all was told and the job is over.
+// The response; null: the job has finished and all events were received.
 async function open(jobId, last, signal) {
   const headers = { Authorization: `Bearer ${key.get() ?? ""}`, Accept: "text/event-stream" };
   if (Number.isInteger(last)) headers["Last-Event-ID"] = String(last);
-  const asked = fetch(url(jobPath(jobId, "/stream")), { headers, signal, cache: "no-store" });
-  const response = await asked.catch((error) => lost(error, signal));
+  const pending = fetch(url(jobPath(jobId, "/stream")), { headers, signal, cache: "no-store" });
+  const response = await pending.catch((error) => lost(error, signal));
   if (response.status === 204) return null;
   if (response.ok) return response;
   const error = await errorOf(response);
@@ -59,7 +59,7 @@ async function* eventsOf(body, signal) {
       yield* blocks.map(parse).filter(Boolean);
     }
   } finally {
-    reader.cancel().catch(() => {}); // it may have failed already, and that is what is being told
+    reader.cancel().catch(() => {}); // it may have failed already, and that error is being thrown
   }
 }
 

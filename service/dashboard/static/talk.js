@@ -1,22 +1,22 @@
-// Talking to a model: one request, its answer as it grows. Boundary: HTTP and server-sent events; no elements.
+// A chat request and its streamed response. Boundary: HTTP and server-sent events; no elements.
 
 import { ApiError, request } from "./api.js";
 
 const CHAT = "/v1/chat/completions";
 const TEXT = "/v1/completions";
 
-// Asks, and calls `onText(piece)` with each piece of the answer. → {reason: "stop"|"length", usage}
-// asked: {model, prompt, system, isPlain, temperature, maxTokens, seed}. Throws ApiError, in the midst of an
-// answer too, or AbortError when `signal` fires.
-export async function talk(asked, { signal, onText }) {
+// Sends the request and calls `onText(piece)` for each piece of the response. → {reason: "stop"|"length", usage}
+// wanted: {model, prompt, system, isPlain, temperature, maxTokens, seed}. Throws ApiError, possibly after some
+// pieces, or AbortError when `signal` fires.
+export async function talk(wanted, { signal, onText }) {
   const settings = {
-    model: asked.model, temperature: asked.temperature, max_tokens: asked.maxTokens, seed: asked.seed,
+    model: wanted.model, temperature: wanted.temperature, max_tokens: wanted.maxTokens, seed: wanted.seed,
     stream: true, stream_options: { include_usage: true },
   };
-  const body = asked.isPlain
-    ? { ...settings, prompt: asked.prompt }
-    : { ...settings, messages: messagesOf(asked) };
-  const response = await request(asked.isPlain ? TEXT : CHAT, { method: "POST", body, signal });
+  const body = wanted.isPlain
+    ? { ...settings, prompt: wanted.prompt }
+    : { ...settings, messages: messagesOf(wanted) };
+  const response = await request(wanted.isPlain ? TEXT : CHAT, { method: "POST", body, signal });
   const answer = { reason: null, usage: null };
   for await (const chunk of chunksOf(response.body)) {
     if (chunk.error) throw new ApiError({ status: 503, ...chunk.error });
@@ -34,7 +34,7 @@ function messagesOf({ system, prompt }) {
   return [...first, { role: "user", content: prompt }];
 }
 
-// The stream's documents up to its `[DONE]`. One that ends without it was cut off.
+// The stream's documents up to `[DONE]`; without it the stream was cut off.
 async function* chunksOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -53,7 +53,7 @@ async function* chunksOf(body) {
   } catch (error) {
     throw error instanceof TypeError ? cutOff() : error; // what fetch throws when the connection is lost
   } finally {
-    reader.cancel().catch(() => {}); // it may have failed already, and that is what is being told
+    reader.cancel().catch(() => {}); // it may have failed already, and that error is being thrown
   }
 }
 

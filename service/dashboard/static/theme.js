@@ -1,4 +1,4 @@
-// Light or dark, before the first paint: what was chosen here, else what the system says.
+// Light or dark, before the first paint: the user's choice, otherwise the system's setting.
 // A classic script in the head, because modules run too late and the page would flash.
 "use strict";
 {

@@ -1,4 +1,4 @@
-// Light or dark: follows the system until the button is pressed; charts hear of either by `theme-changed`.
+// Light or dark: follows the system until the button is pressed. Charts listen to `theme-changed`.
 
 const STORED = "grpo.theme";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -6,7 +6,7 @@ const system = window.matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
 
 export function installTheme(button) {
-  const say = () => {
+  const updateLabel = () => {
     button.textContent = isDark() ? "Light" : "Dark";
     button.setAttribute("aria-label", `Use the ${isDark() ? "light" : "dark"} theme`);
     window.dispatchEvent(new Event("theme-changed"));
@@ -15,8 +15,8 @@ export function installTheme(button) {
     const wanted = isDark() ? "light" : "dark";
     document.documentElement.dataset.theme = wanted;
     localStorage.setItem(STORED, wanted);
-    say();
+    updateLabel();
   });
-  system.addEventListener("change", say);
-  say();
+  system.addEventListener("change", updateLabel);
+  updateLabel();
 }

@@ -1,8 +1,8 @@
-// Large bodies, with progress: a dataset up, results down. Boundary: files and HTTP, and the link that saves one.
+// Uploads of datasets and downloads of results, with progress. Boundary: HTTP and the link that saves a file.
 
 import { errorOf, key, refuseKey, request, unanswered, url } from "./http.js";
 
-// A dataset → its file object. `onProgress(fraction)` hears how much has left (fetch could not tell).
+// A dataset → its file object. `onProgress(fraction)` reports the sent part, which fetch cannot.
 export function upload(file, { purpose = "fine-tune", onProgress, signal } = {}) {
   const form = new FormData();
   form.append("purpose", purpose);
@@ -24,8 +24,8 @@ export function upload(file, { purpose = "fine-tune", onProgress, signal } = {})
   });
 }
 
-// Saves what the path answers as a file; a link could not send the key. `onProgress(fraction, bytes)`; the
-// fraction is null where the service does not say how long it will be.
+// Saves a response as a file; a plain link cannot send the key. `onProgress(fraction, bytes)`: the fraction is
+// null if the response has no length.
 export async function download(path, { query, filename, onProgress, signal } = {}) {
   const response = await request(path, { query, signal });
   const total = Number(response.headers.get("content-length")) || null;

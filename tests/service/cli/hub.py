@@ -1,4 +1,4 @@
-"""A hub on a free port that speaks the endpoints an upload uses, and keeps what it is given."""
+"""A fake Hugging Face hub on a free port: the endpoints of an upload, which records what it receives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 
 @dataclass
 class Hub:
-    """What has arrived."""
+    """The received repositories, files and messages."""
 
     token: str
     url: str = ""
     repositories: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Name → what its creation asked for."""
+    """Name → the request that created it."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Of the last commit, by path."""
+    """Files of the last commit, by path."""
     messages: list[str] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
     """Large files by their sha256."""
@@ -43,7 +43,7 @@ class Hub:
                 self.files[value["path"]] = self.objects[value["oid"]]
         return {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/org/name/commit/{'0' * 40}"}
 
-    def answer(self, path: str, content: bytes) -> dict[str, Any]:
+    def respond(self, path: str, content: bytes) -> dict[str, Any]:
         if path == "/api/repos/create":
             return self.create(json.loads(content))
         if path == "/api/validate-yaml":
@@ -78,7 +78,7 @@ def hub(token: str) -> Iterator[Hub]:
             if self.headers["Authorization"] != f"Bearer {found.token}":
                 self._send(401, {"error": "Invalid username or password."})
             else:
-                self._send(200, found.answer(self.path, content))
+                self._send(200, found.respond(self.path, content))
 
         def do_PUT(self) -> None:
             found.objects[self.path.rpartition("/")[2]] = self.rfile.read(int(self.headers["Content-Length"]))
@@ -93,7 +93,7 @@ def hub(token: str) -> Iterator[Hub]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Says nothing."""
+            """Disables logging."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         found.url = f"http://127.0.0.1:{http.server_port}"

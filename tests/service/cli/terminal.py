@@ -1,4 +1,4 @@
-"""A command in a real terminal of its own: what it shows, and keys that are pressed."""
+"""A command in its own real terminal: reads the screen and presses keys."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ class Terminal:
         return _STYLES.sub("", self._shown.decode(errors="replace")).replace("\r", "\n")
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Until this is on the screen. Raises TimeoutError."""
+        """Waits until the text is on the screen. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while text not in self.text:
             if time.monotonic() > deadline or not self._read(1.0):
-                raise TimeoutError(f"{text!r} is not there: {self.text}")
+                raise TimeoutError(f"{text!r} did not appear: {self.text}")
 
     def press(self, keys: bytes) -> None:
         os.write(self._master, keys)
 
     def end(self) -> int:
-        """The exit code, once the command has ended and all it showed is read."""
+        """Reads the rest of the output and returns the exit code."""
         deadline = time.monotonic() + 60
         while self._read(5):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"it goes on: {self.text}")
+                raise TimeoutError(f"the command is still running: {self.text}")
         return self.process.wait(60)
 
     def _read(self, seconds: float) -> bool:
-        """False where the command has closed its terminal."""
+        """Returns False when the command has closed its terminal."""
         ready, _, _ = select.select([self._master], [], [], seconds)
         if not ready:
             return True
         try:
             piece = os.read(self._master, 65_536)
-        except OSError:  # Linux says so where nobody holds the other end any more
+        except OSError:  # Linux, when the other end is closed
             return False
         self._shown += piece
         return bool(piece)
@@ -65,7 +65,7 @@ class Terminal:
 
 @contextmanager
 def terminal(command: list[str], environment: dict[str, str]) -> Iterator[Terminal]:
-    """The command in a terminal that is its controlling one, so that Ctrl-C reaches it as from a keyboard."""
+    """Runs the command in its controlling terminal, so that Ctrl-C reaches it as from a keyboard."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     process = subprocess.Popen(
@@ -90,4 +90,4 @@ _IN_TERMINAL = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )
-"""A shell's background jobs, the tests among them, ignore SIGINT, and so would all that they start."""
+"""Background jobs of a shell, such as the tests, ignore SIGINT, and so do their children by default."""

@@ -1,4 +1,4 @@
-"""`grpo chat` as its user runs it."""
+"""`grpo chat` as a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 @pytest.fixture
 def given(settings: Settings, server_url: str, api_key: str) -> Iterator[dict[str, str]]:
-    """The command's environment, beside a service that answers."""
+    """The command's environment, with a running service and chat worker."""
     make_model(settings.home)
     with answering(settings):
         yield environment(settings.home, GRPO_URL=server_url, GRPO_API_KEY=api_key)
@@ -32,19 +32,19 @@ def chat(given: dict[str, str], *arguments: str, typed: str = "") -> subprocess.
     )
 
 
-def test_a_text_is_answered_and_what_controls_a_terminal_is_spelled_out(given: dict[str, str]) -> None:
+def test_the_response_is_printed_with_control_characters_escaped(given: dict[str, str]) -> None:
     done = chat(given, "tiny", "hello \x1b[31m there")
     assert (done.returncode, done.stdout) == (0, "Base: hello \\x1b[31m there\n")
     whole = json.loads(chat(given, "tiny", "hello there", "--max-tokens", "2", "--json").stdout)
     assert whole["choices"][0]["message"]["content"] == "Base: hello"
 
 
-def test_a_talk_goes_on_until_its_input_ends(given: dict[str, str]) -> None:
+def test_a_conversation_continues_until_the_input_ends(given: dict[str, str]) -> None:
     done = chat(given, "tiny", typed="one\ntwo\n")
     assert (done.returncode, done.stdout.count("Base: one"), done.stdout.count("Base: two")) == (0, 1, 1)
 
 
-def test_what_goes_wrong_is_one_line(given: dict[str, str]) -> None:
+def test_an_error_is_one_line(given: dict[str, str]) -> None:
     done = chat(given, "nothing", "hello")
     assert (done.returncode, done.stderr) == (
         1,

@@ -1,4 +1,4 @@
-"""The `grpo` command against a service of `grpo up`, as processes, with a fake engine; guides too."""
+"""The `grpo` command and the guides against a `grpo up` with a fake engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """A job of ten steps whose dataset lies beside it."""
+    """A job of ten steps with its dataset in the same folder."""
     write_rows(tmp_path / "rows.jsonl")
     path = tmp_path / "job.json"
     path.write_text(json.dumps(grpo_job("rows.jsonl")))
@@ -41,7 +41,7 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def slow_job_file(tmp_path: Path) -> Path:
-    """A job that nobody waits for."""
+    """A job that takes longer than any test."""
     write_rows(tmp_path / "slow.jsonl", faults={"step_seconds": 0.2})
     path = tmp_path / "slow.json"
     path.write_text(json.dumps(grpo_job("slow.jsonl", steps=1000)))
@@ -76,7 +76,7 @@ def test_a_dataset_that_cannot_be_converted_is_refused_before_the_upload(up: Up,
         assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
 
 
-def test_the_catalogue_lists_the_home_s_models(up: Up) -> None:
+def test_the_catalogue_lists_the_models_of_the_home(up: Up) -> None:
     assert "tiny" in [model["id"] for model in up.json("models", "list")]
 
 
@@ -103,7 +103,7 @@ def test_a_submitted_job_is_watched_to_its_end_and_downloaded(up: Up, job_file: 
     assert sorted(path.name for path in folder.parent.iterdir()) == [job["id"], f"{job['id']}.tar.gz"]
 
 
-def test_watching_in_words_shows_status_evaluation_and_the_trained_model(up: Up, job_file: Path) -> None:
+def test_watching_as_text_shows_status_evaluation_and_the_trained_model(up: Up, job_file: Path) -> None:
     done = up.grpo("submit", job_file, "--watch")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -127,7 +127,7 @@ def test_a_job_is_paused_resumed_and_cancelled(up: Up, slow_job_file: Path) -> N
     assert up.grpo("watch", job_id).returncode == 1
 
 
-def test_a_refused_job_is_one_line_that_names_code_and_field(up: Up, tmp_path: Path) -> None:
+def test_a_refused_job_prints_one_line_with_code_and_field(up: Up, tmp_path: Path) -> None:
     body = grpo_job(str(write_rows(tmp_path / "rows.jsonl")))
     body["method"]["reinforcement"]["hyperparameters"]["group_size"] = 1
     (tmp_path / "bad.json").write_text(json.dumps(body))
@@ -140,16 +140,16 @@ def test_a_refused_job_is_one_line_that_names_code_and_field(up: Up, tmp_path: P
     assert "code=invalid_value" in line
 
 
-def test_a_dataset_that_is_not_there_is_named(up: Up, tmp_path: Path) -> None:
+def test_a_missing_dataset_is_an_error_with_its_path(up: Up, tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps(grpo_job("missing.jsonl")))
     done = up.grpo("submit", tmp_path / "job.json")
     assert done.returncode == 1
     assert f"{tmp_path / 'missing.jsonl'} does not exist [param=training_file]" in done.stderr
 
 
-def test_options_take_the_place_of_what_the_job_file_says(up: Up, job_file: Path, tmp_path: Path) -> None:
+def test_options_override_the_job_file(up: Up, job_file: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "other.jsonl", num_rows=4)
-    done = up.grpo("submit", job_file, "--training-file", rows, "--model", "nobody")
+    done = up.grpo("submit", job_file, "--training-file", rows, "--model", "missing")
     assert done.returncode == 1
     assert "param=model" in done.stderr
     job = up.json("submit", job_file, "--training-file", rows)
@@ -157,9 +157,7 @@ def test_options_take_the_place_of_what_the_job_file_says(up: Up, job_file: Path
     assert files[job["training_file"]] == "other.jsonl"
 
 
-def test_a_read_only_key_may_look_and_not_submit_and_a_revoked_one_opens_nothing(
-    up: Up, job_file: Path
-) -> None:
+def test_a_read_only_key_cannot_submit_and_a_revoked_key_cannot_read(up: Up, job_file: Path) -> None:
     key = up.json("keys", "create", "--tenant", "acme", "--read-only")["key"]
     assert up.json("--api-key", key, "list") == []
     refused = up.grpo("--api-key", key, "submit", job_file)
@@ -173,11 +171,11 @@ def test_a_read_only_key_may_look_and_not_submit_and_a_revoked_one_opens_nothing
     assert revoked[key.split("_")[1]] is not None
 
 
-def test_the_operator_reads_who_changed_what(up: Up) -> None:
+def test_the_key_log_shows_who_changed_what(up: Up) -> None:
     made = up.json("keys", "create", "--tenant", "logged")
     up.json("keys", "revoke", made["id"])
-    told = up.json("keys", "log", "--tenant", "logged", "--limit", "5")
-    assert [(row["key_id"], row["action"], row["object_id"]) for row in told] == [
+    logged = up.json("keys", "log", "--tenant", "logged", "--limit", "5")
+    assert [(row["key_id"], row["action"], row["object_id"]) for row in logged] == [
         ("cli", "key.revoke", made["id"]),
         ("cli", "key.create", made["id"]),
     ]
@@ -186,13 +184,13 @@ def test_the_operator_reads_who_changed_what(up: Up) -> None:
     assert "key.revoke" in table[1]
 
 
-def test_a_model_that_was_added_is_in_the_catalogue_at_once(up: Up, tmp_path: Path) -> None:
+def test_an_added_model_is_in_the_catalogue_immediately(up: Up, tmp_path: Path) -> None:
     folder = make_model(tmp_path / "another", hidden=32, layers=1)
     assert up.json("models", "add", "Mine/another", folder)["path"] == str(folder)
     assert "Mine/another" in [model["id"] for model in up.json("models", "list")]
 
 
-def test_without_a_service_a_command_says_how_to_start_one(up: Up) -> None:
+def test_without_a_service_the_error_explains_how_to_start_one(up: Up) -> None:
     env = {**up.environment, "GRPO_URL": "http://127.0.0.1:9"}
     done = call_grpo("list", environment=env)
     assert done.returncode == 1
@@ -200,7 +198,7 @@ def test_without_a_service_a_command_says_how_to_start_one(up: Up) -> None:
     assert "`grpo up` starts the service here" in done.stderr
 
 
-def test_help_names_every_command(up: Up) -> None:
+def test_help_lists_the_commands(up: Up) -> None:
     done = up.grpo("--help")
     for name in (
         "up",
@@ -217,9 +215,7 @@ def test_help_names_every_command(up: Up) -> None:
         assert name in done.stdout
 
 
-def test_an_audit_finds_nothing_until_something_stored_is_damaged(
-    up: Up, job_file: Path, tmp_path: Path
-) -> None:
+def test_an_audit_reports_only_a_damaged_object(up: Up, job_file: Path, tmp_path: Path) -> None:
     job = json.loads(up.grpo("submit", job_file, "--watch", "--json").stdout.splitlines()[0])
     assert up.json("audit", job["id"]) == {"num_jobs": 1, "violations": {job["id"]: []}}
     assert up.json("audit")["num_jobs"] >= 1
@@ -253,30 +249,30 @@ def guided_job(up: Up, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def shell(up: Up, script: str, folder: Path, **variables: str) -> str:
-    """What a guide's commands print, run in `folder`."""
+    """Output of a guide's commands, run in `folder`."""
     key = Path(up.ready["key_file"]).read_text().strip()
     path = f"{Path(sys.executable).parent}:{up.environment['PATH']}"
     env = {**up.environment, "PATH": path, "GRPO_URL": up.url, "GRPO_API_KEY": key, **variables}
     return run_shell(script, folder, env)
 
 
-def test_the_integrations_of_the_guide_are_what_a_job_may_say() -> None:
+def test_the_guide_s_integrations_are_valid() -> None:
     (example,) = blocks("operate/sinks.md", "json")
     body = JobCreate.model_validate({**grpo_job("file-1"), **json.loads(example)})
     assert [one.type for one in body.integrations or ()] == ["wandb", "mlflow", "tensorboard"]
 
 
-def test_a_submitted_job_s_steps_are_in_tensorboard_s_folder(up: Up, guided_job: str) -> None:
+def test_the_steps_of_a_job_are_in_the_tensorboard_folder(up: Up, guided_job: str) -> None:
     folder = up.home / "tensorboard" / "default" / guided_job
     wait_until(lambda: folder.is_dir() and newest_step(folder) == 10, 60, "ten steps are written")
     assert up.job(guided_job)["warnings"] == []
 
 
-def test_the_guide_diagnoses_a_job_and_makes_it_again_with_a_change(
+def test_the_guide_diagnoses_a_job_and_retries_it_with_a_change(
     up: Up, guided_job: str, tmp_path: Path
 ) -> None:
-    ask, _ = blocks("read-a-run/diagnosis.md", "sh")
-    shown = shell(up, ask, tmp_path, JOB=guided_job)
+    commands, _ = blocks("read-a-run/diagnosis.md", "sh")
+    shown = shell(up, commands, tmp_path, JOB=guided_job)
     assert "[too_few_steps]" in shown
     again = re.findall(r"^ftjob-\w+", shown, re.MULTILINE)[-1]
     job = up.job(again)
@@ -284,7 +280,7 @@ def test_the_guide_diagnoses_a_job_and_makes_it_again_with_a_change(
     assert job["method"]["reinforcement"]["hyperparameters"]["beta"] == 0.1
 
 
-def test_the_guide_does_the_same_over_http(up: Up, guided_job: str, tmp_path: Path) -> None:
+def test_the_guide_diagnoses_and_retries_over_http(up: Up, guided_job: str, tmp_path: Path) -> None:
     _, over_http = blocks("read-a-run/diagnosis.md", "sh")
     diagnosis, end = json.JSONDecoder().raw_decode(shown := shell(up, over_http, tmp_path, JOB=guided_job))
     assert (diagnosis["object"], diagnosis["job_id"]) == ("fine_tuning.job.diagnosis", guided_job)

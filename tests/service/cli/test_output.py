@@ -1,4 +1,4 @@
-"""What the command shows of its users' data: the data, never its effect on the terminal."""
+"""The command prints users' data verbatim, and the data cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SHOWN = "[/b] [red]x[/] :abc: \\x1b[31mred"
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """What is printed does not depend on the database."""
+    """The output does not depend on the database."""
     return sqlite_url
 
 
 class Grpo:
-    """The command, on the service under test."""
+    """The command, against the service under test."""
 
     def __init__(self, settings: Settings, url: str, key: str) -> None:
         self._environment = environment(settings.home, GRPO_URL=url, GRPO_API_KEY=key)
@@ -66,11 +66,11 @@ def grpo(settings: Settings, server_url: str, api_key: str) -> Grpo:
 
 @pytest.fixture
 def offline(settings: Settings, api_key: str) -> Grpo:
-    """For commands that ask the database itself, and for errors."""
+    """Without a service: for commands that use the database directly, and for errors."""
     return Grpo(settings, "http://127.0.0.1:9", api_key)
 
 
-def test_a_file_s_name_is_shown_as_it_is(grpo: Grpo, client: TestClient, database: Database) -> None:
+def test_a_file_name_is_printed_verbatim(grpo: Grpo, client: TestClient, database: Database) -> None:
     file_id = uploaded(client)
     with database.transaction() as session:
         session.execute(update(File).where(File.id == file_id).values(filename=NASTY))
@@ -78,7 +78,7 @@ def test_a_file_s_name_is_shown_as_it_is(grpo: Grpo, client: TestClient, databas
     assert SHOWN in row
 
 
-def test_a_job_s_suffix_and_failure_are_shown_as_they_are(grpo: Grpo, database: Database) -> None:
+def test_a_job_s_model_name_and_failure_are_printed_verbatim(grpo: Grpo, database: Database) -> None:
     failure = {"code": "stalled", "message": NASTY, "hint": NASTY, "evidence": []}
     name = "ft:tiny:default:abc:m0TCL"
     job_id = add_job(database, JobState.FAILED, failure=failure, fine_tuned_model=name)
@@ -88,7 +88,7 @@ def test_a_job_s_suffix_and_failure_are_shown_as_they_are(grpo: Grpo, database: 
     assert f"hint {SHOWN}" in lines
 
 
-def test_a_job_s_model_and_events_are_shown_as_they_are(grpo: Grpo, database: Database) -> None:
+def test_a_job_s_model_and_events_are_printed_verbatim(grpo: Grpo, database: Database) -> None:
     job_id = add_job(database, JobState.RUNNING, model="ft:tiny:default:abc:m0TCL")
     with database.transaction() as session:
         append(session, job_id, HistoryEntry("message", NASTY))
@@ -96,7 +96,7 @@ def test_a_job_s_model_and_events_are_shown_as_they_are(grpo: Grpo, database: Da
     assert grpo("events", job_id).splitlines()[-1].endswith(SHOWN)
 
 
-def test_a_watched_job_s_messages_are_shown_as_they_are(grpo: Grpo, database: Database) -> None:
+def test_a_watched_job_s_messages_are_printed_verbatim(grpo: Grpo, database: Database) -> None:
     failure = {"code": "stalled", "message": NASTY, "hint": NASTY, "evidence": []}
     job_id = add_job(database, JobState.FAILED, failure=failure)
     with database.transaction() as session:
@@ -117,7 +117,7 @@ def test_a_watched_job_s_messages_are_shown_as_they_are(grpo: Grpo, database: Da
 
 @pytest.fixture
 def screen() -> Console:
-    """A terminal whose content can be read."""
+    """A terminal with readable content."""
     return Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
 
 
@@ -126,7 +126,7 @@ def shown_on(screen: Console) -> str:
     return screen.file.getvalue()
 
 
-def test_a_live_bar_shows_data_as_it_is(screen: Console) -> None:
+def test_a_live_bar_shows_data_verbatim(screen: Console) -> None:
     job = {"phase": NASTY, "status": "running", "progress": {"step": 0, "total_steps": 4}}
     bar = watch.Bar(job, screen)
     bar.message(f"message {NASTY}", "info")
@@ -156,14 +156,14 @@ def test_a_terminal_of_80_columns_shows_step_and_values() -> None:
         ({"status": "running", "state": "running", "phase": None}, "running"),
     ],
 )
-def test_watching_names_the_phase_beside_the_status(screen: Console, data: dict[str, Any], line: str) -> None:
+def test_watching_prints_the_phase_after_the_status(screen: Console, data: dict[str, Any], line: str) -> None:
     lines = watch.Lines(screen)
     watch.show(StreamEvent("3", "status", data), lines)
     lines.close()
     assert shown_on(screen).splitlines() == [line]
 
 
-def test_a_live_bar_names_the_phase(screen: Console) -> None:
+def test_a_live_bar_shows_the_phase(screen: Console) -> None:
     bar = watch.Bar(
         {"phase": "queued", "status": "queued", "progress": {"step": 0, "total_steps": 4}}, screen
     )
@@ -172,7 +172,7 @@ def test_a_live_bar_names_the_phase(screen: Console) -> None:
     assert "evaluating" in shown_on(screen)
 
 
-def test_json_stays_json_and_controls_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_contains_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     data = {"name": "é \x1b[31m \x7f \x9b31m \u202e \ud800"}
     output.print_json(data)
     printed = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_json_stays_json_and_controls_no_terminal(capsys: pytest.CaptureFixture[
     assert "é" in printed
 
 
-def test_text_keeps_its_lines_and_loses_its_control_characters() -> None:
+def test_text_keeps_its_lines_and_has_control_characters_escaped() -> None:
     assert output.plain("a\tb\nc\r\x00\x9b\u202e") == "a\tb\nc\\r\\x00\\x9b\\u202e"
 
 
@@ -204,18 +204,18 @@ def test_a_key_expires_in_days(offline: Grpo, database: Database) -> None:
     assert row.expires_at - row.created_at == pytest.approx(30 * 24 * 3600, abs=1)
 
 
-def test_a_key_without_expiry_says_so(offline: Grpo) -> None:
+def test_a_key_has_no_expiry_by_default(offline: Grpo) -> None:
     made = json.loads(offline("keys", "create", "--tenant", "acme", "--json"))
     assert made["expires_at"] is None
 
 
-def test_a_tenant_that_no_key_may_have_is_one_clear_error(offline: Grpo) -> None:
+def test_an_invalid_tenant_is_one_clear_error(offline: Grpo) -> None:
     done = offline.run("keys", "create", "--tenant", "[/b]")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: a tenant has 1 to 64 letters, digits")
 
 
-def test_making_and_revoking_a_key_is_audited(offline: Grpo, database: Database) -> None:
+def test_creating_and_revoking_a_key_is_audited(offline: Grpo, database: Database) -> None:
     made = json.loads(offline("keys", "create", "--tenant", "acme", "--json"))
     offline("keys", "revoke", made["id"])
     with database.reading() as session:
@@ -225,17 +225,17 @@ def test_making_and_revoking_a_key_is_audited(offline: Grpo, database: Database)
 
 
 def test_with_json_an_error_is_one_json_document(offline: Grpo) -> None:
-    code, error = offline.error("keys", "revoke", "nobody", "--json")
+    code, error = offline.error("keys", "revoke", "missing", "--json")
     assert code == 1
     assert error == {
-        "message": "there is no unrevoked key nobody",
+        "message": "there is no unrevoked key missing",
         "code": None,
         "param": None,
         "hint": "`grpo keys list` shows all",
     }
 
 
-def test_a_database_without_tables_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_a_database_without_tables_is_an_error_with_a_hint(tmp_path: Path) -> None:
     done = call_grpo("keys", "list", environment=environment(tmp_path / "empty"))
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
@@ -251,17 +251,17 @@ def test_with_json_the_service_s_error_keeps_code_and_param(grpo: Grpo) -> None:
     )
 
 
-def test_with_json_a_wrong_option_is_one_json_document(offline: Grpo) -> None:
+def test_with_json_an_invalid_option_is_one_json_document(offline: Grpo) -> None:
     code, error = offline.error("files", "list", "--nothing", "--json")
     assert (code, error["code"]) == (2, "usage")
     assert "--nothing" in error["message"]
 
 
-def test_help_ends_well_with_json_too(offline: Grpo) -> None:
+def test_help_works_with_json(offline: Grpo) -> None:
     assert "--expires-in" in offline("keys", "create", "--json", "--help")
 
 
-def test_a_diagnosis_ends_with_the_command_that_makes_the_job_again(grpo: Grpo, database: Database) -> None:
+def test_a_diagnosis_ends_with_the_command_that_retries_the_job(grpo: Grpo, database: Database) -> None:
     failure = {"code": "non_finite", "message": NASTY, "hint": "the hint", "evidence": []}
     job_id = add_job(database, JobState.FAILED, failure=failure, step=4)
     assert grpo("diagnose", job_id).splitlines() == [
@@ -275,7 +275,7 @@ def test_a_diagnosis_ends_with_the_command_that_makes_the_job_again(grpo: Grpo, 
     ]
 
 
-def test_a_retried_job_has_what_was_set_and_else_the_same(
+def test_a_retried_job_differs_only_in_what_was_set(
     grpo: Grpo, client: TestClient, settings: Settings
 ) -> None:
     make_model(settings.home)
@@ -287,7 +287,7 @@ def test_a_retried_job_has_what_was_set_and_else_the_same(
 
 
 @pytest.mark.parametrize("change", ["beta", "=1", "a..b=1", "a=1,a.b=2"])
-def test_a_change_that_names_no_field_is_one_clear_error(change: str) -> None:
+def test_a_change_without_a_field_is_one_clear_error(change: str) -> None:
     with pytest.raises(CommandError, match="--set "):
         patch_of(change.split(","))
 

@@ -1,4 +1,4 @@
-"""`grpo push` against a hub on this machine, through the hub's own library."""
+"""`grpo push` against a local hub, with the hub's own library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.service.cli.hub import Hub, hub
 from tests.service.embedded import run_grpo
 from tests.service.job_samples import add_artifact, add_job
 
-TOKEN = "hf_a_token_that_nobody_may_see"
+TOKEN = "hf_a_secret_token"
 Push = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -49,7 +49,7 @@ def push(here: Hub, server_url: str, api_key: str, tmp_path: Path) -> Push:
             "GRPO_API_KEY": api_key,
             "HF_ENDPOINT": here.url,
             "HF_HOME": str(tmp_path / "hf"),
-            "HF_HUB_DISABLE_XET": "1",  # this hub stores large files by LFS
+            "HF_HUB_DISABLE_XET": "1",  # this hub stores large files with LFS
             **more,
         }
         return run_grpo("push", *arguments, environment=environment)
@@ -57,7 +57,9 @@ def push(here: Hub, server_url: str, api_key: str, tmp_path: Path) -> Push:
     return run
 
 
-def test_weights_card_and_configuration_arrive_in_one_commit(push: Push, here: Hub, job_id: str) -> None:
+def test_weights_card_and_configuration_are_uploaded_in_one_commit(
+    push: Push, here: Hub, job_id: str
+) -> None:
     done = push(job_id, "--repo", "org/name", "--private", HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{here.url}/org/name"
@@ -72,13 +74,15 @@ def test_weights_card_and_configuration_arrive_in_one_commit(push: Push, here: H
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_without_a_token_nothing_is_asked(push: Push, here: Hub, job_id: str) -> None:
+def test_without_a_token_no_request_is_sent(push: Push, here: Hub, job_id: str) -> None:
     done = push(job_id, "--repo", "org/name", HF_TOKEN="")
     assert (done.returncode, here.repositories) == (1, {})
     assert "HF_TOKEN is not set" in done.stderr
 
 
-def test_a_token_that_may_not_write_is_told_and_not_shown(push: Push, here: Hub, job_id: str) -> None:
+def test_a_token_without_write_permission_is_an_error_that_does_not_show_it(
+    push: Push, here: Hub, job_id: str
+) -> None:
     done = push(job_id, "--repo", "org/name", HF_TOKEN="hf_another_secret")
     assert (done.returncode, here.files) == (1, {})
     assert "the hub refused" in done.stderr

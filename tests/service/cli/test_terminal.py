@@ -1,4 +1,4 @@
-"""The command as somebody at a terminal sees it: progress, Ctrl-C and Tab, with the real service."""
+"""The command in a terminal with the real service: progress, Ctrl-C and Tab."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.service.embedded import GRPO, environment
 from tests.service.job_samples import add_job, make_model, num_jobs, request, upload
 
 BIG_BYTES = 16 * 2**20
-"""More than sockets and proxies hold on the way."""
+"""More than sockets and proxies buffer."""
 
 
 @pytest.fixture
@@ -52,11 +52,15 @@ class Shell:
         return terminal([*GRPO, *(str(argument) for argument in arguments)], self.environment)
 
     def words(self, line: str) -> tuple[list[str], str]:
-        """What bash is offered for this line's last word, and what is written on standard error."""
+        """Bash's completions of this line's last word, and standard error."""
         grpo = Path(sys.executable).parent / "grpo"
-        asked = {"_GRPO_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        completing = {
+            "_GRPO_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(line.count(" ")),
+        }
         done = subprocess.run(
-            [grpo], env={**self.environment, **asked}, capture_output=True, text=True, check=True
+            [grpo], env={**self.environment, **completing}, capture_output=True, text=True, check=True
         )
         return done.stdout.split(), done.stderr
 
@@ -66,7 +70,7 @@ def shell(settings: Settings, proxy: Proxy, api_key: str) -> Shell:
     return Shell(settings.home, f"http://127.0.0.1:{proxy.port}", api_key)
 
 
-def test_an_upload_shows_its_bytes_and_ctrl_c_says_that_nothing_was_created(
+def test_an_upload_shows_its_bytes_and_ctrl_c_reports_that_nothing_was_created(
     shell: Shell, proxy: Proxy, client: TestClient, tmp_path: Path
 ) -> None:
     big = tmp_path / "big.jsonl"
@@ -82,7 +86,7 @@ def test_an_upload_shows_its_bytes_and_ctrl_c_says_that_nothing_was_created(
     assert client.get("/v1/files").json()["data"] == []
 
 
-def test_ctrl_c_while_a_job_is_checked_says_how_to_find_out(
+def test_ctrl_c_while_a_job_is_checked_explains_how_to_find_it(
     shell: Shell, proxy: Proxy, client: TestClient, settings: Settings, tmp_path: Path, database: Database
 ) -> None:
     make_model(settings.home)
@@ -98,7 +102,7 @@ def test_ctrl_c_while_a_job_is_checked_says_how_to_find_out(
     assert num_jobs(database) == 0
 
 
-def test_ctrl_c_while_watching_says_that_the_job_goes_on(shell: Shell, database: Database) -> None:
+def test_ctrl_c_while_watching_reports_that_the_job_continues(shell: Shell, database: Database) -> None:
     job_id = add_job(database, JobState.RUNNING, phase="loading")
     with shell.grpo("watch", job_id) as running:
         running.wait_for("loading")
@@ -107,9 +111,7 @@ def test_ctrl_c_while_watching_says_that_the_job_goes_on(shell: Shell, database:
         assert f"the job continues. `grpo cancel {job_id}` ends it." in running.text
 
 
-def test_a_download_that_ctrl_c_broke_off_goes_on_with_the_next_command(
-    tmp_path: Path, settings: Settings
-) -> None:
+def test_a_download_after_ctrl_c_is_resumed_by_the_next_command(tmp_path: Path, settings: Settings) -> None:
     body = bytes(range(256)) * 4096
     sha256 = hashlib.sha256(body).hexdigest()
     ranges: list[str | None] = []
@@ -140,36 +142,36 @@ def test_a_download_that_ctrl_c_broke_off_goes_on_with_the_next_command(
     assert (tmp_path / "out" / "ftjob-1.tar.gz").read_bytes() == body
 
 
-def test_tab_completes_the_id_of_a_job(shell: Shell, database: Database) -> None:
+def test_tab_completes_a_job_id(shell: Shell, database: Database) -> None:
     job_id = add_job(database, JobState.RUNNING)
     assert shell.words("grpo diagnose ftjob-") == ([job_id], "")
 
 
-def asked(url: str, key: str | None) -> SimpleNamespace:
-    """What a completion is given: the options before the command."""
+def completion_context(url: str, key: str | None) -> SimpleNamespace:
+    """The context of a completion: the options before the command."""
     root = SimpleNamespace(params={"url": url, "api_key": key})
     return SimpleNamespace(find_root=lambda: root)
 
 
-def test_files_and_models_are_completed_with_a_word_on_each(
+def test_files_and_models_are_completed_with_a_description(
     server_url: str, api_key: str, client: TestClient, settings: Settings
 ) -> None:
     make_model(settings.home)
-    file_id, context = upload(client), asked(server_url, api_key)
+    file_id, context = upload(client), completion_context(server_url, api_key)
     assert options.complete_files(context, file_id[:8]) == [(file_id, "train.jsonl")]  # type: ignore[arg-type]
     assert [name for name, _ in options.complete_models(context, "ti")] == ["tiny"]  # type: ignore[arg-type]
     assert options.complete_models(context, "x") == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:9", "nonsense", "http://["])
-def test_tab_is_silent_where_there_is_no_service_or_no_key(
+def test_tab_is_silent_without_a_service_or_a_valid_key(
     server_url: str, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert options.complete_jobs(asked(url or server_url, "wrong"), "") == []  # type: ignore[arg-type]
+    assert options.complete_jobs(completion_context(url or server_url, "wrong"), "") == []  # type: ignore[arg-type]
     assert "Error" not in capfd.readouterr().err
 
 
-def test_without_a_terminal_progress_is_a_plain_line_now_and_then(
+def test_without_a_terminal_progress_is_an_occasional_plain_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with progress.transfer("upload a.jsonl") as advance:

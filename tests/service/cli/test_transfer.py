@@ -1,6 +1,6 @@
-"""What the command does on a bad line: streams that break, downloads that are cut, damaged or hostile.
+"""The command on a bad connection: broken streams; interrupted, damaged and hostile downloads.
 
-The other side is a small real HTTP server that misbehaves on purpose.
+The other side is a small HTTP server that misbehaves on purpose.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def server(answer: Answer) -> Iterator[str]:
-    """An HTTP server on a free port whose every GET is `answer`; its URL."""
+    """URL of an HTTP server on a free port that handles every GET with `answer`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer(self)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Says nothing."""
+            """Disables logging."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
@@ -58,7 +58,7 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, *, length: i
     handler.wfile.write(body)
 
 
-def test_a_cut_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_download_is_resumed(tmp_path: Path) -> None:
     ranges: list[str | None] = []
 
     def cut_twice(handler: BaseHTTPRequestHandler) -> None:
@@ -77,7 +77,7 @@ def test_a_cut_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (path.read_bytes(), sha256) == (BODY, SHA256)
 
 
-def test_a_download_that_was_whole_already_is_seen_again_from_its_beginning(tmp_path: Path) -> None:
+def test_a_complete_partial_download_is_downloaded_again_for_its_digest(tmp_path: Path) -> None:
     ranges: list[str | None] = []
 
     def all_there(handler: BaseHTTPRequestHandler) -> None:
@@ -97,7 +97,7 @@ def test_a_download_that_was_whole_already_is_seen_again_from_its_beginning(tmp_
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_two_commands_do_not_write_into_the_same_download(tmp_path: Path) -> None:
+def test_two_commands_cannot_write_to_the_same_download(tmp_path: Path) -> None:
     target = tmp_path / "ftjob-1.tar.gz"
     with Partial.of(target), pytest.raises(CommandError, match="by another command"), Partial.of(target):
         raise AssertionError("unreachable: it is locked")
@@ -114,7 +114,7 @@ def test_a_damaged_download_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+def test_an_archive_with_paths_outside_its_folder_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "evil.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         member = tarfile.TarInfo("../escaped")
@@ -126,28 +126,28 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path.parent / "escaped").exists()
 
 
-def test_a_stream_that_breaks_is_resumed_after_its_last_event() -> None:
-    asked: list[str | None] = []
+def test_a_broken_stream_is_resumed_after_its_last_event() -> None:
+    requested: list[str | None] = []
 
     def one_event_a_connection(handler: BaseHTTPRequestHandler) -> None:
         if not handler.path.endswith("/stream"):
-            status = b'{"status": "succeeded"}' if len(asked) == 3 else b'{"status": "running"}'
+            status = b'{"status": "succeeded"}' if len(requested) == 3 else b'{"status": "running"}'
             send(handler, 200, status, length=len(status))
             return
-        asked.append(handler.headers["Last-Event-ID"])
-        body = f'id: {len(asked)}\nevent: metrics\ndata: {{"step": {len(asked)}}}\n\n'.encode()
+        requested.append(handler.headers["Last-Event-ID"])
+        body = f'id: {len(requested)}\nevent: metrics\ndata: {{"step": {len(requested)}}}\n\n'.encode()
         # the second connection promises more than it sends
-        send(handler, 200, body + b"data: {", length=len(body) + (99 if len(asked) == 2 else 7))
+        send(handler, 200, body + b"data: {", length=len(body) + (99 if len(requested) == 2 else 7))
 
     with server(one_event_a_connection) as url, Client(url, "key") as client:
         events = list(follow(client, "ftjob-1"))
-    assert asked == [None, "1", "2"]
+    assert requested == [None, "1", "2"]
     assert [(event.id, event.name, event.data) for event in events] == [
         (str(number), "metrics", {"step": number}) for number in (1, 2, 3)
     ]
 
 
-def test_a_refused_stream_is_an_error_at_once() -> None:
+def test_a_refused_stream_is_an_immediate_error() -> None:
     def not_found(handler: BaseHTTPRequestHandler) -> None:
         body = b'{"error": {"message": "no such job", "code": "job_not_found", "param": null}}'
         send(handler, 404, body, length=len(body))
@@ -157,20 +157,20 @@ def test_a_refused_stream_is_an_error_at_once() -> None:
     assert error.value.line() == "no such job [code=job_not_found]"
 
 
-def test_a_busy_service_is_asked_again() -> None:
-    asked: list[str] = []
+def test_a_request_to_a_busy_service_is_retried() -> None:
+    requested: list[str] = []
 
     def busy_once(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.path)
+        requested.append(handler.path)
         body = b'{"data": []}'
-        send(handler, 503 if len(asked) == 1 else 200, body, length=len(body), Retry_After="0")
+        send(handler, 503 if len(requested) == 1 else 200, body, length=len(body), Retry_After="0")
 
     with server(busy_once) as url, Client(url, "key") as client:
         assert client.get("/v1/models") == {"data": []}
-    assert asked == ["/v1/models", "/v1/models"]
+    assert requested == ["/v1/models", "/v1/models"]
 
 
-def test_events_are_read_across_any_chunks_and_separators_of_unicode_stay_in_the_data() -> None:
+def test_events_are_parsed_across_any_chunks_and_keep_unicode_separators() -> None:
     raw = ': ping\r\n\r\nid: 7\r\nevent: event\r\ndata: {"a": "x\u2028y",\r\ndata: "b": 1}\r\n\r\ndata: {"z"'
     content = raw.encode()
     for width in (1, 2, 3, 1000):

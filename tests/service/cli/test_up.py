@@ -1,4 +1,4 @@
-"""`grpo up` as its user meets it: first key, restarts, one per home, a clean end."""
+"""`grpo up`: the first key, restarts, one process tree per home, a clean shutdown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAST_RECOVERY = {
 }
 
 
-def test_the_first_start_writes_a_key_that_only_its_owner_reads_and_later_ones_keep_it(
+def test_the_first_start_writes_a_private_key_that_later_starts_keep(
     tmp_path: Path,
 ) -> None:
     keys = []
@@ -61,7 +61,7 @@ def umask_of(pid: int) -> str:
     return found[1]
 
 
-def test_a_home_that_was_open_to_all_is_closed_and_so_is_what_is_written_there(tmp_path: Path) -> None:
+def test_the_home_and_its_files_become_private(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     home.chmod(0o755)
@@ -75,7 +75,7 @@ def test_a_home_that_was_open_to_all_is_closed_and_so_is_what_is_written_there(t
 
 
 @pytest.mark.parametrize("command", [["serve", "--port", "{port}"], ["worker"]])
-def test_a_process_started_alone_writes_for_its_user_only(tmp_path: Path, command: list[str]) -> None:
+def test_a_process_started_alone_writes_private_files(tmp_path: Path, command: list[str]) -> None:
     arguments = [part.format(port=free_port()) for part in command]
     (tmp_path / "home").mkdir()
     assert run_grpo("migrate", environment=environment(tmp_path / "home")).returncode == 0
@@ -96,7 +96,7 @@ def test_a_process_started_alone_writes_for_its_user_only(tmp_path: Path, comman
             process.wait()
 
 
-def test_a_killed_api_or_worker_process_is_started_again(tmp_path: Path) -> None:
+def test_a_killed_api_or_worker_process_is_restarted(tmp_path: Path) -> None:
     with grpo_up(tmp_path / "home") as up:
         before = set(processes_of(up.home))
         os.kill(up.ready["api_pid"], signal.SIGKILL)
@@ -125,13 +125,13 @@ def test_sigterm_releases_the_running_job_and_leaves_no_process(tmp_path: Path) 
         up.json("cancel", job_id)
 
 
-def test_ctrl_c_in_a_terminal_ends_it_with_exit_code_zero(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_terminal_exits_with_code_zero(tmp_path: Path) -> None:
     with grpo_up(tmp_path / "home") as up:
         assert up.stop(signal.SIGINT) == 0
     assert processes_of(tmp_path / "home") == []
 
 
-def test_a_second_signal_does_not_wait_for_an_engine_that_will_not_stop(tmp_path: Path) -> None:
+def test_a_second_signal_kills_an_engine_that_does_not_stop(tmp_path: Path) -> None:
     home = tmp_path / "home"
     make_model(home / "models" / "tiny", hidden=32, layers=1)
     write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1, "ignore_sigterm": True})
@@ -152,7 +152,7 @@ def test_the_children_die_with_a_killed_parent(tmp_path: Path) -> None:
         wait_until(lambda: processes_of(up.home) == [], 30)
 
 
-def test_a_job_outlives_the_death_of_its_worker_process(tmp_path: Path) -> None:
+def test_a_job_survives_a_killed_worker_process(tmp_path: Path) -> None:
     home = tmp_path / "home"
     make_model(home / "models" / "tiny", hidden=32, layers=1)
     write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.05})
@@ -172,7 +172,7 @@ def test_a_job_outlives_the_death_of_its_worker_process(tmp_path: Path) -> None:
         assert up.job(job_id)["attempt"] == 2
 
 
-def test_watching_goes_on_through_a_restart_of_the_api(tmp_path: Path) -> None:
+def test_watching_continues_after_a_restart_of_the_api(tmp_path: Path) -> None:
     home = tmp_path / "home"
     make_model(home / "models" / "tiny", hidden=32, layers=1)
     write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
@@ -188,7 +188,7 @@ def test_watching_goes_on_through_a_restart_of_the_api(tmp_path: Path) -> None:
         assert ids == list(range(1, len(ids) + 1))
 
 
-def test_a_second_one_on_the_same_home_is_refused(tmp_path: Path) -> None:
+def test_a_second_grpo_up_on_the_same_home_is_refused(tmp_path: Path) -> None:
     with grpo_up(tmp_path / "home") as up:
         done = up.grpo("up", "--port", "0")
         assert done.returncode == 1
@@ -196,7 +196,7 @@ def test_a_second_one_on_the_same_home_is_refused(tmp_path: Path) -> None:
         assert is_ok(f"{up.url}/livez")
 
 
-def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_used_port_is_a_clear_error(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -207,13 +207,13 @@ def test_a_port_that_is_taken_is_a_clear_error(tmp_path: Path) -> None:
     assert "choose another with --port" in done.stderr
 
 
-def test_production_settings_are_not_for_the_embedded_service(tmp_path: Path) -> None:
+def test_grpo_up_refuses_production_settings(tmp_path: Path) -> None:
     env = environment(tmp_path, GRPO_MODE="production")
     refused = run_grpo("up", environment=env)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("Error: production needs PostgreSQL: set GRPO_DATABASE_URL")
     env |= {
-        "GRPO_DATABASE_URL": "postgresql://nobody@127.0.0.1/none",
+        "GRPO_DATABASE_URL": "postgresql://user@127.0.0.1/none",
         "GRPO_BROKER_URL": "redis://127.0.0.1:9",
     }
     refused = run_grpo("up", environment=env)

@@ -79,7 +79,7 @@ def verl(**dotted: Any) -> Imported:
     return imported({**VERL, **dotted}, options)
 
 
-def test_axolotl_s_names_and_defaults_are_its_own() -> None:
+def test_axolotl_s_names_and_defaults_are_used() -> None:
     found = hyperparameters(axolotl())
     expected = {
         "group_size": 4, "prompts_per_step": 2, "beta": 0.01, "max_completion_tokens": 64, "n_epochs": 1,
@@ -89,14 +89,14 @@ def test_axolotl_s_names_and_defaults_are_its_own() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_axolotl_s_report_speaks_of_axolotl_s_fields() -> None:
+def test_axolotl_s_report_uses_axolotl_s_names() -> None:
     found = axolotl()
-    told = {name for line in found.lines if line.stated for name in line.fields}
+    reported = {name for line in found.lines if line.stated for name in line.fields}
     stated = {name for name, value in AXOLOTL.items() if value is not None and name != "trl"}
-    assert told == stated | {f"trl.{name}" for name in AXOLOTL["trl"]}
+    assert reported == stated | {f"trl.{name}" for name in AXOLOTL["trl"]}
 
 
-def test_what_axolotl_adds_is_refused_by_its_name() -> None:
+def test_axolotl_s_own_fields_are_refused_under_their_names() -> None:
     found = axolotl(trl={**AXOLOTL["trl"], "replay_buffer_size": 100}, rl="dpo", lora_typo=1)
     verdicts = {line.fields[0]: line.verdict for line in found.lines}
     assert verdicts["trl.replay_buffer_size"] == "refused"
@@ -110,11 +110,11 @@ def test_axolotl_without_an_adapter_trains_all_weights() -> None:
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("qlora", "differs"), ("llama-adapter", "refused")])
-def test_axolotl_s_other_adapters_are_told(kind: str, verdict: str) -> None:
+def test_axolotl_s_other_adapters_are_reported(kind: str, verdict: str) -> None:
     assert [line.verdict for line in axolotl(adapter=kind).lines if line.fields == ("adapter",)] == [verdict]
 
 
-def test_axolotl_without_a_reward_or_a_dataset_is_no_job() -> None:
+def test_axolotl_without_a_reward_and_a_dataset_is_refused() -> None:
     found = imported({**AXOLOTL, "trl": {"num_generations": 4}}, Options())
     refused = {name for line in found.lines if line.verdict == "refused" for name in line.fields}
     assert {"reward_funcs", "dataset_name"} <= refused
@@ -134,11 +134,11 @@ def test_verl_s_main_fields_become_a_job() -> None:
 
 def test_every_stated_field_of_verl_is_in_the_report() -> None:
     found = verl(**{"trainer.test_freq": 5, "trainer.made_up": 1})
-    told = {name: line.verdict for line in found.lines for name in line.fields}
-    assert told["actor_rollout_ref.actor.fsdp_config.param_offload"] == "not needed"
-    assert told["data.train_batch_size"] == "differs"
-    assert told["trainer.made_up"] == "unknown"
-    assert told["trainer.test_freq"] == "maps"
+    reported = {name: line.verdict for line in found.lines for name in line.fields}
+    assert reported["actor_rollout_ref.actor.fsdp_config.param_offload"] == "not needed"
+    assert reported["data.train_batch_size"] == "differs"
+    assert reported["trainer.made_up"] == "unknown"
+    assert reported["trainer.test_freq"] == "maps"
 
 
 @pytest.mark.parametrize(
@@ -151,18 +151,18 @@ def test_every_stated_field_of_verl_is_in_the_report() -> None:
         ("algorithm.use_kl_in_reward", True),
     ],
 )
-def test_what_verl_does_otherwise_is_refused(field: str, value: object) -> None:
+def test_unsupported_options_of_verl_are_refused(field: str, value: object) -> None:
     found = verl(**{field: value})
     assert field in {name for line in found.lines if line.verdict == "refused" for name in line.fields}
 
 
-def test_the_source_is_known_by_its_fields() -> None:
+def test_the_source_is_recognised_by_its_fields() -> None:
     assert [source_of(each) for each in (AXOLOTL, VERL, {"algorithm.gamma": 1}, {"beta": 0.1})] == [
         "axolotl", "verl", "verl", "trl",
     ]  # fmt: skip
 
 
-def test_a_shell_script_s_overrides_are_read(tmp_path: Path) -> None:
+def test_the_overrides_of_a_shell_script_are_read(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "MODEL=Qwen/Qwen3-0.6B\npython3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\\n"
@@ -190,7 +190,7 @@ def test_rows_with_a_conversation_as_prompt_are_rewritten(tmp_path: Path) -> Non
         assert num_rows(used) == 2
 
 
-def test_rows_that_need_nothing_are_used_where_they_lie(tmp_path: Path) -> None:
+def test_rows_that_need_no_change_are_used_in_place(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "2+2?", "answer": "4"}\n')
     assert as_rows(str(path), tmp_path / "used.jsonl") == path
@@ -217,7 +217,7 @@ def test_the_guide_s_example_becomes_a_job(tmp_path: Path) -> None:
     assert (tmp_path / "job.rows.jsonl").exists()
 
 
-def test_the_command_writes_a_job_and_refuses_what_is_not_whole(tmp_path: Path) -> None:
+def test_the_command_writes_only_a_complete_job(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(REWARD)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2?", "answer": "4"}\n')
     config, out = tmp_path / "grpo.yaml", tmp_path / "job.json"

@@ -1,4 +1,4 @@
-"""Reward functions of TRL and verl → graders that pay what the functions pay."""
+"""Reward functions of TRL and verl → graders that return the same rewards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def grader_of(found: Imported) -> Grader:
 
 
 def run(source: str, text: str, item: dict[str, Any]) -> Any:
-    """What the sandbox would call, called here."""
+    """Calls `grade` as the sandbox does."""
     space: dict[str, Any] = {}
     exec(source, space)
     return json.loads(json.dumps(space["grade"](as_openai(Sample(output_text=text)), item)))
@@ -60,13 +60,13 @@ def run(source: str, text: str, item: dict[str, Any]) -> Any:
         "",
     ],
 )
-def test_the_think_format_is_trl_s(text: str) -> None:
+def test_the_think_format_equals_trl_s(text: str) -> None:
     expected = think_format_reward([[{"content": text}]])[0]
     assert grader_of(of("think_format_reward")).grade(Sample(output_text=text), {}).reward == expected
 
 
 @pytest.mark.parametrize("num_tokens", [1, 1024, 1025, 1100, 1279, 1280, 1400])
-def test_the_overlong_punishment_is_trl_s(num_tokens: int) -> None:
+def test_the_overlong_punishment_equals_trl_s(num_tokens: int) -> None:
     theirs = get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
     expected = theirs(completion_ids=[[0] * num_tokens])[0]
     sample = Sample(output_text="a", num_tokens=num_tokens)
@@ -74,7 +74,7 @@ def test_the_overlong_punishment_is_trl_s(num_tokens: int) -> None:
     assert found == pytest.approx(expected)
 
 
-def test_accuracy_is_equality_with_the_solution() -> None:
+def test_accuracy_compares_with_the_solution() -> None:
     grader = grader_of(of("accuracy_reward"))
     item = {"solution": r"$\frac{1}{3}$"}
     assert grader.grade(Sample(output_text=r"so \boxed{\frac{2}{6}}"), item).reward == 1.0
@@ -109,7 +109,7 @@ def test_a_python_function_grades_in_the_sandbox() -> None:
     assert grader.grade(Sample(output_text="5"), {"answer": "4"}).reward == 0.0
 
 
-def test_a_function_that_says_nothing_leaves_the_completion_unscored() -> None:
+def test_a_function_that_returns_none_leaves_the_completion_unscored() -> None:
     source, _ = wrapped("def f(completions, **kwargs):\n    return [None]\n", "f")
     assert run(source, "4", {}) is None
 
@@ -127,7 +127,7 @@ def test_a_function_that_says_nothing_leaves_the_completion_unscored() -> None:
         ("def f(:", "line 1"),
     ],
 )
-def test_a_function_that_cannot_be_called_here_is_refused_with_the_reason(source: str, reason: str) -> None:
+def test_an_unsupported_function_is_refused_with_the_reason(source: str, reason: str) -> None:
     with pytest.raises(Refusal, match=reason):
         wrapped(source, "f")
     (line,) = [line for line in of("m.f", sources={"m.f": source}).lines if line.verdict == "refused"]
@@ -139,7 +139,7 @@ def test_a_job_without_any_reward_is_refused() -> None:
     assert [line.fields for line in found.lines if line.verdict == "refused"] == [("reward_funcs",)]
 
 
-def test_verl_s_function_gets_what_verl_gives_it() -> None:
+def test_verl_s_function_gets_verl_s_arguments() -> None:
     source = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
     source += "    return {'score': float(ground_truth in solution_str), 'of': data_source}\n"
     graded, _ = wrapped_verl(source, "reward.py:compute_score")

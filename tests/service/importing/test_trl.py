@@ -22,7 +22,7 @@ THEIRS = {
     for field in dataclasses.fields(kind)
 }
 NOT_DEFAULTS_OF_TRL = {"bf16"}
-"""TRL decides them by the machine."""
+"""TRL sets them depending on the machine."""
 
 
 def of(options: Options | None = None, **fields: Any) -> Imported:
@@ -42,7 +42,7 @@ def test_every_field_of_trl_has_a_rule() -> None:
     assert THEIRS.keys() - known == set()
 
 
-def test_the_rules_defaults_are_trls_own() -> None:
+def test_the_defaults_of_the_rules_are_trl_s() -> None:
     ours = {name: default for rule in trl.RULES for name, default in rule.defaults.items()}
     theirs = {
         name: field.default if field.default is not dataclasses.MISSING else None
@@ -56,16 +56,16 @@ def test_the_rules_defaults_are_trls_own() -> None:
     assert differing == {}
 
 
-def test_no_stated_field_is_dropped_in_silence() -> None:
-    """Neither as TRL's default nor as a value that is nonsense."""
+def test_every_stated_field_is_reported() -> None:
+    """With TRL's default and with an invalid value."""
     for name, field in THEIRS.items():
         plain = MINIMAL.get(name, None if field.default is dataclasses.MISSING else field.default)
         for value in (plain, "nonsense"):
             assert verdicts(of(**{name: value}), name), f"{name}: {value} is not in the report"
 
 
-def test_nonsense_is_never_taken_for_granted() -> None:
-    """A field that matters is never called needless, where what it belongs to is switched on."""
+def test_invalid_values_are_never_reported_as_not_needed() -> None:
+    """All options that a field depends on are switched on."""
     held_out = Options(validation_data="held_out.jsonl")
     on = {"use_peft": True, "use_vllm": True, "beta": 0.1, "loss_type": "sapo", "eval_strategy": "steps"}
     matters = {name for rule in trl.RULES for name, default in rule.defaults.items() if default is not UNSET}
@@ -78,7 +78,7 @@ def test_nonsense_is_never_taken_for_granted() -> None:
     assert silent == set()
 
 
-def test_what_trl_does_by_default_stands_in_the_job() -> None:
+def test_the_job_contains_trl_s_defaults() -> None:
     found = of()
     assert found.is_whole
     job = JobCreate.model_validate(found.job)
@@ -94,7 +94,7 @@ def test_what_trl_does_by_default_stands_in_the_job() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.beta}-{case.full}")
-def test_what_was_shown_to_be_equal_is_what_is_written(case: Case) -> None:
+def test_the_job_uses_the_settings_of_the_equivalence_tests(case: Case) -> None:
     theirs = {"beta": case.beta, "num_iterations": case.iterations, "use_peft": not case.full, **case.theirs}
     written = hyperparameters(of(**theirs))
     expected = {**case.ours, "beta": case.beta, "num_iterations": case.iterations}
@@ -112,7 +112,7 @@ def test_what_was_shown_to_be_equal_is_what_is_written(case: Case) -> None:
         ({"per_device_train_batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 3}, 1, 3),
     ],
 )
-def test_prompts_of_a_step_are_its_completions_by_group(
+def test_prompts_per_step_are_completions_divided_by_group_size(
     given: dict[str, int], processes: int, prompts: int
 ) -> None:
     found = of(Options(num_processes=processes), **given)
@@ -120,7 +120,7 @@ def test_prompts_of_a_step_are_its_completions_by_group(
     assert verdicts(found, "per_device_train_batch_size") == {"maps"}
 
 
-def test_a_generation_for_several_steps_is_told_to_differ() -> None:
+def test_a_generation_for_several_steps_is_reported_as_a_difference() -> None:
     found = of(per_device_train_batch_size=8, gradient_accumulation_steps=2, steps_per_generation=8)
     assert hyperparameters(found)["prompts_per_step"] == 2
     (line,) = [line for line in found.lines if "steps_per_generation" in line.fields]
@@ -131,25 +131,25 @@ def test_a_generation_for_several_steps_is_told_to_differ() -> None:
     )
 
 
-def test_a_batch_of_broken_groups_is_refused() -> None:
+def test_a_batch_of_incomplete_groups_is_refused() -> None:
     found = of(per_device_train_batch_size=6)
     assert verdicts(found, "per_device_train_batch_size") == {"refused"}
     assert not found.is_whole
 
 
-def test_steps_are_counted_as_here() -> None:
+def test_optimiser_steps_are_converted_to_steps() -> None:
     found = hyperparameters(of(max_steps=100, num_iterations=4, warmup_steps=8))
     assert (found["n_steps"], found["num_iterations"], found["warmup_steps"]) == (25, 4, 2)
 
 
-def test_a_share_of_warm_up_needs_to_know_the_steps() -> None:
+def test_a_warm_up_fraction_needs_the_number_of_steps() -> None:
     assert hyperparameters(of(max_steps=200, warmup_steps=0.1))["warmup_steps"] == 20
     known = Options(data="rows.jsonl", num_rows=100)
     assert hyperparameters(of(known, warmup_steps=0.1))["warmup_steps"] == 30
     assert verdicts(of(warmup_steps=0.1), "warmup_steps") == {"refused"}
 
 
-def test_the_share_as_earlier_releases_call_it_is_the_same_and_steps_go_before_it() -> None:
+def test_warmup_ratio_works_and_warmup_steps_take_precedence() -> None:
     assert hyperparameters(of(max_steps=200, warmup_ratio=0.1))["warmup_steps"] == 20
     assert hyperparameters(of(max_steps=200, warmup_ratio=0.1, warmup_steps=5))["warmup_steps"] == 5
     assert verdicts(of(warmup_ratio=0.1), "warmup_ratio") == {"refused"}
@@ -175,7 +175,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("field", "value"), REFUSED.items())
-def test_what_cannot_be_carried_over_is_refused_with_its_field(field: str, value: object) -> None:
+def test_unsupported_values_are_refused_with_their_field(field: str, value: object) -> None:
     found = of(**{field: value})
     refused = [line for line in found.lines if line.verdict == "refused"]
     assert refused
@@ -183,7 +183,7 @@ def test_what_cannot_be_carried_over_is_refused_with_its_field(field: str, value
     assert {field} & {name for line in refused for name in line.fields}
 
 
-def test_an_unknown_field_is_reported_and_no_part_of_the_job() -> None:
+def test_an_unknown_field_is_reported_and_ignored() -> None:
     found = of(num_generatoins=4)
     assert verdicts(found, "num_generatoins") == {"unknown"}
     (line,) = (line for line in found.lines if line.verdict == "unknown")
@@ -192,11 +192,11 @@ def test_an_unknown_field_is_reported_and_no_part_of_the_job() -> None:
     assert found.job == of().job
 
 
-def test_yaml_s_idea_of_a_small_number_is_a_number() -> None:
+def test_numbers_that_yaml_reads_as_text_are_converted() -> None:
     assert hyperparameters(of(learning_rate="1e-5"))["learning_rate"] == 1e-5
 
 
-def test_an_adapter_is_peft_s_own_where_nothing_else_is_said() -> None:
+def test_an_adapter_has_peft_s_defaults() -> None:
     found = of(use_peft=True, lora_r=32, lora_alpha=64)
     lora = {"rank": 32, "alpha": 64.0, "dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}
     assert hyperparameters(found)["lora"] == lora
@@ -205,13 +205,13 @@ def test_an_adapter_is_peft_s_own_where_nothing_else_is_said() -> None:
     assert given["lora"]["target_modules"] == "all-linear"
 
 
-def test_vllm_s_probabilities_are_corrected_as_trl_does() -> None:
+def test_vllm_s_probabilities_are_corrected_as_in_trl() -> None:
     found = hyperparameters(of(use_vllm=True))
     assert (found["importance_correction"], found["importance_cap"]) == ("sequence_mask", 3.0)
     assert "importance_correction" not in hyperparameters(of())
 
 
-def test_a_secret_is_not_repeated() -> None:
+def test_secrets_are_not_in_the_report() -> None:
     found = of(hub_token="hf_very_secret", push_to_hub=True, env={"HF_TOKEN": "hf_very_secret"})
     assert verdicts(found, "hub_token") == {"not needed"}
     assert "hf_very_secret" not in str([line.document() for line in found.lines])

@@ -1,4 +1,4 @@
-// Several jobs on one chart: `#/compare?jobs=a,b&metric=kl`. Below it what came out, and where they differ.
+// Several jobs on one chart: `#/compare?jobs=a,b&metric=kl`. Below it results and differences.
 
 import { replaceQuery, styled } from "../address.js";
 import { get, jobPath, metricsOf, pause } from "../api.js";
@@ -37,7 +37,7 @@ class Comparison {
     this.tables = el("div", { class: "tables" });
   }
 
-  // Each job with its rows; those that cannot be read are told apart.
+  // Each job with its rows; unreadable jobs are returned separately.
   async load() {
     const runs = await Promise.all(this.ids.map((id, at) => this.read(id, at + 1)));
     this.runs = runs.filter((run) => run.job);
@@ -91,7 +91,7 @@ class Comparison {
     await this.draw();
   }
 
-  // A chart per metric, because its title and format are the metric's.
+  // A chart per metric, because its title and format depend on the metric.
   async draw() {
     if (this.drawn !== this.metric) {
       this.chart?.root.remove();
@@ -101,10 +101,10 @@ class Comparison {
       });
       this.tables.before(this.chart.root);
     }
-    const known = this.runs.filter((run) => run.rows.some((row) => row[this.metric] !== undefined));
-    this.chart.root.hidden = !known.length;
+    const present = this.runs.filter((run) => run.rows.some((row) => row[this.metric] !== undefined));
+    this.chart.root.hidden = !present.length;
     const markers = this.metric?.startsWith("eval/");
-    await this.chart.update(known.map((run) =>
+    await this.chart.update(present.map((run) =>
       seriesOf(run.rows, this.metric, { name: jobName(run.job), color: run.color, markers })));
   }
 

@@ -1,10 +1,10 @@
-// The tables below the chart: each job's outcome, and the settings in which the jobs are not alike.
+// The tables below the chart: each job's results, and the settings that differ.
 
 import { button, duration, el, number, table } from "../dom.js";
 import { jobName, statusBadge } from "../job_parts.js";
 import { ownMethod } from "./new_draft.js";
 
-// → a table with a row per job; `drop(id)` takes one out of the comparison.
+// → a table with a row per job; `drop(id)` removes one from the comparison.
 export function outcomes(runs, drop) {
   const columns = ["Job", "Status", "Step", "Last reward or loss", "Held-out before", "Held-out best", "Duration", ""];
   return table("Results", columns, runs.map((run) => outcome(run, runs.length > 1 && drop)));
@@ -26,7 +26,7 @@ function outcome({ job, rows, color }, drop) {
     cells.map((cell) => el("td", {}, cell)));
 }
 
-// Setting by setting, only those that are not the same in all jobs.
+// The settings that are not the same in all jobs.
 export function differences(runs) {
   if (runs.length < 2) return el("p", { class: "faint" }, "There is only one job.");
   const settings = runs.map(({ job }) => flat(job));
@@ -40,7 +40,7 @@ export function differences(runs) {
     el("p", { class: "small faint" }, same)];
 }
 
-// `hyperparameters.lora.rank` → its value as text; what is null is not there.
+// `hyperparameters.lora.rank` → its value as text; nulls are left out.
 function flat(job) {
   const method = ownMethod(job.method);
   const top = { model: job.model, training_file: job.training_file, validation_file: job.validation_file,

@@ -1,5 +1,5 @@
-// The grader bench: a reward rule, an answer, a row; what it scores, and what is wrong with it.
-// `#/grader?job=<id>` begins with that job's rule and the first row of its dataset.
+// The grader bench: a reward rule, an answer and a row; its score and its problems.
+// `#/grader?job=<id>` starts with that job's rule and the first row of its dataset.
 
 import { styled } from "../address.js";
 import { firstRow, get, jobPath, post } from "../api.js";
@@ -25,7 +25,7 @@ export async function show(root, params, signal) {
   bench.choose(examples[0]);
 }
 
-// A job's own grader with the first row of its dataset, where that can be shown.
+// A job's own grader with the first row of its dataset, if that can be shown.
 async function exampleOf(id, signal) {
   const job = await get(jobPath(id), { signal });
   const { type, ...method } = ownMethod(job.method);
@@ -73,20 +73,20 @@ class Bench {
     const [grader, item] = [this.grader.get(), this.item.get()];
     if (grader === undefined || item === undefined) return this.notRun();
     const body = { grader, model_sample: this.sample.value, item };
-    await this.ask("/run", body, (answer) => this.result.replaceChildren(...scored(answer)), "Scored");
+    await this.send("/run", body, (answer) => this.result.replaceChildren(...scored(answer)), "Scored");
   }
 
   async check() {
     const grader = this.grader.get();
     if (grader === undefined) return this.notRun();
-    const told = (answer) => this.result.replaceChildren(
+    const showValid = (answer) => this.result.replaceChildren(
       el("div", { class: "note good" }, el("h3", {}, "Valid grader"),
         el("p", {}, "The grader with all defaults:")),
       el("pre", { class: "code", tabindex: 0 }, JSON.stringify(answer.grader, null, 2)));
-    await this.ask("/validate", { grader }, told, "Valid grader");
+    await this.send("/validate", { grader }, showValid, "Valid grader");
   }
 
-  async ask(path, body, show, done) {
+  async send(path, body, show, done) {
     this.grader.accept();
     for (const each of this.buttons) each.disabled = true;
     loading(this.result, "Loading");
@@ -114,14 +114,14 @@ function field(label, control, ...more) {
   return el("div", { class: "field" }, el("label", { for: control.id }, label), control, more);
 }
 
-// A text area whose text must be JSON, and that says where it is not.
+// A text area for JSON that reports errors.
 class JsonField {
   constructor(id, label, { rows, isOptional = false }) {
     this.id = id;
     this.isOptional = isOptional;
-    this.said = el("p", { class: "problem", role: "alert", id: `${id}-problem` });
+    this.problem = el("p", { class: "problem", role: "alert", id: `${id}-problem` });
     this.input = el("textarea", { id, rows, spellcheck: "false", "aria-describedby": `${id}-problem` });
-    this.root = field(label, this.input, this.said);
+    this.root = field(label, this.input, this.problem);
   }
 
   set(value) {
@@ -129,7 +129,7 @@ class JsonField {
     this.accept();
   }
 
-  // The object; null where nothing is given and may be; undefined where it is not JSON, which is then said.
+  // The object; null if empty and optional; undefined if it is not JSON, which is then reported.
   get() {
     this.accept();
     const text = this.input.value.trim();
@@ -148,12 +148,12 @@ class JsonField {
   }
 
   refuse(message) {
-    this.said.textContent = message;
+    this.problem.textContent = message;
     this.input.setAttribute("aria-invalid", "true");
   }
 
   accept() {
-    this.said.textContent = "";
+    this.problem.textContent = "";
     this.input.removeAttribute("aria-invalid");
   }
 }

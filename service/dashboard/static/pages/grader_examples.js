@@ -1,4 +1,4 @@
-// Graders to start from, each with an answer and a row that it can be tried on. Boundary: data only.
+// Example graders, each with an answer and a row to try it on. Boundary: data only.
 
 const ROW = { question: "What is 17 + 25?", answer: "42" };
 

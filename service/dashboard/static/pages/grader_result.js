@@ -1,4 +1,4 @@
-// What a grader's run has given, as elements. Boundary: reads the answer; asks nothing.
+// The result of a grader run as elements. Boundary: rendering only; no requests.
 
 import { duration, el, number, quoted } from "../dom.js";
 
@@ -42,7 +42,7 @@ function parts(rewards) {
       el("td", { class: "shown", "aria-hidden": "true" }, bar(reward)))))));
 }
 
-// Rewards are mostly between 0 and 1; what is beyond fills it or leaves it empty.
+// Rewards are mostly between 0 and 1; values outside are clamped.
 function bar(reward) {
   const share = Math.min(1, Math.max(0, reward ?? 0));
   return el("div", { class: "bar" }, el("i", { style: { width: `${100 * share}%` } }));
@@ -51,8 +51,8 @@ function bar(reward) {
 function errors(answer) {
   const named = Object.entries(answer.grader_errors);
   const flags = answer.metadata.errors;
-  const said = named.map(([, error]) => error.message).join("\n");
-  const details = DETAILS.map((name) => flags[name]).filter((text) => text && !said.includes(text));
+  const messages = named.map(([, error]) => error.message).join("\n");
+  const details = DETAILS.map((name) => flags[name]).filter((text) => text && !messages.includes(text));
   if (!named.length && !details.length) return null;
   return el("div", {},
     el("h3", {}, "Errors"),

@@ -1,5 +1,5 @@
-// One job: what it does now, how well, why it failed, its curves, checkpoints, configuration and history.
-// The stream rings, the API tells: after each ring the job, its newest metrics and events are read again.
+// One job: its status, results, failure, curves, checkpoints, configuration and history.
+// Each stream event triggers requests for the job, its newest metrics and its newest events.
 
 import { styled } from "../address.js";
 import { follow, get, jobPath, metricsOf, pause } from "../api.js";
@@ -38,7 +38,7 @@ class JobPage {
   async load() {
     this.job = await get(jobPath(this.id), { signal: this.signal });
     this.rows = await metricsOf(this.id, { points: POINTS, signal: this.signal });
-    this.summary = new Summary(this.job, { changed: (job) => this.told(job), signal: this.signal });
+    this.summary = new Summary(this.job, { changed: (job) => this.replace(job), signal: this.signal });
     this.charts = new Charts();
     this.diagnosis = new Diagnosis(this.id, this.signal);
     this.checkpoints = new Checkpoints(this.id, this.signal);
@@ -54,7 +54,7 @@ class JobPage {
     ];
   }
 
-  told(job) {
+  replace(job) {
     if (job.status !== this.job.status) announce(`The job is ${job.status}`);
     this.job = job;
     this.summary.update(job);
@@ -82,7 +82,7 @@ class JobPage {
     try {
       const job = await get(jobPath(this.id), { signal: this.signal });
       await this.readMetrics();
-      this.told(job);
+      this.replace(job);
       await Promise.all([this.charts.update(job, this.rows), this.checkpoints.load(job), this.use.load(job), this.events.refresh()]);
       if (isOver(job) || Date.now() - this.diagnosis.readAt > DIAGNOSIS_MS) await this.diagnosis.load(job.failure);
       this.trouble.replaceChildren();
@@ -92,8 +92,8 @@ class JobPage {
     }
   }
 
-  // What is new; the last row again, because an evaluation of its step comes after it. All of them, thinned,
-  // once too many have come.
+  // New rows, and the last one again, because its step's evaluation follows it. All rows, thinned, once there
+  // are too many.
   async readMetrics() {
     const isShort = this.rows.length > 0 && this.rows.length < 2 * POINTS;
     const afterStep = isShort ? this.rows.at(-1).step - 1 : undefined;
@@ -108,7 +108,7 @@ class JobPage {
   }
 }
 
-// Rings are remembered until they are heard.
+// Remembers stream events until they are handled.
 class Bell {
   constructor() {
     this.wasRung = false;

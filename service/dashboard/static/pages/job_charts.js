@@ -1,4 +1,4 @@
-// A job's curves: those of `metric_names.js` whose metrics it has, and any other metric on request.
+// A job's curves: those of `metric_names.js` for which it has metrics, and any other metric on request.
 
 import { barChart, lineChart } from "../charts.js";
 import { el, empty, section } from "../dom.js";
@@ -17,7 +17,7 @@ export class Charts {
     this.chosen = "";
   }
 
-  // → a promise: everything is drawn.
+  // → a promise that resolves when everything is drawn.
   update(job, rows) {
     this.job = job;
     this.rows = rows;

@@ -1,4 +1,4 @@
-// What a job was expected to cost, and what it has cost.
+// A job's expected and actual cost.
 
 import { bytes, duration, el, number, section } from "../dom.js";
 
@@ -10,7 +10,7 @@ const ROWS = [
   ["Time", "seconds", duration],
 ];
 
-// Nothing for a job that was not estimated: it is older than estimates.
+// Empty for a job without an estimate.
 export function cost(job) {
   if (!job.estimate) return [];
   const cell = (text) => el("td", {}, text);
@@ -22,7 +22,7 @@ export function cost(job) {
 }
 
 export function between(expected, unit) {
-  if (expected === null || expected === undefined) return "not known";
+  if (expected === null || expected === undefined) return "unknown";
   if (typeof expected === "number") return unit(expected);
   return expected.low === expected.high ? unit(expected.low) : `${unit(expected.low)} to ${unit(expected.high)}`;
 }

@@ -1,4 +1,4 @@
-// Why a job failed or learns poorly, as the service's rules say it: cause, evidence, and the job again with a change.
+// Why a job failed or learns poorly, by the service's rules: cause, evidence, and a retry with a change.
 
 import { get, jobPath, post } from "../api.js";
 import { announce, button, confirmed, el, failed, section } from "../dom.js";
@@ -16,15 +16,15 @@ export class Diagnosis {
     this.readAt = 0;
   }
 
-  // Written anew only where the findings are others: somebody may be reading one.
-  // `failure`: what is shown above already, and not said again.
+  // Rendered again only if the findings differ, as the user may be reading one.
+  // `failure`: is shown above already, and not repeated.
   async load(failure) {
     this.readAt = Date.now();
     this.shown = [failure?.hint, ...(failure?.evidence ?? [])];
     const found = await get(jobPath(this.id, "/diagnosis"), { signal: this.signal });
-    const told = JSON.stringify(found.findings);
-    if (told === this.told) return;
-    this.told = told;
+    const drawn = JSON.stringify(found.findings);
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
     this.list.replaceChildren(...found.findings.map((one) => this.finding(one)));
     this.root.hidden = !found.findings.length;
   }

@@ -1,4 +1,4 @@
-// Which files a job has to download, as buttons' labels and addresses. Boundary: no elements.
+// A job's downloadable files as labels and paths. Boundary: no elements.
 
 import { jobPath } from "../api.js";
 

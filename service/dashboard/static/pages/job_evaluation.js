@@ -1,4 +1,4 @@
-// Held-out rows before and after: the two numbers, the verdict in words, and its 95 % interval around nothing.
+// Held-out rows before and after: the two numbers, the verdict, and its 95% interval.
 
 import { el, number, section, svg } from "../dom.js";
 
@@ -36,7 +36,7 @@ function verdictOf(verdict) {
     hasInterval && interval(difference, low, high));
 }
 
-// The difference as a dot on its interval, above an axis with zero on it.
+// The difference as a dot on its interval, above an axis that includes zero.
 function interval(difference, low, high) {
   const edge = 1.15 * Math.max(Math.abs(low), Math.abs(high), 1e-9);
   const from = low >= 0 ? -0.15 * edge : -edge;

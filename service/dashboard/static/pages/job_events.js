@@ -1,4 +1,4 @@
-// What happened, newest first. Each step is an event too; those are shown on request only.
+// A job's events, newest first. Each step is an event too; those are shown on request only.
 
 import { get, jobPath } from "../api.js";
 import { button, el, empty, failed, loading, moment, section } from "../dom.js";
@@ -20,7 +20,7 @@ export class Events {
       el("div", { class: "row" }, this.withSteps, el("label", { for: "steps" }, "Show every step")), this.box, this.more);
   }
 
-  // The number of the newest event: the stream goes on after it.
+  // The number of the newest event, after which the stream continues.
   get newest() {
     return this.all.length ? Number(this.all[0].id.split("-").at(-1)) : 0;
   }
@@ -34,7 +34,7 @@ export class Events {
     if (!this.shown().length && this.hasMore) await this.older();
   }
 
-  // Steps fill pages with what is not shown: a few are read at once until something is.
+  // Hidden steps can fill whole pages: reads a few more until something is shown.
   async older() {
     this.more.disabled = true;
     const before = this.shown().length;
@@ -52,22 +52,22 @@ export class Events {
   }
 
   async refresh() {
-    const known = this.all[0]?.id;
+    const newestId = this.all[0]?.id;
     let after;
     const fresh = [];
     for (let pages = 0; pages < PAGES_AT_ONCE; pages += 1) {
       const page = await this.page({ after });
-      const at = page.data.findIndex((event) => event.id === known);
+      const at = page.data.findIndex((event) => event.id === newestId);
       fresh.push(...(at < 0 ? page.data : page.data.slice(0, at)));
       if (at >= 0 || !page.has_more) {
         return this.prepend(fresh);
       }
       after = page.last_id;
     }
-    await this.load(); // so much has happened that the list begins anew
+    await this.load(); // too many new events: reload the list
   }
 
-  // Without writing the others anew: somebody may be reading them.
+  // Keeps the other rows, as the user may be reading them.
   prepend(fresh) {
     const wasEmpty = !this.shown().length;
     this.all.unshift(...fresh);

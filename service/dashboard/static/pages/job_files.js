@@ -1,5 +1,4 @@
-// What a job leaves behind: checkpoints, weights, metrics, rollouts, each with a download; and what it was
-// asked to do.
+// A job's results: checkpoints, weights, metrics, rollouts, each with a download; and its configuration.
 
 import { download, exported, get, jobPath } from "../api.js";
 import { ago, announce, button, bytes, el, empty, number, percent, section, table } from "../dom.js";
@@ -16,7 +15,7 @@ export class Checkpoints {
     this.root = section("Checkpoints and downloads", this.files, this.box);
   }
 
-  // Reads the list again where there is a new step; `job` tells which files there are.
+  // Reads the list again if there is a new step; `job` determines the other files.
   async load(job) {
     this.offer(job);
     if (this.step === job.progress.step && this.status === job.status) return;
@@ -41,7 +40,7 @@ export class Checkpoints {
     this.box.replaceChildren(table("Checkpoints, newest first", ["Step", measure, "Saved", ""], rows, "tight"));
   }
 
-  // The same row for the same checkpoint: a download goes on in it.
+  // Keeps the row of a checkpoint, as a download may be running in it.
   rowOf(checkpoint) {
     const state = `${checkpoint.id} ${checkpoint.is_best}`;
     if (!this.rows.has(state)) this.rows.set(state, this.row(checkpoint));
@@ -59,7 +58,7 @@ export class Checkpoints {
   }
 }
 
-// While it loads, the button shows the progress. An export is created first, or found if there is one.
+// The button shows the progress. An export is created first unless it exists.
 function downloadButton(label, path, query, signal, title, isExport = false) {
   const problem = el("span", { class: "problem small", role: "alert" });
   const pressed = button(label, async () => {
@@ -102,7 +101,7 @@ const folded = (title, ...content) => el("details", {}, el("summary", {}, title)
 const json = (value) => el("pre", { class: "code" }, JSON.stringify(value, null, 2));
 
 function factList(values) {
-  const known = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
-  return el("dl", { class: "facts" }, known.map(([name, value]) =>
+  const present = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
+  return el("dl", { class: "facts" }, present.map(([name, value]) =>
     [el("dt", { class: "mono" }, name), el("dd", { class: "mono" }, typeof value === "object" ? JSON.stringify(value) : String(value))]));
 }

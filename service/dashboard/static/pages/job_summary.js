@@ -1,4 +1,4 @@
-// The top of a job's page: name, status, what can be done, progress, failure, warnings, evaluation.
+// The top of a job's page: name, status, actions, progress, failure, warnings, evaluation.
 
 import { jobPath, post } from "../api.js";
 import { ago, announce, button, confirmed, duration, el, failed, heading, number, section } from "../dom.js";
@@ -34,7 +34,7 @@ export class Summary {
     this.failure = el("div");
     this.warnings = el("div");
     this.evaluation = el("div");
-    this.said = new Map();
+    this.rendered = new Map();
     this.cost = el("div");
     this.parts = [
       heading(jobName(job), {
@@ -60,16 +60,16 @@ export class Summary {
     this.offer(job);
   }
 
-  // Written anew only where there is something new: somebody may be reading or copying it.
+  // Rendered again only after a change, as the user may be reading or copying it.
   refill(box, data, make) {
-    const said = JSON.stringify(data);
-    if (this.said.get(box) === said) return;
-    this.said.set(box, said);
+    const rendered = JSON.stringify(data);
+    if (this.rendered.get(box) === rendered) return;
+    this.rendered.set(box, rendered);
     box.replaceChildren(...make());
     box.hidden = !box.hasChildNodes();
   }
 
-  // Only what the state allows; the same buttons stay, so that a focused one keeps its focus.
+  // Only the actions that the state allows; buttons are reused, so that a focused one keeps its focus.
   offer(job) {
     const wanted = isOver(job) || job.phase === "cancelling" ? [] : ["cancel"];
     if (job.status === "paused") wanted.unshift("resume");

@@ -4,7 +4,7 @@ import { get, jobPath, SERVICE } from "../api.js";
 import { commands } from "../copying.js";
 import { el, failed, section } from "../dom.js";
 
-const ON_THE_HUB = /^[\w.-]+\/[\w.-]+$/; // any other name is this service's own
+const ON_THE_HUB = /^[\w.-]+\/[\w.-]+$/; // any other name is local to this service
 const GRPO_DEFAULT = "http://127.0.0.1:8000";
 
 export class Use {
@@ -16,15 +16,15 @@ export class Use {
     this.root.hidden = true;
   }
 
-  // Once there are weights; lessons of a training-free job have no line to serve them.
+  // Shown once there are weights; the lessons of a training-free job cannot be served.
   async load(job) {
     const kinds = new Set(job.artifacts.map((artifact) => artifact.kind));
     if (this.isLoaded || !(kinds.has("adapter") || kinds.has("model"))) return;
     this.isLoaded = true;
     try {
-      const { job: told, model } = await get(jobPath(this.id, "/manifest"), { signal: this.signal });
-      this.root.hidden = !told.serve;
-      this.box.replaceChildren(...this.parts(told.serve, kinds.has("adapter"), model.base));
+      const { job, model } = await get(jobPath(this.id, "/manifest"), { signal: this.signal });
+      this.root.hidden = !job.serve;
+      this.box.replaceChildren(...this.parts(job.serve, kinds.has("adapter"), model.base));
     } catch (error) {
       if (this.signal.aborted) throw error;
       this.isLoaded = this.root.hidden = false;

@@ -37,7 +37,7 @@ class JobList {
     this.pages = paged(JOBS, this.query, { signal });
   }
 
-  // ---- what is asked for
+  // ---- filters
 
   filters() {
     const status = el("select", { id: "status", onchange: (event) => this.choose(event.target.value) },
@@ -62,7 +62,7 @@ class JobList {
     this.arrange();
   }
 
-  // ---- what is there
+  // ---- the list
 
   async load() {
     loading(this.box, "Loading jobs");
@@ -107,14 +107,14 @@ class JobList {
 
   take(jobs) {
     for (const job of jobs) {
-      const known = this.rows.get(job.id);
-      if (known) known.update(job);
+      const listed = this.rows.get(job.id);
+      if (listed) listed.update(job);
       else this.rows.set(job.id, jobRow(job, { signal: this.signal, chosen: () => this.count(), narrow: (label) =>
         narrow([...new Set([...this.labels, label])]) }));
     }
   }
 
-  // Newest first, those of another status hidden.
+  // Newest first; jobs of another status are hidden.
   arrange() {
     const ordered = [...this.rows.values()].sort((a, b) => b.job.created_at - a.job.created_at);
     const wanted = ordered.filter((row) => !this.status || row.job.status === this.status);

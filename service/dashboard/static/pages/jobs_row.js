@@ -1,4 +1,4 @@
-// One job in the list. Its cells are written anew with each look at the job, its tick box and its place stay.
+// One job in the list. Updates replace its cells but keep its tick box and its place.
 
 import { metricsOf } from "../api.js";
 import { sparkline } from "../charts.js";
@@ -7,7 +7,7 @@ import { doing, isOver, jobName, kindOf, labels, progressBar, statusBadge } from
 
 const POINTS = 40;
 
-// → {root, job, update(job), isChosen()}. `chosen()` hears of the tick box, `narrow(label)` of a metadata tag.
+// → {root, job, update(job), isChosen()}. The tick box calls `chosen()`, a metadata tag calls `narrow(label)`.
 export function jobRow(job, { signal, chosen, narrow }) {
   const tick = el("input", { type: "checkbox", "aria-label": `Compare ${jobName(job)}`, onchange: chosen });
   const name = el("td", { role: "cell", class: "name" },
@@ -38,7 +38,7 @@ function steps(job) {
   return isOver(job) && step === total ? `${number(total)} step${total === 1 ? "" : "s"}` : `${number(step)} of ${number(total)}`;
 }
 
-// A look that fails leaves the curve as it was: the list itself says what is wrong with the service.
+// If the request fails, the curve stays: the list itself reports the service's problem.
 async function drawCurve(cell, job, signal) {
   if (!job.progress.step) return cell.replaceChildren(el("span", { class: "faint" }, "–"));
   const rows = await metricsOf(job.id, { names: ["reward", "loss"], points: POINTS, signal }).catch(() => null);

@@ -1,5 +1,5 @@
-// A new job: choose, check, probe, start. `#/new?from=<job id>` begins with that job's request, and
-// `&patch=<JSON>` with that change of it.
+// A new job: choose, check, probe, start. `#/new?from=<job id>` starts with that job's request, and
+// `&patch=<JSON>` applies a change to it.
 
 import { get, JOBS, paged } from "../api.js";
 import { styled } from "../address.js";
@@ -16,7 +16,7 @@ export async function show(root, params, signal) {
   const patch = JSON.parse(params.query.get("patch") ?? "{}");
   let draft;
   root.append(heading("New job", {
-    below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), ...told(patch), "."),
+    below: from && el("p", { class: "hint" }, "A copy of ", el("a", { href: `#/jobs/${from}` }, from), ...changesIn(patch), "."),
     actions: [button("Reset", () => draft?.replace({ ...blank(), model: models.data[0].id }), { kind: "quiet" })],
   }));
   const box = root.appendChild(el("div"));
@@ -34,7 +34,7 @@ export async function show(root, params, signal) {
   box.className = "new-job";
 }
 
-function told(patch) {
+function changesIn(patch) {
   return Object.keys(patch).length ? [" with this change: ", el("code", {}, JSON.stringify(patch))] : [];
 }
 

@@ -1,4 +1,4 @@
-// Check, probe, start: what is done with the request, and what came of it.
+// Check, probe, start: the actions on the request, and their results.
 
 import { get, JOBS, pause, post, PROBES } from "../api.js";
 import { announce, button, el, failed, loading } from "../dom.js";
@@ -22,14 +22,14 @@ export function actions(draft, form, signal) {
     mark(form, new Map());
     changed.hidden = !found.hasChildNodes();
   });
-  const asked = (action) => () => run(page, buttons, (doing) => {
+  const ifReadable = (action) => () => run(page, buttons, (doing) => {
     const unread = document.querySelector("textarea[data-unread]");
     if (unread) return unreadable(page, unread);
     return draft.body.training_file ? action(page, doing) : blamed(page, [NO_FILE]);
   });
-  const check = button("Check", asked(checked));
-  const probe = button("Probe", asked(probed));
-  const start = button("Start", asked(started), { kind: "primary" });
+  const check = button("Check", ifReadable(checked));
+  const probe = button("Probe", ifReadable(probed));
+  const start = button("Start", ifReadable(started), { kind: "primary" });
   const buttons = [check, probe, start];
   page.past = new PastProbes((id) => run(page, buttons, (doing) => shownAgain(page, id, doing)), signal);
   const allowProbe = () => { probe.hidden = page.past.root.hidden = draft.type !== "reinforcement"; };
@@ -45,10 +45,10 @@ export function actions(draft, form, signal) {
     el("details", { class: "panel", open: window.matchMedia("(min-width: 900px)").matches }, el("summary", {}, "Request as JSON"), json, complaint));
 }
 
-// Pages that came without TLS have no randomUUID.
+// Pages without TLS have no randomUUID.
 const newKey = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 
-// One at a time: a past probe that is asked for takes the place of the one that is watched.
+// One at a time: opening a past probe replaces the one that is watched.
 async function run(page, buttons, action) {
   page.doing?.abort();
   const mine = (page.doing = new AbortController());
@@ -83,18 +83,18 @@ async function shownAgain(page, id, signal) {
   await watched(page, await get(`${PROBES}/${id}`, { signal }), signal);
 }
 
-// Until it has ended, and then what came of it.
-async function watched({ found, past }, begun, signal) {
-  let probe = begun;
+// Watches it until it has finished, then shows its result.
+async function watched({ found, past }, first, signal) {
+  let probe = first;
   let shown;
   const wasOver = isOver(probe);
   const stop = button("Cancel the probe", () => post(`${PROBES}/${probe.id}/cancel`, undefined, { signal }).catch((error) => announce(error.message)));
   if (!wasOver) past.refresh();
-  const told = el("div");
-  found.replaceChildren(told, stop);
+  const progress = el("div");
+  found.replaceChildren(progress, stop);
   while (!isOver(probe)) {
     const seen = JSON.stringify([probe.progress, probe.phase, probe.queue]);
-    if (seen !== shown) told.replaceChildren(showProbing(probe)); // else it would be read out again and again
+    if (seen !== shown) progress.replaceChildren(showProbing(probe)); // otherwise screen readers would repeat it
     shown = seen;
     await pause(POLL_SECONDS, signal);
     probe = await get(`${PROBES}/${probe.id}`, { signal });
@@ -111,14 +111,14 @@ async function started(page, signal) {
   location.hash = `#/jobs/${job.id}`;
 }
 
-// A refusal names its field or fields; anything else is shown as what it is.
+// A refusal names its fields; any other error is shown unchanged.
 function refused(page, error) {
   const listed = error.problems.length ? error.problems : error.param ? [{ param: error.param, message: error.message }] : [];
   if (error.status === 400 && listed.length) blamed(page, listed);
   else failed(page.found, error);
 }
 
-// What was typed as JSON and is none yet: without a word, something else would run.
+// Reports typed text that is not valid JSON; otherwise an older value would be used silently.
 function unreadable(page, area) {
   const details = area.closest("details");
   if (details) details.open = true;
@@ -132,8 +132,8 @@ function blamed(page, problems) {
   const placed = problems.map((one) => ({ ...one, field: paramOf(one, params, page.draft) }));
   const byParam = new Map();
   for (const one of placed) {
-    const said = one.message.replace(`${one.field}: `, ""); // it stands at that field
-    byParam.set(one.field, [...(byParam.get(one.field) ?? []), said]);
+    const message = one.message.replace(`${one.field}: `, ""); // it is shown at that field
+    byParam.set(one.field, [...(byParam.get(one.field) ?? []), message]);
   }
   mark(page.form, byParam);
   page.found.replaceChildren(showProblems(placed, focusField));

@@ -1,5 +1,5 @@
-// The request that is being written: one plain object, read and changed by dotted paths.
-// Boundary: no document and no requests; the form, the JSON and the address all go through here.
+// The draft of a request: one plain object, read and changed by dotted paths.
+// Boundary: no DOM and no requests; the form, the JSON and the address all use this draft.
 
 const KEPT = "grpo.draft";
 
@@ -30,7 +30,7 @@ export function blank() {
   return { model: "", training_file: "", method: methodOf("reinforcement") };
 }
 
-// A job's own request, as far as another job can ask the same.
+// A job's own request, as far as another job can repeat it.
 export function requestOf(job) {
   const body = { model: job.model, training_file: job.training_file };
   for (const name of ["validation_file", "suffix", "metadata"]) if (job[name]) body[name] = job[name];
@@ -38,8 +38,8 @@ export function requestOf(job) {
   return { ...body, method: ownMethod(job.method) };
 }
 
-// A request with a merge patch over it, as `POST …/clone` takes one: null removes a field, and a setting takes
-// the place of its other spelling.
+// A request with a merge patch applied, like `POST …/clone`: null removes a field, and a setting replaces its
+// other spelling.
 export function changed(request, patch) {
   if (!isObject(patch)) return patch;
   const fields = isObject(request) ? { ...request } : {};
@@ -51,7 +51,7 @@ export function changed(request, patch) {
   return fields;
 }
 
-// Jobs show rules that OpenAI does not know as `python`, with their true type in `rule`.
+// Jobs return rules that OpenAI does not have as `python`, with their real type in `rule`.
 export function ownMethod(method) {
   const { rule, ...rest } = method;
   const type = rule ?? method.type;
@@ -61,7 +61,7 @@ export function ownMethod(method) {
   return rule ? { type, [type]: settings } : { ...rest, [type]: settings };
 }
 
-// A job shows every spelling of a setting; with one of them changed the other would contradict it.
+// A job returns every spelling of a setting; if one is changed, the other would contradict it.
 function dropOtherSpellings(hyperparameters) {
   for (const [own, other] of Object.entries(SPELLINGS)) if (hyperparameters[own]) delete hyperparameters[other];
 }
@@ -70,10 +70,10 @@ function ownGrader({ rule, source, ...grader }) {
   return rule ? { ...grader, type: rule } : source === undefined ? grader : { ...grader, source };
 }
 
-// Who listens is called after every change, whoever made it.
+// The listener is called after every change.
 export function draftOf(body) {
   const listeners = [];
-  const told = () => {
+  const notify = () => {
     sessionStorage.setItem(KEPT, JSON.stringify(draft.body));
     for (const listener of listeners) listener();
   };
@@ -88,23 +88,23 @@ export function draftOf(body) {
       const holder = names.reduce((value, name) => (value[name] = isObject(value[name]) ? value[name] : {}), draft.body);
       if (value === undefined) delete holder[last];
       else holder[last] = value;
-      told();
+      notify();
     },
     replace(other) {
       draft.body = other;
-      told();
+      notify();
     },
   };
   return draft;
 }
 
-// What was being written when the page was left; null where nothing was.
+// The stored draft of an earlier visit; null if there is none.
 export function keptDraft() {
   try {
     const kept = JSON.parse(sessionStorage.getItem(KEPT));
     return isObject(kept?.method) ? kept : null;
   } catch {
-    return null; // not ours, or of another version: begin anew
+    return null; // damaged, or of another version
   }
 }
 
@@ -116,8 +116,8 @@ export function isObject(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-// Which of the `params` a problem belongs to: the longest that it begins with. A template that no row
-// resolves is told about the row, and belongs to the field that holds it.
+// The one of `params` that a problem belongs to: the longest prefix of its path. A template that no row
+// resolves is reported for the row, and belongs to the field that contains it.
 export function paramOf(problem, params, draft) {
   const template = /\{\{[^}]*\}\}/.exec(problem.message)?.[0];
   const holder = template && params.find((param) => {

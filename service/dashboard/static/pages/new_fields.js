@@ -1,9 +1,9 @@
-// Fields of the form: a label, a control tied to a path of the draft, a sentence, and room for its problems.
-// Boundary: knows no page; what stands where is `new_form.js`'s.
+// Fields of the form: a label, a control bound to a path of the draft, a hint, and room for its problems.
+// Boundary: single fields; `new_form.js` arranges them.
 
 import { el } from "../dom.js";
 
-// One field. `control` has the id that the label names; `param` is the request's field.
+// One field. `control` has the id that the label refers to; `param` is the request's field.
 export function field(param, label, hint, control, ...more) {
   const id = idOf(param);
   control.id = id;
@@ -16,7 +16,7 @@ export function field(param, label, hint, control, ...more) {
 
 export const idOf = (param) => `new-${param.replaceAll(".", "-")}`;
 
-// A text or number that is the value at `param`; empty: the field is left out of the request.
+// A text or number input for the value at `param`; empty: the field is left out of the request.
 export function input(draft, param, { kind = "text", parse = (text) => text, format = String, ...props } = {}) {
   const control = el("input", { type: kind === "number" ? "number" : "text", autocomplete: "off", spellcheck: "false", ...props });
   if (kind === "number") control.step = props.step ?? "any";
@@ -26,7 +26,7 @@ export function input(draft, param, { kind = "text", parse = (text) => text, for
   });
 }
 
-// `options`: [value, text] each; a value that is not among them is added, so that nothing is lost.
+// `options`: [value, text] each; a value that is not among them is added.
 export function select(draft, param, options, onpick) {
   const control = el("select", {}, options.map(([value, text]) => el("option", { value }, text)));
   return tied(draft, param, control, {
@@ -45,7 +45,7 @@ export function textarea(draft, param, props) {
   return tied(draft, param, control, { read: () => control.value, write: (value) => { control.value = value ?? ""; } });
 }
 
-// JSON at a path (null: the whole request), with its own complaint while it cannot be read.
+// JSON at a path (null: the whole request), with an error message while it is invalid.
 export function jsonArea(draft, param, props) {
   const control = el("textarea", { spellcheck: "false", ...props });
   const complaint = el("p", { class: "problem small", role: "alert" });

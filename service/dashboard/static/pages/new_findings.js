@@ -1,4 +1,4 @@
-// What a check, an estimate and a probe have found, for people.
+// The findings of a check, an estimate and a probe, as elements.
 
 import { ago, bytes, duration, el, number, percent } from "../dom.js";
 import { between } from "./job_cost.js";
@@ -7,15 +7,15 @@ const TONES = { yes: "good", maybe: "warn", no: "bad" };
 
 const SHOWN = 10;
 
-// `problems`: [{param, message, field}], `field` being the form's own; `go` leads there. What is wrong with
-// many rows alike is said once.
+// `problems`: [{param, message, field}], `field` is the form's own; `go` focuses it. A problem that many rows
+// share is shown once.
 export function showProblems(problems, go) {
-  const said = (one) => one.message.replace(`${one.param}: `, "");
-  const groups = [...Map.groupBy(problems, (one) => `${one.field} ${said(one)}`).values()];
+  const text = (one) => one.message.replace(`${one.param}: `, "");
+  const groups = [...Map.groupBy(problems, (one) => `${one.field} ${text(one)}`).values()];
   return el("div", { class: "note bad", role: "alert" },
     el("h3", {}, groups.length === 1 ? "1 problem to fix" : `${groups.length} problems to fix`),
     el("ul", { class: "problems" }, groups.slice(0, SHOWN).map(([one, ...others]) => el("li", {},
-      one.field ? fieldLink(one.field, one.param, go) : el("code", {}, one.param), " ", said(one),
+      one.field ? fieldLink(one.field, one.param, go) : el("code", {}, one.param), " ", text(one),
       others.length > 0 && ` (and ${others.length} similar)`))),
     groups.length > SHOWN && el("p", { class: "small" }, `And ${groups.length - SHOWN} more.`));
 }
@@ -28,10 +28,10 @@ export function showCheck(report) {
   const rows = `${number(report.rows.training)} row${report.rows.training === 1 ? "" : "s"}`;
   const held = report.rows.validation ? `, ${number(report.rows.validation)} held out` : "";
   const isClean = !report.warnings.length;
-  const said = isClean ? "No problems found." : "The job would be accepted. Review first:";
+  const advice = isClean ? "No problems found." : "The job would be accepted. Review first:";
   return [
     el("div", { class: `note ${isClean ? "good" : ""}`, role: "status" },
-      el("h3", {}, isClean ? "Ready to start" : "Ready, with warnings"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${said}`)),
+      el("h3", {}, isClean ? "Ready to start" : "Ready, with warnings"), el("p", {}, `${rows}${held}, ${number(report.total_steps)} steps. ${advice}`)),
     report.warnings.map((warning) => el("div", { class: "note warn" }, el("p", {}, warning.message))),
     showEstimate(report.estimate),
   ];

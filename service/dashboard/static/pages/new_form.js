@@ -1,5 +1,5 @@
-// The form's four parts: model, data, reward, settings. Boundary: fields and the files' list; the actions
-// beside them are `new_actions.js`'s.
+// The form's four parts: model, data, reward, settings. Boundary: fields and the file list; the actions are in
+// `new_actions.js`.
 
 import { firstRow, upload } from "../api.js";
 import { ago, announce, bytes, el, percent, section } from "../dom.js";
@@ -88,24 +88,24 @@ const named = (file) => [file.id, `${file.filename}, ${bytes(file.bytes)}, ${ago
 function uploader(onUploaded, signal) {
   const bar = el("i", { style: { width: "0%" } });
   const progress = el("div", { class: "bar", hidden: true }, bar);
-  const said = el("p", { class: "hint", role: "status" }, "JSONL, one example a row: {\"messages\": […], \"answer\": …}");
+  const status = el("p", { class: "hint", role: "status" }, "JSONL, one example a row: {\"messages\": […], \"answer\": …}");
   const picker = el("input", { type: "file", accept: ".jsonl,.json", id: "new-upload", class: "unseen" });
   picker.addEventListener("change", async () => {
     const [file] = picker.files;
     if (!file) return;
     progress.hidden = false;
-    said.className = "hint";
+    status.className = "hint";
     try {
       const stored = await upload(file, { signal, onProgress: (part) => {
         bar.style.width = `${100 * part}%`;
-        said.textContent = `Uploading ${file.name}: ${percent(part)}`;
+        status.textContent = `Uploading ${file.name}: ${percent(part)}`;
       } });
-      said.textContent = `${file.name} uploaded.`;
+      status.textContent = `${file.name} uploaded.`;
       onUploaded(stored);
     } catch (error) {
       if (signal.aborted) return;
-      said.className = "problem small";
-      said.textContent = error.message;
+      status.className = "problem small";
+      status.textContent = error.message;
       announce(error.message);
     } finally {
       progress.hidden = true;
@@ -113,23 +113,23 @@ function uploader(onUploaded, signal) {
     }
   });
   return el("div", { class: "stack" },
-    el("div", { class: "row" }, picker, el("label", { for: "new-upload", class: "button" }, "Upload a file"), said), progress);
+    el("div", { class: "row" }, picker, el("label", { for: "new-upload", class: "button" }, "Upload a file"), status), progress);
 }
 
 function showRow(box, list, row) {
   const names = Object.keys(row ?? {}).filter((name) => !["messages", "prompt", "tools"].includes(name));
   list.replaceChildren(...names.map((name) => el("option", { value: `{{item.${name}}}` })));
   if (!row) return box.replaceChildren();
-  const said = row.messages?.at(-1)?.content ?? row.prompt ?? "";
+  const text = row.messages?.at(-1)?.content ?? row.prompt ?? "";
   box.replaceChildren(el("div", { class: "note stack" },
     el("p", { class: "small faint" }, "First row"),
-    el("p", { class: "text cut-lines" }, typeof said === "string" ? said : JSON.stringify(said)),
+    el("p", { class: "text cut-lines" }, typeof text === "string" ? text : JSON.stringify(text)),
     el("p", { class: "small" }, "Fields for the grader: ", names.length
       ? names.map((name) => el("code", { class: "tag" }, `{{item.${name}}}`))
       : "none")));
 }
 
-// Reward and settings follow the method, so they are drawn again when it changes.
+// Reward and settings depend on the method, so they are rendered again when it changes.
 export function methodParts(draft) {
   const box = el("div", { class: "parts" });
   let shown;

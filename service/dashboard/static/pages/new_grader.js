@@ -1,4 +1,4 @@
-// The grader: a small form for the common rules, and JSON for all of them.
+// The grader: a small form for the common rules, JSON for all rules.
 
 import { el } from "../dom.js";
 import { field, input, jsonArea, select, textarea } from "./new_fields.js";
@@ -8,7 +8,7 @@ const PYTHON = `def grade(sample, item):
     return 1.0 if item["answer"] in sample["output_text"] else 0.0
 `;
 
-// What each rule starts as, and what its form asks for.
+// Each rule's initial value, and the fields of its form.
 const RULES = {
   numeric: {
     label: "Numeric answer",
@@ -65,13 +65,13 @@ function tag(draft, at) {
     input(draft, `${at}.tag`, { placeholder: "answer" }));
 }
 
-// A rule as it starts, over the rows' field `name`.
+// A rule's initial value for the rows' field `name`.
 export function beginning(type, name = "answer") {
   const text = JSON.stringify({ type, ...RULES[type]?.start });
   return JSON.parse(text.replace("item.answer", `item.${name}`).replace("item[\\\"answer\\\"]", `item[\\\"${name}\\\"]`));
 }
 
-// The rows have other fields than were thought of: a rule that is still as it started takes one of theirs.
+// If the rows have other fields than assumed, an unchanged rule uses one of theirs.
 export function suit(draft, row) {
   const at = `method.${draft.type}.grader`;
   const grader = draft.get(at);
@@ -80,13 +80,13 @@ export function suit(draft, row) {
   if (isUntouched) draft.set(at, beginning(grader.type, draft.answer));
 }
 
-// The field that an answer is most likely compared with.
+// The field that most likely contains the reference.
 function answerOf(row) {
   if ("answer" in row) return "answer";
   return Object.keys(row).find((name) => /^[A-Za-z_]\w*$/.test(name) && name !== "prompt" && typeof row[name] !== "object");
 }
 
-// The box of the grader of a method at `at`; drawn again when its rule changes.
+// The box of the grader of a method at `at`; rendered again when its rule changes.
 export function graderForm(draft, at) {
   const box = el("div", { class: "stack" });
   const parts = el("div", { class: "stack" });
@@ -95,9 +95,9 @@ export function graderForm(draft, at) {
     const type = draft.get(`${at}.type`);
     if (type === shown) return;
     shown = type;
-    const known = RULES[type];
-    parts.replaceChildren(...(known ? known.parts(draft, at) : [el("p", { class: "hint" }, "Edit this grader as JSON.")]));
-    details.open ||= !known;
+    const common = RULES[type];
+    parts.replaceChildren(...(common ? common.parts(draft, at) : [el("p", { class: "hint" }, "Edit this grader as JSON.")]));
+    details.open ||= !common;
   };
   const options = [
     ...Object.entries(RULES).map(([type, rule]) => [type, rule.label]),

@@ -1,4 +1,4 @@
-// The probes of before, newest first, each with what came of it; one of them can be looked at again.
+// Earlier probes with their results, newest first; each can be opened again.
 
 import { paged, PROBES } from "../api.js";
 import { ago, button, el, empty, failed, loading, number } from "../dom.js";
@@ -8,19 +8,19 @@ const PAGE = 5;
 export const isOver = (probe) => ["succeeded", "failed", "cancelled"].includes(probe.status);
 
 export class PastProbes {
-  // `again(id)` shows a probe where a new one would be shown.
+  // `again(id)` shows a probe in the place of a new one.
   constructor(again, signal) {
     this.again = again;
     this.signal = signal;
     this.list = el("ul", { class: "past" });
-    this.running = new Set(); // of those that are listed, when they were read
+    this.running = new Set(); // ids of the listed ones that were running
     this.box = el("div");
     this.more = button("Load older probes", () => this.grow(), { kind: "small" });
     this.root = el("details", { class: "panel", ontoggle: () => this.refresh() },
       el("summary", {}, "Previous probes"), this.box);
   }
 
-  // Read anew, as far as somebody looks.
+  // Reads the list again up to the loaded page.
   async refresh() {
     if (!this.root.open) return;
     if (!this.list.hasChildNodes()) loading(this.box, "Loading probes");
@@ -28,11 +28,11 @@ export class PastProbes {
     await this.grow(() => { this.list.replaceChildren(); this.running.clear(); });
   }
 
-  async grow(begin) {
+  async grow(first) {
     this.more.disabled = true;
     try {
       const probes = await this.pages.next();
-      begin?.();
+      first?.();
       this.list.append(...probes.map((probe) => this.row(probe)));
       this.show();
     } catch (error) {
@@ -46,7 +46,7 @@ export class PastProbes {
     this.box.replaceChildren(this.list, ...(this.pages.hasMore ? [this.more] : []));
   }
 
-  // Whether the list says that a probe has not ended.
+  // Whether the list shows a probe as unfinished.
   takesForRunning(id) { return this.running.has(id); }
 
   row(probe) {

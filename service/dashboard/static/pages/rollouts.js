@@ -1,5 +1,5 @@
-// What a job sampled, one prompt's group at a time: `#/jobs/<id>/rollouts?step=3&filter=no_signal&group=…`.
-// Boundary: which groups there are is the API's answer to the address; drawing one is `rollouts_group.js`'s.
+// A job's rollouts, one prompt's group at a time: `#/jobs/<id>/rollouts?step=3&filter=no_signal&group=…`.
+// Boundary: requests the groups that the address selects; `rollouts_group.js` renders one.
 
 import { replaceQuery, styled } from "../address.js";
 import { follow, get, jobPath, paged } from "../api.js";
@@ -55,17 +55,17 @@ class RolloutsPage {
   }
 
   async changed() {
-    if (this.signal.aborted) return; // the slider rests a moment before it asks
+    if (this.signal.aborted) return; // a short delay while the slider moves
     replaceQuery({ ...this.controls.state, group: null });
     await this.load();
   }
 
-  // The first groups of what is asked for; `wanted`: the id of the one to show, if it is among them.
+  // The first groups of the selection; `wanted`: the id of the one to show, if it is among them.
   async load(wanted) {
     const mine = (this.loading = {});
     if (!this.controls.hasSteps) return this.nothingYet();
-    if (!this.groups.length) this.stand(() => loading(this.box, "Loading groups"));
-    this.box.setAttribute("aria-busy", true); // what is shown stays meanwhile: a slider should not make it flicker
+    if (!this.groups.length) this.replaceGroup(() => loading(this.box, "Loading groups"));
+    this.box.setAttribute("aria-busy", true); // the old content stays meanwhile, so that the slider does not make it flicker
     this.pages = paged(jobPath(this.job.id, "/rollouts"), { limit: PAGE, ...this.controls.query() }, { signal: this.signal });
     try {
       const first = await this.pages.next();
@@ -77,12 +77,12 @@ class RolloutsPage {
       if (this.signal.aborted || this.loading !== mine) return;
       if (error.status === undefined) throw error;
       this.groups = [];
-      this.stand(() => failed(this.box, error, () => this.load(wanted)));
+      this.replaceGroup(() => failed(this.box, error, () => this.load(wanted)));
     }
   }
 
-  // A state in the place of a group.
-  stand(show) {
+  // Shows a state instead of a group.
+  replaceGroup(show) {
     this.pager.hidden = this.rescore.root.hidden = true;
     this.box.removeAttribute("aria-busy");
     show();
@@ -107,10 +107,10 @@ class RolloutsPage {
     this.show();
   }
 
-  // The next page's groups too; false where it did not come, or is asked for no more.
+  // Loads the next page of groups; false if that failed or is no longer needed.
   async grow() {
     const pages = this.pages;
-    this.next.disabled = true; // asked for twice it would come twice
+    this.next.disabled = true; // a second request would load it twice
     try {
       const more = await pages.next();
       if (pages !== this.pages) return false;
@@ -128,18 +128,18 @@ class RolloutsPage {
     const hint = this.job.method.type === "supervised"
       ? "Supervised jobs do not sample completions."
       : "Metrics appear with the first step.";
-    this.stand(() => empty(this.box, "No rollouts yet", hint));
+    this.replaceGroup(() => empty(this.box, "No rollouts yet", hint));
   }
 
   nothingFits() {
     const filter = this.controls.state.filter;
     const what = filter ? `“${NAMES[filter].toLowerCase()}”` : "this question";
-    this.stand(() => empty(this.box, "No matching group", `No group matches ${what}.`,
+    this.replaceGroup(() => empty(this.box, "No matching group", `No group matches ${what}.`,
       button("Show all groups", () => this.controls.clear())));
     announce("No matching group");
   }
 
-  // ---- live: the stream tells that a step has come, the overview which ones there are
+  // ---- live: the stream announces a new step, the overview lists the steps
 
   async stayFresh() {
     const newest = await get(jobPath(this.job.id, "/events"), { query: { limit: 1 }, signal: this.signal });
@@ -149,11 +149,11 @@ class RolloutsPage {
     this.status.replaceChildren(statusBadge(await get(jobPath(this.job.id), { signal: this.signal })));
   }
 
-  // One question at a time, and one more where a step came meanwhile.
+  // One request at a time, and one more if a step arrived meanwhile.
   async refresh() {
     this.isStale = true;
-    if (this.isAsking) return;
-    this.isAsking = true;
+    if (this.isLoading) return;
+    this.isLoading = true;
     try {
       while (this.isStale) {
         this.isStale = false;
@@ -162,7 +162,7 @@ class RolloutsPage {
     } catch (error) {
       if (!this.signal.aborted && error.status === undefined) throw error;
     } finally {
-      this.isAsking = false; // what could not be told now is told with the next step
+      this.isLoading = false; // after a failure, the next step tries again
     }
   }
 

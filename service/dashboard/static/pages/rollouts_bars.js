@@ -1,5 +1,5 @@
 // A group's rewards as bars, the mean as the waterline, each completion's advantage above its bar.
-// Every bar is a button: click, Tab, and the arrow keys between them.
+// Every bar is a button: click, Tab, and arrow keys.
 
 import { el, number } from "../dom.js";
 
@@ -89,7 +89,7 @@ function spoken(one, at) {
   return `Completion ${at + 1}: ${reward}${one.finish_reason === "length" ? ", truncated" : ""}`;
 }
 
-// Rewards → heights in percent; 0 is always in sight.
+// Rewards → heights in percent; 0 is always visible.
 function scaleOf(rewards) {
   const low = Math.min(0, ...rewards);
   const high = Math.max(0, ...rewards);

@@ -1,5 +1,5 @@
-// What is asked of the rollouts: split, step or all steps, a filter, parts that fired and did not.
-// Boundary: the state of the form and what it means; the page asks the API.
+// The selection of rollouts: split, step or all steps, a filter, parts that fired and did not.
+// Boundary: the form and its state; the page sends the requests.
 
 import { button, el } from "../dom.js";
 
@@ -14,7 +14,7 @@ const SPLITS = { train: "Training", validation: "Validation", retention: "Retent
 const REST_MS = 120;
 
 export class Controls {
-  // `overview` is the API's; `query` the address's; `changed` is called after each change of the state.
+  // `overview`: the API's; `query`: the address's; `changed` is called after each change of the state.
   constructor(overview, query, changed) {
     this.overview = overview;
     this.changed = changed;
@@ -43,7 +43,7 @@ export class Controls {
     return this.overview.data.find((one) => one.split === split)?.steps ?? [];
   }
 
-  // The step that was asked for, else the newest.
+  // The selected step, otherwise the newest.
   nearest(split, wanted) {
     const steps = this.stepsOf(split);
     return steps.includes(Number(wanted)) && wanted !== null ? Number(wanted) : (steps.at(-1) ?? 0);
@@ -55,7 +55,7 @@ export class Controls {
     return step === "all" ? rest : { ...rest, step };
   }
 
-  // Whether a completion is what was asked for, by the API's own rule.
+  // Whether a completion is selected, by the API's own rule.
   admits(completion) {
     const { filter, fired, not_fired: notFired } = this.state;
     if (filter === "truncated" && completion.finish_reason !== "length") return false;
@@ -69,7 +69,7 @@ export class Controls {
   set(changes) {
     Object.assign(this.state, changes);
     this.paint();
-    clearTimeout(this.timer); // a slider that is dragged passes many steps
+    clearTimeout(this.timer); // a dragged slider passes many steps
     this.timer = setTimeout(this.changed, REST_MS);
   }
 
@@ -122,7 +122,7 @@ export class Controls {
     this.set({ step: this.steps[Math.max(0, Math.min(at + by, this.steps.length - 1))] });
   }
 
-  // What the elements show of the state.
+  // Updates the elements from the state.
   paint() {
     const { split, step, filter, fired, not_fired: notFired } = this.state;
     const steps = this.steps;

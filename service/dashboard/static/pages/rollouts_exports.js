@@ -1,4 +1,4 @@
-// Downloads of what is shown: the groups as they are, or datasets made of them.
+// Downloads of the selection: the groups themselves, or datasets made from them.
 
 import { download, jobPath } from "../api.js";
 import { button, el, failed } from "../dom.js";
@@ -10,7 +10,7 @@ const KINDS = [
 ];
 
 export class Exports {
-  // `query`: → what is shown now, as the API's parameters.
+  // `query`: → the current selection as the API's parameters.
   constructor(id, query, signal) {
     this.id = id;
     this.query = query;

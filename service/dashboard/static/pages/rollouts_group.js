@@ -1,4 +1,4 @@
-// One prompt's group: its rewards as bars over the mean, and the completion that is pointed at.
+// One prompt's group: its rewards as bars over the mean, and the selected completion.
 // Boundary: a group of the API in, elements out.
 
 import { announce, el, number, percent, quoted } from "../dom.js";
@@ -20,7 +20,7 @@ export class GroupView {
     this.rescored = new Map();
   }
 
-  // `admits`: which completions the question is about; the others are dimmed.
+  // `admits`: whether a completion is selected; the others are dimmed.
   show(group, admits) {
     this.group = group;
     this.admits = admits;
@@ -29,7 +29,7 @@ export class GroupView {
     this.draw();
   }
 
-  // A re-score's answer: the bars show what would be instead, as marks.
+  // Shows the result of a re-score as marks across the bars.
   compareWith(answer) {
     this.rescored = new Map((answer?.data ?? []).map((group) => [group.id, group]));
     if (this.group) this.draw();
@@ -61,7 +61,7 @@ export class GroupView {
       el("h2", {}, `Completion ${this.chosen + 1}`),
       el("dl", { class: "figures" }, completionFigures(one, after).map(([name, value]) =>
         el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
-      el("p", { class: "text said", tabindex: 0, role: "region", "aria-label": `Text of completion ${this.chosen + 1}` },
+      el("p", { class: "text model-text", tabindex: 0, role: "region", "aria-label": `Text of completion ${this.chosen + 1}` },
         one.text || el("span", { class: "faint" }, "empty completion")),
       parts(one, after), one.feedback ? el("p", { class: "hint text" }, one.feedback) : "");
   }
@@ -99,7 +99,7 @@ function completionFigures(one, after) {
   return one.turns > 1 ? [...found, ["Turns", number(one.turns)]] : found;
 }
 
-// What each part of the grader gave, or why it could not.
+// The score of each part of the grader, or its error.
 function parts(one, after) {
   const names = [...new Set([...Object.keys(one.parts), ...Object.keys(one.errors)])];
   const rows = names.map((name) => [name, one.parts[name], one.errors[name]]);

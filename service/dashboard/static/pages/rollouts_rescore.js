@@ -1,11 +1,11 @@
-// Another grader, pasted, over this job's rollouts: what would have changed. Nothing of the job is changed.
+// A pasted grader applied to this job's rollouts: what would change. The job itself stays unchanged.
 
 import { jobPath, post } from "../api.js";
 import { announce, button, el, failed, loading, number, percent } from "../dom.js";
 import { ownMethod } from "./new_draft.js";
 
 export class Rescore {
-  // `query`: → what is shown now; `answered`: called with the API's answer, and with null when it is put away.
+  // `query`: → the current selection; `answered`: called with the API's response, and with null when it is closed.
   constructor(job, query, signal, answered) {
     this.id = job.id;
     this.query = query;

@@ -1,4 +1,4 @@
-// Try a model: one prompt, two models side by side, the same seed. What they say is other people's text.
+// Try a model: one prompt, two models side by side, the same seed. Their output is untrusted text.
 
 import { replaceQuery, styled } from "../address.js";
 import { get } from "../api.js";
@@ -29,8 +29,8 @@ class TryPage {
   constructor(models, query, signal) {
     this.signal = signal;
     this.models = models;
-    const asked = query.get("model");
-    const tuned = asked ?? models.find((model) => model.id.startsWith("ft:"))?.id ?? "";
+    const named = query.get("model");
+    const tuned = named ?? models.find((model) => model.id.startsWith("ft:"))?.id ?? "";
     const base = query.get("base") ?? baseOf(tuned, models);
     this.answers = { left: new Answer(), right: new Answer() };
     this.chosen = { left: this.chooser("left", base), right: this.chooser("right", tuned === base ? "" : tuned) };
@@ -50,11 +50,11 @@ class TryPage {
     this.stop = button("Stop", () => this.running?.abort(), { disabled: true });
     const more = el("details", {}, el("summary", {}, "System prompt and settings"),
       el("div", { class: "more" }, field("System prompt", this.system), this.settings()));
-    // a wrong number in there must be seen before the browser can point at it
+    // an invalid number in there must be visible before the browser can point at it
     more.addEventListener("invalid", () => (more.open = true), true);
     return el("form", { class: "panel", onsubmit: (event) => {
       event.preventDefault();
-      this.ask();
+      this.generate();
     } },
     el("div", { class: "choices" }, SIDES.map((side) => field(NAMES[side], this.chosen[side]))),
     field("Prompt", this.prompt), more,
@@ -92,9 +92,9 @@ class TryPage {
     }
   }
 
-  // ---- asking
+  // ---- requests
 
-  async ask() {
+  async generate() {
     if (this.running) return;
     this.running = new AbortController();
     const signal = AbortSignal.any([this.signal, this.running.signal]);
@@ -103,14 +103,14 @@ class TryPage {
     announce("Generating");
     const chosen = SIDES.filter((side) => this.chosen[side].value);
     for (const side of SIDES) this.answers[side].clear();
-    await Promise.all(chosen.map((side) => this.answers[side].ask(this.asked(this.chosen[side].value), signal)));
+    await Promise.all(chosen.map((side) => this.answers[side].stream(this.requestFor(this.chosen[side].value), signal)));
     this.running = null;
     this.send.disabled = false;
     this.stop.disabled = true;
     if (!this.signal.aborted) announce("Done");
   }
 
-  asked(model) {
+  requestFor(model) {
     return {
       model,
       prompt: this.prompt.value,
@@ -127,7 +127,7 @@ function field(label, control) {
   return el("div", { class: "field" }, el("label", { for: control.id }, label), control);
 }
 
-// The catalogue's model inside `ft:<base>:…`, else the first base model there is.
+// The catalogue's model inside `ft:<base>:…`, otherwise the first base model.
 function baseOf(model, models) {
   const bases = models.filter((one) => !one.id.startsWith("ft:")).map((one) => one.id);
   const named = model.startsWith("ft:") ? model.split(":")[1] : model;

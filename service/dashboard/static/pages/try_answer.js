@@ -1,14 +1,14 @@
-// One model's answer as it grows. Boundary: its panel; what is asked and of whom is the page's.
+// One model's streamed response. Boundary: its panel; the page builds the request.
 
 import { duration, el, empty, failed } from "../dom.js";
 import { talk } from "../talk.js";
 
-const WHY = { stop: "the model ended it", length: "cut at the limit of tokens" };
+const WHY = { stop: "stopped by the model", length: "cut off at max tokens" };
 
 export class Answer {
   constructor() {
     this.title = el("h2", { class: "cut" });
-    this.body = el("div", { class: "said" });
+    this.body = el("div", { class: "model-text" });
     this.foot = el("p", { class: "hint" });
     this.root = el("section", { class: "panel answer", hidden: true }, this.title, this.body, this.foot);
     this.clear();
@@ -19,20 +19,20 @@ export class Answer {
     this.root.setAttribute("aria-label", "No answer yet");
   }
 
-  // Shows the answer, or why there is none. Never throws: the other one goes on.
-  async ask(asked, signal) {
+  // Shows the response, or why there is none. Never throws, so that the other panel continues.
+  async stream(wanted, signal) {
     const began = performance.now();
-    this.begin(asked.model);
+    this.reset(wanted.model);
     try {
-      const { reason, usage } = await talk(asked, { signal, onText: (piece) => this.grow(piece) });
+      const { reason, usage } = await talk(wanted, { signal, onText: (piece) => this.grow(piece) });
       this.end(reason, usage, (performance.now() - began) / 1000);
     } catch (error) {
-      this.broke(error, () => this.ask(asked, signal));
+      this.broke(error, () => this.stream(wanted, signal));
     }
     this.root.setAttribute("aria-busy", "false");
   }
 
-  begin(model) {
+  reset(model) {
     this.title.textContent = model;
     this.title.title = model;
     this.root.hidden = false;
@@ -49,7 +49,7 @@ export class Answer {
   }
 
   end(reason, usage, seconds) {
-    if (!this.text.data) empty(this.body, "It said nothing", "The model ended its answer at once.");
+    if (!this.text.data) empty(this.body, "Empty response", "The model ended its response immediately.");
     const tokens = usage ? `${usage.completion_tokens} tokens in ${duration(seconds)}, ` : "";
     this.foot.textContent = `${tokens}${WHY[reason] ?? reason}`;
   }
