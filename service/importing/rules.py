@@ -135,13 +135,7 @@ def maps(
 def only(name: str, *allowed: Any, why: str) -> Rule:
     """A field of which only these values, the default first, are supported; any other is refused."""
 
-    def apply(translation: Translation) -> None:
-        if translation[name] in allowed:
-            translation.leaves(name, "the same here")
-        else:
-            translation.refuses(name, why)
-
-    return Rule({name: allowed[0]}, apply)
+    return _fixed(name, allowed, Translation.refuses, why)
 
 
 def unneeded(why: str, names: str, under: str = "") -> Rule:
@@ -158,13 +152,19 @@ def unneeded(why: str, names: str, under: str = "") -> Rule:
 def unlike(name: str, default: Any, why: str) -> Rule:
     """A field whose other values than the default are reported as a difference."""
 
+    return _fixed(name, (default,), Translation.differs, why)
+
+
+def _fixed(
+    name: str, allowed: tuple[Any, ...], otherwise: Callable[[Translation, str, str], None], why: str
+) -> Rule:
     def apply(translation: Translation) -> None:
-        if translation[name] == default:
+        if translation[name] in allowed:
             translation.leaves(name, "the same here")
         else:
-            translation.differs(name, why)
+            otherwise(translation, name, why)
 
-    return Rule({name: default}, apply)
+    return Rule({name: allowed[0]}, apply)
 
 
 def together(defaults: Mapping[str, Any]) -> Callable[[Callable[[Translation], None]], Rule]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from service.importing import shared
+from service.importing import common_fields
 from service.importing.rules import Translation, together, whole
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")
@@ -215,7 +215,7 @@ def adapter(translation: Translation) -> None:
 
 @together({"model_name_or_path": None, "model_revision": "main"})
 def model(translation: Translation) -> None:
-    shared.model(translation, "model_name_or_path")
+    common_fields.model(translation, "model_name_or_path")
     revision, why = translation["model_revision"], "set by the catalogue's entry"
     if revision in (None, "main"):
         translation.leaves("model_revision", why)
@@ -236,12 +236,12 @@ def data(translation: Translation) -> None:
     names = ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
     named = translation["dataset_name"]
     is_file = isinstance(named, str) and named.endswith((".jsonl", ".parquet"))
-    shared.datasets(translation, names, "dataset_test_split", named if is_file else None)
+    common_fields.datasets(translation, names, "dataset_test_split", named if is_file else None)
 
 
 @together({"run_name": None})
 def run_name(translation: Translation) -> None:
-    shared.run_name(translation, "run_name")
+    common_fields.run_name(translation, "run_name")
 
 
 @together({"eval_strategy": "no", "eval_steps": None, "do_eval": False})
@@ -262,7 +262,7 @@ def evaluation(translation: Translation) -> None:
 
 @together({"save_strategy": "steps", "save_steps": 500, "save_total_limit": None})
 def saving(translation: Translation) -> None:
-    shared.checkpoints(translation, "save_steps", "save_total_limit")
+    common_fields.checkpoints(translation, "save_steps", "save_total_limit")
     if translation["save_strategy"] == "steps":
         translation.leaves("save_strategy", "the same here")
     else:

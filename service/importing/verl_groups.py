@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from service.importing import shared
+from service.importing import common_fields
 from service.importing.rewards import wrapped_verl
 from service.importing.rules import Refusal, Translation, together, whole
 from service.importing.trl_groups import IF_ANY, SHARE, total_steps
@@ -178,7 +178,7 @@ def _estimated(translation: Translation, switch: str, weight: str, kind: str, pl
 )
 def model(translation: Translation) -> None:
     path, rank, alpha, targets = model.defaults
-    shared.model(translation, path)
+    common_fields.model(translation, path)
     if translation[rank]:
         translation.maps(rank, "lora.rank", whole(translation[rank]))
         translation.maps(alpha, "lora.alpha", float(translation[alpha]))
@@ -190,7 +190,7 @@ def model(translation: Translation) -> None:
 
 @together({"data.train_files": None, "data.val_files": None})
 def data(translation: Translation) -> None:
-    shared.datasets(translation, "data.train_files", "data.val_files")
+    common_fields.datasets(translation, "data.train_files", "data.val_files")
 
 
 @together({"trainer.test_freq": -1})
@@ -204,12 +204,12 @@ def evaluation(translation: Translation) -> None:
 
 @together({"trainer.save_freq": -1, "trainer.max_actor_ckpt_to_keep": None})
 def saving(translation: Translation) -> None:
-    shared.checkpoints(translation, "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
+    common_fields.checkpoints(translation, "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
 
 
 @together({"trainer.experiment_name": None})
 def run_name(translation: Translation) -> None:
-    shared.run_name(translation, "trainer.experiment_name")
+    common_fields.run_name(translation, "trainer.experiment_name")
 
 
 @together({"custom_reward_function.path": None, "custom_reward_function.name": "compute_score"})

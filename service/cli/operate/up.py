@@ -30,7 +30,7 @@ from service.cli.operate.settings import (
 )
 from service.cli.operate.supervisor import Child
 from service.cli.terminal.errors import CommandError
-from service.cli.terminal.output import JsonFlag, console, print_json, stderr
+from service.cli.terminal.output import JsonFlag, print_line, stderr
 from service.settings import Settings
 
 READY_SECONDS = 60.0
@@ -129,13 +129,10 @@ def up(
 
 
 def _announce(embedded: Embedded, as_json: bool) -> None:
-    key_file = embedded.settings.key_file
-    if as_json:
-        pids = {"api_pid": embedded.api.pid, "worker_pid": embedded.worker.pid}
-        print_json({"url": embedded.url, "key_file": str(key_file), **pids})
-        return
-    console.print(f"Ready: {embedded.url}  (API documentation: {embedded.url}/docs)", soft_wrap=True)
-    console.print(f"Key:   {key_file}", soft_wrap=True)
+    url, key_file = embedded.url, str(embedded.settings.key_file)
+    pids = {"api_pid": embedded.api.pid, "worker_pid": embedded.worker.pid}
+    text = f"Ready: {url}  (API documentation: {url}/docs)\nKey:   {key_file}"
+    print_line({"url": url, "key_file": key_file, **pids}, text, as_json=as_json)
 
 
 def _log(message: str) -> None:
