@@ -7,11 +7,12 @@ import argparse
 from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
-from worker.loop import drain_on_signals, work, work_once
+from worker.loop import try_job, work
+from worker.supervision import stop_flag
 
 
 def main() -> None:
-    """Run until SIGTERM; with --once at most one job."""
+    """Run until SIGTERM, which releases the running job after a checkpoint; with --once at most one job."""
     parser = argparse.ArgumentParser(prog="worker", description=__doc__)
     parser.add_argument("--pool", help="claim jobs of this pool only (default: GRPO_POOL)")
     parser.add_argument("--once", action="store_true", help="run at most one job, then exit")
@@ -20,9 +21,8 @@ def main() -> None:
     if given.pool is not None:
         settings = settings.model_copy(update={"pool": given.pool})
     logs.own_process(settings.log_level)
-    worker = Worker.open(settings, worker_name())
-    drain_on_signals(worker)
-    (work_once if given.once else work)(worker)
+    worker = Worker.open(settings, worker_name(), stop_flag())
+    (try_job if given.once else work)(worker)
     worker.close()
 
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -24,8 +25,8 @@ from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
 from worker.launchers.warm_pool import WarmPool
-from worker.loop import try_job, warm_pool
-from worker.supervision import Helper, join_helpers, run_process, start_helpers
+from worker.loop import try_job
+from worker.supervision import Helper, run_process, supervised
 
 
 class SharedFlag:
@@ -69,8 +70,6 @@ draining = SharedFlag()
 app = make_app(settings)
 stopping = threading.Event()
 """Set when Celery's main process ends; the helpers of this worker then end too."""
-helpers: list[threading.Thread] = []
-"""Supervise the helper processes; started once by the main process."""
 
 
 @cache
@@ -82,7 +81,18 @@ def opened_worker(pid: int) -> Worker:
 @cache
 def opened_engines(pid: int) -> WarmPool:
     """This process's engines: they die with the process that started them."""
-    return warm_pool(settings, keep_warm=True)
+    return WarmPool(settings, keep_warm=True)
+
+
+@cache
+def running_helpers() -> ExitStack:
+    """The main process's helper processes, started once. Closing it waits for them."""
+    helpers: dict[str, Helper] = {SWEEPER: partial(run_process, ["worker.sweeper", "--beside-worker"])}
+    if settings.chat_models:
+        helpers[CHAT] = partial(run_process, ["worker.serving.chat"])
+    running = ExitStack()
+    running.enter_context(supervised(helpers, stopping))
+    return running
 
 
 @app.task(name=TASK)
@@ -123,14 +133,12 @@ def end_waiting_engine(**_signal: Any) -> None:
 
 
 @signals.worker_init.connect
-def check_sandbox(**_signal: Any) -> None:
-    """Run before the pool child is forked: it inherits the result, and it has four seconds to start."""
+def check_machine(**_signal: Any) -> None:
+    """Check the sandbox before the pool child is forked, which has four seconds to start, and the broker.
+
+    An evicting Redis loses queues and bindings; production does not start with one.
+    """
     of_this_machine()
-
-
-@signals.worker_init.connect
-def refuse_evicting_broker(**_signal: Any) -> None:
-    """An evicting Redis loses queues and bindings; production does not start with one."""
     try:
         refuse_eviction(settings)
     except RuntimeError as error:
@@ -152,16 +160,12 @@ def touch(**_signal: Any) -> None:
 
 @signals.worker_ready.connect
 def start_helper_processes(**_signal: Any) -> None:
-    """Start sweeper and chat beside this worker. Celery sends this signal again after each reconnect."""
-    if not helpers:
-        processes: dict[str, Helper] = {SWEEPER: partial(run_process, ["worker.sweeper", "--beside-worker"])}
-        if settings.chat_models:
-            processes[CHAT] = partial(run_process, ["worker.serving.chat"])
-        helpers.extend(start_helpers(processes, stopping))
+    """Celery sends this signal again after each reconnect."""
+    running_helpers()
 
 
 @signals.worker_shutdown.connect
 def stop_helper_processes(**_signal: Any) -> None:
     """End the helpers before their parent, so that none is left to reap."""
     stopping.set()
-    join_helpers(helpers)
+    running_helpers().close()

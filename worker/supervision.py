@@ -1,31 +1,36 @@
 """Supervises a worker's helpers: each one runs in a thread and is restarted when it ends.
 
-A helper is a callable that runs until `stopping` is set. A helper with a process of its own is
-`run_process`. Boundary: threads, processes and time; what a helper does is its own module's business.
+A helper is a callable that runs until `stopping` is set: most use `run_rounds`, and one with its own
+process uses `run_process`. Boundary: threads, processes and time; a helper's work is in its own module.
 """
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic
 from typing import Protocol
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from grpo_engine.process.parent_death import bound_command
+from service.ops.helper_heartbeats import Heartbeat
 
 logger = structlog.get_logger()
 
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
 """A helper that ran for this long is restarted after the first backoff again."""
+RETRY_SECONDS = 1.0
+"""Shortest pause after a round that found the database unavailable."""
 POLL_SECONDS = 0.5
 STOP_SECONDS = 10.0
-"""Time for a helper to end once it has been asked to."""
+"""Time for all helpers to end after `stopping` is set."""
 
 
 class Flag(Protocol):
@@ -42,33 +47,49 @@ Helper = Callable[[Flag], None]
 
 
 class HelperEnded(Exception):
-    """A helper's process ended although nothing asked it to."""
+    """A helper ended before `stopping` was set."""
 
 
-def start_helpers(helpers: Mapping[str, Helper], stopping: Flag) -> list[Thread]:
-    """Start a supervising thread per helper. They end soon after `stopping` is set."""
+def stop_flag() -> Event:
+    """A flag that SIGTERM and SIGINT set."""
+    stopping = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_signal: stopping.set())
+    return stopping
+
+
+@contextmanager
+def supervised(helpers: Mapping[str, Helper], stopping: Flag) -> Iterator[None]:
+    """Run the helpers beside the block. The block ends when `stopping` is set; then they are joined."""
     threads = [
         Thread(target=_supervise, args=(name, helper, stopping), name=name, daemon=True)
         for name, helper in helpers.items()
     ]
     for thread in threads:
         thread.start()
-    return threads
-
-
-def join_helpers(threads: Sequence[Thread], seconds: float = STOP_SECONDS) -> None:
-    """Wait until all have ended, for at most `seconds` in total."""
-    deadline = monotonic() + seconds
+    yield
+    deadline = monotonic() + STOP_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - monotonic()))
 
 
-@contextmanager
-def supervised(helpers: Mapping[str, Helper], stopping: Flag) -> Iterator[None]:
-    """Run the helpers beside the block. The block ends when `stopping` is set; then they are joined."""
-    threads = start_helpers(helpers, stopping)
-    yield
-    join_helpers(threads)
+def run_rounds(
+    stopping: Flag, heartbeat: Heartbeat, run_round: Callable[[], bool | None], pause_seconds: float
+) -> None:
+    """Repeat a round until `stopping` is set. No pause follows a round that returns True.
+
+    An unavailable database is retried; any other error ends the helper.
+    """
+    while not stopping.is_set():
+        try:
+            is_busy = run_round()
+            heartbeat.beat()
+            pause = 0.0 if is_busy else pause_seconds
+        except SQLAlchemyError as error:
+            logger.warning("database unavailable", helper=heartbeat.helper, error=type(error).__name__)
+            pause = max(pause_seconds, RETRY_SECONDS)
+        stopping.wait(pause)
+    heartbeat.leave()
 
 
 def run_process(arguments: Sequence[str], stopping: Flag) -> None:

@@ -7,14 +7,10 @@ and runs the sinks. Without a worker it announces nothing: the machine would be 
 from __future__ import annotations
 
 import argparse
-import signal
-import socket
-import threading
 from dataclasses import replace
 from functools import partial
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from grpo_engine.process.fault_points import fault_point
@@ -34,7 +30,7 @@ from service.platform import logs
 from service.platform.db import Database, connect
 from service.settings import Settings
 from worker.sinks.keeper import Keeper
-from worker.supervision import Flag, Helper, supervised
+from worker.supervision import Flag, Helper, run_rounds, stop_flag, supervised
 from worker.webhook_sender import THREADS, Sender
 
 logger = structlog.get_logger()
@@ -77,22 +73,18 @@ def _announce(session: Session, settings: Settings) -> None:
     if machine.capabilities != offered:
         logger.error("UNSAFE: GRPO_UNSAFE_GRADERS requires a single tenant; no capabilities are offered")
     machine = replace(machine, capabilities=machine.capabilities | installed_sinks())
-    announce(session, socket.gethostname()[:128], settings.pool, machine)
+    announce(session, helper_heartbeats.this_host(), settings.pool, machine)
 
 
 def sweep_until(
     stopping: Flag, database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> None:
-    """A round every `sweep_seconds`; an unavailable database is retried."""
-    heartbeat = Heartbeat(database, settings, SWEEPER)
-    while not stopping.is_set():
-        try:
-            sweep_once(database, wakeups, settings, has_worker=has_worker)
-            heartbeat.beat()
-        except SQLAlchemyError as error:
-            logger.warning("sweep failed", error=type(error).__name__)
-        stopping.wait(settings.sweep_seconds)
-    heartbeat.leave()
+    """Sweep every `sweep_seconds`."""
+
+    def sweep() -> None:
+        sweep_once(database, wakeups, settings, has_worker=has_worker)
+
+    run_rounds(stopping, Heartbeat(database, settings, SWEEPER), sweep, settings.sweep_seconds)
 
 
 def maintenance(
@@ -116,9 +108,7 @@ def main() -> None:
     given = parser.parse_args()
     settings = Settings()
     logs.own_process(settings.log_level)
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_signal: stopping.set())
+    stopping = stop_flag()
     logger.info("sweeping", every_seconds=settings.sweep_seconds, beside_worker=given.beside_worker)
     database = connect(settings)
     helpers = maintenance(database, Wakeups(settings), settings, has_worker=given.beside_worker)

@@ -11,7 +11,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from grpo_engine.outbound.addresses import Outside
 from grpo_engine.process.fault_points import fault_point
@@ -20,7 +19,7 @@ from service.platform.db import Database
 from service.settings import Settings
 from service.webhooks import outbox
 from service.webhooks.sending import send
-from worker.supervision import Flag
+from worker.supervision import Flag, run_rounds
 
 logger = structlog.get_logger()
 
@@ -43,20 +42,8 @@ class Sender:
         self._heartbeat = Heartbeat(self.database, self.settings, WEBHOOKS)
 
     def send_until(self, stopping: Flag) -> None:
-        """Send all due deliveries, then poll every `sweep_seconds`; an unavailable database is retried.
-
-        Any other error ends this thread. The claim of its delivery then expires.
-        """
-        while not stopping.is_set():
-            try:
-                found = self.send_one()
-                self._heartbeat.beat()
-            except SQLAlchemyError as error:
-                logger.warning("webhooks not sent", error=type(error).__name__)
-                found = False
-            if not found:
-                stopping.wait(self.settings.sweep_seconds)
-        self._heartbeat.leave()
+        """Send all due deliveries, then poll every `sweep_seconds`. After an error the claim expires."""
+        run_rounds(stopping, self._heartbeat, self.send_one, self.settings.sweep_seconds)
 
     def send_one(self) -> bool:
         """Attempt one delivery. False: nothing is due. Raises SQLAlchemyError."""

@@ -47,6 +47,7 @@ class Heartbeat:
     """Records that one helper of this host works."""
 
     def __init__(self, database: Database, settings: Settings, helper: str) -> None:
+        self.helper = helper
         self._database = database
         self._row = {"host": this_host(), "pool": settings.pool, "helper": helper}
         self._beaten_at = -BEAT_SECONDS

@@ -38,11 +38,11 @@ class EngineCommand:
 
 
 class WarmPool:
-    """Starts engines; with `keep_warm`, `warm_up` starts one for the next job."""
+    """Starts engines; `warm_up` starts one for the next job, if `keep_warm` and the settings allow it."""
 
-    def __init__(self, settings: Settings, *, keep_warm: bool) -> None:
+    def __init__(self, settings: Settings, *, keep_warm: bool = False) -> None:
         self._settings = settings
-        self._keep_warm = keep_warm
+        self._keep_warm = keep_warm and settings.warm_engine
         self._warm: tuple[EngineCommand, EngineProcess] | None = None
         self._has_warmed_up = False
 

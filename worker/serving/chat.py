@@ -7,8 +7,6 @@ Boundary: the process; requests are handled in `chat_dispatcher.py`.
 from __future__ import annotations
 
 import fcntl
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,16 +19,13 @@ from service.platform import logs
 from service.settings import Settings
 from worker.attempt.attempt import Worker, worker_name
 from worker.serving.chat_dispatcher import BEAT_SECONDS, ChatDispatcher
-from worker.supervision import Flag
+from worker.supervision import Flag, run_rounds, stop_flag
 
 logger = structlog.get_logger()
 
 
 def answer_until(stopping: Flag, worker: Worker) -> None:
-    """Answer until `stopping`; stand by while another process of this home answers.
-
-    An unavailable database is retried.
-    """
+    """Answer until `stopping` is set; stand by while another process of this home answers."""
     heartbeat = Heartbeat(worker.database, worker.settings, CHAT)
     while not stopping.is_set():
         with only_one(worker.settings.home) as is_first:
@@ -45,13 +40,7 @@ def answer_until(stopping: Flag, worker: Worker) -> None:
 def _answer(stopping: Flag, worker: Worker, heartbeat: Heartbeat) -> None:
     dispatcher = ChatDispatcher(worker)
     try:
-        while not stopping.is_set():
-            try:
-                dispatcher.round()
-                heartbeat.beat()
-            except SQLAlchemyError as error:
-                logger.warning("nothing answered", error=type(error).__name__)
-                stopping.wait(1.0)
+        run_rounds(stopping, heartbeat, dispatcher.round, pause_seconds=0.0)
         dispatcher.leave()
     except SQLAlchemyError as error:
         logger.warning("leases not released", error=type(error).__name__)  # they expire
@@ -75,9 +64,7 @@ def main() -> None:
     """A process that only answers requests, until SIGTERM or SIGINT."""
     settings = Settings()
     logs.own_process(settings.log_level)
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_signal: stopping.set())
+    stopping = stop_flag()
     worker = Worker.open(settings, worker_name())
     logger.info("answering", models=settings.chat_models)
     answer_until(stopping, worker)

@@ -1,14 +1,13 @@
-"""One sink of one job, in a process of its own: `python -m worker.sinks JOB TYPE CLAIM`.
+"""The process of one sink of one job: `python -m worker.sinks JOB TYPE CLAIM`.
 
-It may hang, crash or be killed: the next process writes what is missing. The keeper ends it when it no longer
-renews its claim.
+It may hang, crash or be killed: the next process writes the missing steps. The keeper ends a process that no
+longer renews its claim.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import threading
 
@@ -22,6 +21,7 @@ from service.settings import Settings
 from service.sinks import outbox
 from worker.masking import mask_secrets
 from worker.sinks.base import Sink, SinkJob
+from worker.supervision import stop_flag
 
 logger = structlog.get_logger()
 
@@ -120,8 +120,7 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")  # its lines are not JSON
     settings = Settings()
     logs.own_process(settings.log_level)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_signal: stopping.set())
+    stopping = stop_flag()
     database = connect(settings)
     code = run(database, settings, outbox.Claim(given.job_id, given.type, given.claim), stopping)
     database.engine.dispose()

@@ -1,6 +1,6 @@
 """Runs one process per due sink, from a thread beside the sweeper.
 
-Boundary: processes; which sinks are due and what a failure means is decided in `service/sinks/outbox.py`.
+Boundary: processes; `service/sinks/outbox.py` decides which sinks are due and what a failure means.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import sys
 from dataclasses import dataclass, field
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from grpo_engine.process.parent_death import bound_command
 from service.ops.helper_heartbeats import SINKS, Heartbeat
 from service.platform.db import Database
 from service.settings import Settings
 from service.sinks import outbox
-from worker.supervision import Flag, end_process
+from worker.supervision import Flag, end_process, run_rounds
 
 logger = structlog.get_logger()
 
@@ -39,26 +38,17 @@ class Keeper:
     _running: dict[outbox.Claim, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def keep_until(self, stopping: Flag) -> None:
-        """A round every `sweep_seconds`; an unavailable database is retried. At the end all are stopped."""
+        """Check every `sweep_seconds`; at the end stop all processes."""
         heartbeat = Heartbeat(self.database, self.settings, SINKS)
-        while not stopping.is_set():
-            try:
-                self.check_once()
-                heartbeat.beat()
-            except SQLAlchemyError as error:
-                logger.warning("sinks not checked", error=type(error).__name__)
-            except OSError as error:  # no process could be started; its claim expires
-                logger.warning("sink not started", error=str(error))
-            stopping.wait(self.settings.sweep_seconds)
+        run_rounds(stopping, heartbeat, self.check_once, self.settings.sweep_seconds)
         self.end_all()
-        heartbeat.leave()
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
     def check_once(self) -> None:
-        """Collect ended processes, kill hung ones, start due ones. Raises SQLAlchemyError, OSError."""
+        """Reap processes that have ended, kill hung ones, start due ones. Raises SQLAlchemyError."""
         for claim, process in list(self._running.items()):
             self._check(claim, process)
         while len(self._running) < MAX_PROCESSES:
@@ -66,7 +56,11 @@ class Keeper:
                 due = outbox.claim_due(session, self.settings.pool)
             if due is None:
                 return
-            self._running[due] = self._started(due)
+            try:
+                self._running[due] = self._started(due)
+            except OSError as error:  # its claim expires
+                logger.warning("sink not started", error=str(error))
+                return
 
     def _check(self, claim: outbox.Claim, process: subprocess.Popen[bytes]) -> None:
         code = process.poll()
@@ -75,7 +69,7 @@ class Keeper:
                 if outbox.is_held(session, claim):
                     return
                 is_hung = outbox.has_lapsed(session, claim)
-            end_process(process, 0 if is_hung else STOP_SECONDS)  # if not hung, it released its claim to end
+            end_process(process, 0 if is_hung else STOP_SECONDS)  # if not hung, it has released its claim
             reason = HUNG if is_hung else None
         else:
             reason = None if code in (0, os.EX_TEMPFAIL) else _ended(code)
@@ -104,5 +98,5 @@ class Keeper:
 
 def _ended(code: int) -> str:
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}."
+        return f"its process was killed by {signal.Signals(-code).name}."
     return f"its process ended with exit code {code}."
