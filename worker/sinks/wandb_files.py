@@ -1,6 +1,6 @@
 """Reads the steps from W&B's file of a run, which uses LevelDB's log format.
 
-A file is a header and blocks of 32 KiB; a record is one piece, or a first, middle and last pieces, each with
+A file is a header and blocks of 32 KiB; a record is one piece, or first, middle and last pieces, each with
 checksum, length and kind. If the writer was killed, the incomplete last record is ignored.
 """
 
@@ -26,27 +26,21 @@ def newest_step(folder: Path, run_id: str) -> int | None:
     files = sorted(folder.glob(f"wandb/*run-*-{run_id}/run-{run_id}.wandb"))
     if not files:
         return None
-    return max((step_of(row) for file in files for row in histories(file)), default=-1)
+    return max((int(row["_step"]) for file in files for row in rows(file)), default=-1)
 
 
-def histories(path: Path) -> Iterator[Any]:
-    """The logged steps of a file."""
-    found = messages(path)
-    return (message.history for message in found if message.WhichOneof("record_type") == "history")
+def rows(path: Path) -> Iterator[dict[str, float]]:
+    """The logged steps of a file, name → value; W&B writes names with a slash or a dot as `nested_key`."""
+    for item in messages(path, "history"):
+        yield {each.key or ".".join(each.nested_key): json.loads(each.value_json) for each in item.item}
 
 
-def messages(path: Path) -> Iterator[Any]:
-    """All records of a file."""
-    return (_protocol.Record.FromString(content) for content in records(path.read_bytes()))
-
-
-def step_of(row: Any) -> int:
-    return int(values_of(row)["_step"])
-
-
-def values_of(row: Any) -> dict[str, float]:
-    """Name → value; W&B writes names with a slash or a dot as a path in `nested_key`."""
-    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row.item}
+def messages(path: Path, kind: str) -> Iterator[Any]:
+    """All records of one kind in a file."""
+    for content in records(path.read_bytes()):
+        message = _protocol.Record.FromString(content)
+        if message.WhichOneof("record_type") == kind:
+            yield getattr(message, kind)
 
 
 def records(content: bytes) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from service.jobs.progress.metrics import to_csv
 from service.platform.db import Database
 from service.settings import Settings
 from tests.service.job_samples import add_artifact, add_job
-from worker.sinks.wandb_files import histories, values_of
+from worker.sinks.wandb_files import rows
 
 ROWS = [{"step": 1, "reward": 0.25, "kl": 0.5}, {"step": 2, "reward": 0.5, "eval/reward": 0.75}]
 SYNC = """
@@ -47,10 +47,9 @@ def test_wandb_s_sync_for_openai_logs_every_step_of_a_job(
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert "wandb sync completed successfully" in done.stdout, done.stderr
     (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{job_id}.wandb")
-    logged = [values_of(row) for row in histories(file)]
     shown = [
         {name: row[name] for name in ("_step", "reward", "kl", "eval/reward") if name in row}
-        for row in logged
+        for row in rows(file)
     ]
     assert shown == [
         {"_step": 1, "reward": 0.25, "kl": 0.5},

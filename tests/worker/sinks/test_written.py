@@ -36,15 +36,7 @@ from tests.worker.sinks.samples import (
     start,
     wait_for,
 )
-from worker.sinks.wandb_files import (
-    BLOCK_BYTES,
-    HEADER_BYTES,
-    histories,
-    messages,
-    newest_step,
-    records,
-    values_of,
-)
+from worker.sinks.wandb_files import BLOCK_BYTES, HEADER_BYTES, messages, newest_step, records, rows
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::sqlalchemy.exc.SADeprecationWarning"  # of MLflow's own statements
@@ -131,8 +123,8 @@ def wandb_files(written: Written) -> list[Path]:
 
 
 def of_wandb(written: Written, name: str) -> Points:
-    rows = [values_of(row) for file in wandb_files(written) for row in histories(file)]
-    return [(int(row["_step"]), row[name]) for row in rows if name in row]
+    logged = [row for file in wandb_files(written) for row in rows(file)]
+    return [(int(row["_step"]), row[name]) for row in logged if name in row]
 
 
 READ: dict[str, Callable[[Written, str], Points]] = {
@@ -173,14 +165,8 @@ def test_mlflow_has_one_run_with_the_settings_and_the_job_s_end(written: Written
     assert shown == {"model": "tiny", "method": "reinforcement", "group_size": "2", "seed": "7"}
 
 
-def of_kind(written: Written, kind: str) -> list[Any]:
-    """W&B's records of this kind in the newest file."""
-    found = messages(wandb_files(written)[-1])
-    return [getattr(one, kind) for one in found if one.WhichOneof("record_type") == kind]
-
-
 def test_wandb_has_the_project_the_name_the_tags_and_the_job_s_id(written: Written) -> None:
-    (run,) = of_kind(written, "run")
+    (run,) = messages(wandb_files(written)[-1], "run")
     assert (run.project, run.display_name, list(run.tags)) == ("sums", "a run", ["t"])
     assert run.run_id == written.job_id
     config = {item.key: item.value_json for item in run.config.update}
@@ -188,7 +174,7 @@ def test_wandb_has_the_project_the_name_the_tags_and_the_job_s_id(written: Writt
 
 
 def test_wandb_s_last_word_is_that_the_job_failed(written: Written) -> None:
-    (ending,) = of_kind(written, "exit")
+    (ending,) = messages(wandb_files(written)[-1], "exit")
     assert ending.exit_code == 1
 
 
