@@ -1,7 +1,7 @@
 """Claims chat requests, passes them to a model process and writes the answer piece by piece.
 
-If a request's row is gone, its client has left and the model process is told to cancel it. On a machine with
-GPUs jobs go first: loaded models are killed when a job starts there.
+If a request's row is gone, its client has left, and the model process cancels it. On a machine with GPUs
+jobs take precedence: loaded models are ended when a job starts there.
 Boundary: prompts and answers are passed on and never logged; processes are in `model_processes.py`.
 """
 
@@ -64,7 +64,7 @@ class OpenRequest:
 
     row: Generation
     process: ModelProcess | None
-    began_at: float = field(default_factory=monotonic)
+    started_at: float = field(default_factory=monotonic)
     pieces: list[Piece] = field(default_factory=list)
     num_chunks: int = 0
     ending: Usage | Refusal | None = None
@@ -83,9 +83,10 @@ class ChatDispatcher:
 
     def round(self) -> None:
         """Claim, receive, write, clean up. Raises SQLAlchemyError if the database is unavailable."""
-        if monotonic() - self._beaten_at >= BEAT_SECONDS or self.processes:
+        is_beat_due = monotonic() - self._beaten_at >= BEAT_SECONDS
+        if is_beat_due or self.processes:
             self._yield_gpus()
-        if monotonic() - self._beaten_at >= BEAT_SECONDS:
+        if is_beat_due:
             self._beat()
         while not self._is_training and len(self.open) < MAX_OPEN and self._claim_one():
             pass
@@ -139,13 +140,8 @@ class ChatDispatcher:
         request = self.open[row.id] = OpenRequest(row, None)
         try:
             self._dispatch(request, Ask.model_validate(row.ask))
-        except WeightsMissing as gone:
-            request.ending = Refusal(
-                code="model_not_found", message=f"{gone}. {gone.hint}".strip(), param="model"
-            )
-        except CatalogError as error:
-            logger.error("catalogue unreadable", error=str(error))
-            request.ending = BROKEN
+        except (WeightsMissing, CatalogError) as error:
+            request.ending = _refusal_of(error)
         return True
 
     def _dispatch(self, request: OpenRequest, ask: Ask) -> None:
@@ -160,8 +156,7 @@ class ChatDispatcher:
             request.process.ask(ask)
 
     def _fetch(self, parts: ModelParts, model: str, folder: Path) -> ModelSource:
-        download = partial(download_verified, self.worker.storage, patiently=lambda action: action())
-        return fetch_weights(parts, model, folder, download)
+        return fetch_weights(parts, model, folder, partial(download_verified, self.worker.storage))
 
     def _receive(self, seconds: float) -> None:
         """Handle the processes' messages; wait up to `seconds` for the first one."""
@@ -179,7 +174,7 @@ class ChatDispatcher:
             case Answer() as answer:
                 self._append(answer)
             case Loaded():
-                process.loaded()
+                process.is_loaded = True
             case ModelSource() as source if process in self.processes:
                 process.start(source, self.settings)
             case Unloadable() as reason:
@@ -198,7 +193,7 @@ class ChatDispatcher:
         request.ending = answer.usage or answer.refusal
 
     def _handle_exit(self, process: ModelProcess) -> None:
-        """The process has ended; if we ended it, it has no requests."""
+        """Fail the requests of a process that has ended without having been closed."""
         if process in self.processes:
             logger.warning("model process died", model=process.model, log=process.last_output())
             self._end_all(process, DIED)
@@ -256,10 +251,10 @@ def _written(session: Session, request: OpenRequest) -> bool:
 
 
 def _refusal_of(error: Exception) -> Refusal:
-    """The client's error for weights that could not be fetched."""
+    """The client's error for a model that could not be found or fetched."""
     if isinstance(error, WeightsMissing):
         return Refusal(code="model_not_found", message=f"{error}. {error.hint}".strip(), param="model")
-    logger.error("weights not fetched", error=str(error), kind=type(error).__name__)
+    logger.error("model not fetched", error=str(error), kind=type(error).__name__)
     return UNSTORED if isinstance(error, StorageError) else BROKEN
 
 
@@ -268,7 +263,6 @@ def _log_end(request: OpenRequest) -> None:
     usage = request.ending.model_dump() if isinstance(request.ending, Usage) else {}
     reason = request.ending.code if isinstance(request.ending, Refusal) else None
     ended = reason or ("answered" if usage else "client left")
-    about = {"generation": request.row.id, "tenant": request.row.tenant, "model": request.row.model}
-    logger.info(
-        "request answered", **about, ended=ended, seconds=round(monotonic() - request.began_at, 2), **usage
-    )
+    seconds, row = round(monotonic() - request.started_at, 2), request.row
+    about = {"generation": row.id, "tenant": row.tenant, "model": row.model, "seconds": seconds}
+    logger.info("request answered", **about, ended=ended, **usage)

@@ -1,11 +1,12 @@
 """Serving engines: one process per loaded model, a few at a time; the least recently used is evicted.
 
-Boundary: processes, the folders of their weights and their messages; requests are assigned by
-`chat_dispatcher.py`. Nothing here blocks: threads fetch weights and read and write messages.
+Boundary: processes, their weights and their messages; `chat_dispatcher.py` assigns requests to them. Nothing
+here blocks: threads fetch weights and read and write messages.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import shutil
@@ -61,8 +62,7 @@ class ModelProcess:
         self._inbox = inbox
         self._engine: EngineProcess | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._waiting: list[Ask] = []
-        """Requests that wait until the model is loaded."""
+        """Messages to the process; it reads the first one after it has loaded the model."""
 
     @property
     def pid(self) -> int | None:
@@ -97,8 +97,8 @@ class ModelProcess:
         base = self.parts.base
         limit = base.max_context_tokens if isinstance(base, CatalogEntry) else None
         runtime = settings.runtime.model_copy(update={"ranks": 1})
-        self._send(ServedModel(model=source, runtime=runtime, context_tokens=limit))
-        threads = ((self._read, (reading,)), (_write, (self._engine, self._lines)))
+        served = ServedModel(model=source, runtime=runtime, context_tokens=limit)
+        threads = ((self._read, (reading,)), (_write, (self._engine, _line(served), self._lines)))
         for target, arguments in threads:
             threading.Thread(target=target, args=arguments, name="model-process", daemon=True).start()
         logger.info("model process started", model=self.model, pid=self.pid)
@@ -106,26 +106,14 @@ class ModelProcess:
     def ask(self, ask: Ask) -> None:
         self.used_at = self.last_message_at = monotonic()
         self.open.add(ask.id)
-        if self.is_loaded:
-            self._send(ask)
-        else:
-            self._waiting.append(ask)
+        self._lines.put(_line(ask))
 
     def cancel(self, id: str) -> None:
         self.open.discard(id)
-        self._waiting = [ask for ask in self._waiting if ask.id != id]
-        if self.is_loaded:
-            self._send(Cancel(id=id))
-
-    def loaded(self) -> None:
-        """The model is loaded: send the waiting requests."""
-        self.is_loaded = True
-        for ask in self._waiting:
-            self._send(ask)
-        self._waiting.clear()
+        self._lines.put(_line(Cancel(id=id)))
 
     def last_output(self) -> tuple[str, ...]:
-        """Its last log lines, until a request is sent to it: later lines might quote one."""
+        """Its last log lines, until the model is loaded: later lines might quote a request."""
         return self._engine.log_tail(8) if self._engine and not self.is_loaded else ()
 
     def close(self) -> int | None:
@@ -138,9 +126,6 @@ class ModelProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
         return code
 
-    def _send(self, record: BaseModel) -> None:
-        self._lines.put(record.model_dump_json().encode() + b"\n")
-
     def _read(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
@@ -148,10 +133,14 @@ class ModelProcess:
         self._inbox.put(Message(self, None))
 
 
-def _write(engine: EngineProcess, lines: queue.SimpleQueue[bytes | None]) -> None:
-    """Write lines to the engine's standard input; its end is detected by the reader."""
+def _line(record: BaseModel) -> bytes:
+    return record.model_dump_json().encode() + b"\n"
+
+
+def _write(engine: EngineProcess, first: bytes, lines: queue.SimpleQueue[bytes | None]) -> None:
+    """Write lines to the engine's standard input; the reader notices when the engine ends."""
     with suppress(BrokenPipeError, ValueError):  # ValueError: it was closed meanwhile
-        while (line := lines.get()) is not None:
+        for line in itertools.chain([first], iter(lines.get, None)):
             engine.door.write(line)
             engine.door.flush()
 
@@ -190,17 +179,13 @@ class ModelProcesses:
         if not self.has_room:
             return None
         if len(self._all) >= self._settings.chat_models:
-            self.close(
-                min(
-                    (process for process in self._all if not process.open),
-                    key=lambda process: process.used_at,
-                )
-            )
+            idle = [process for process in self._all if not process.open]
+            self.close(min(idle, key=lambda process: process.used_at))
         self._number += 1
-        made = ModelProcess(model, parts, self._folder / str(self._number), self.inbox)
-        self._all.append(made)
-        made.fetch(fetch)
-        return made
+        process = ModelProcess(model, parts, self._folder / str(self._number), self.inbox)
+        self._all.append(process)
+        process.fetch(fetch)
+        return process
 
     def close(self, process: ModelProcess) -> None:
         if process in self._all:
