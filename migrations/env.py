@@ -1,6 +1,6 @@
 """Alembic's entry: compares and upgrades the deployment's database (`GRPO_DATABASE_URL`).
 
-`platform/migrate.py` hands a connection over in `config.attributes`; the `alembic` command opens its own.
+`platform/migrate.py` passes a connection in `config.attributes`; the `alembic` command opens its own.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from alembic import context
 from sqlalchemy import Column, Connection
 
 from service.platform.db import make_engine
-from service.platform.tables import serving, sinks, webhooks  # noqa: F401 - their tables are Base's too
-from service.platform.tables.core import Base
+from service.platform.tables import core, serving, sinks, webhooks
 from service.settings import Settings
 
+METADATA = core.Base.metadata
+TABLE_MODULES = (core, serving, sinks, webhooks)
+"""Importing a module adds its tables to METADATA."""
 SORTED_INDEXES = {
     index.name
-    for table in Base.metadata.tables.values()
+    for table in METADATA.tables.values()
     for index in table.indexes
     if not all(isinstance(expression, Column) for expression in index.expressions)
 }
 
 
 def run(connection: Connection) -> None:
-    """Run Alembic's command in the connection's open transaction: all of it or nothing."""
+    """Run Alembic's command in the connection's open transaction, so that it is applied completely or not."""
     is_sqlite = connection.dialect.name == "sqlite"
 
     def is_comparable(_object: Any, name: str | None, kind: str, _reflected: bool, _other: Any) -> bool:
@@ -33,7 +35,7 @@ def run(connection: Connection) -> None:
 
     context.configure(
         connection=connection,
-        target_metadata=Base.metadata,
+        target_metadata=METADATA,
         render_as_batch=is_sqlite,
         transactional_ddl=True,
         include_object=is_comparable,
