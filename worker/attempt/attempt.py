@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -20,8 +20,10 @@ from grpo_engine.config.job import Hyperparameters, Method, TrainingFreeHyperpar
 from grpo_engine.contract.events import CheckpointSaved
 from service.jobs.model.methods import parsed_method
 from service.jobs.model.states import JobState
+from service.jobs.store import history
 from service.jobs.store.machines import UNSAFE, Capabilities, of_this_machine, offered_to
 from service.jobs.store.queue import ClaimedJob
+from service.jobs.store.transitions import lock_held
 from service.jobs.store.wakeups import Wakeups
 from service.platform.catalog import Catalog
 from service.platform.db import Database, connect
@@ -149,9 +151,18 @@ class Attempt:
             raise Lost(self.job.id)
         return result
 
+    def warn(self, message: str, data: dict[str, Any]) -> None:
+        """Add a warning to the job's history. Raises Lost."""
+        job = self.job
+        entry = history.HistoryEntry("message", message, "warn", data, job.fence)
+        self.write(
+            lambda session: lock_held(session, job.id, job.fence) and history.append(session, job.id, entry)
+        )
+
     def read(self, query: Callable[[Session], T]) -> T:
         """One transaction, retried through an outage as long as the lease holds. Raises Lost."""
-        for pause in _pauses():
+        pauses = _pauses()
+        while True:
             self.lease.check()
             self.worker.touch()
             try:
@@ -159,18 +170,18 @@ class Attempt:
                     return query(session)
             except OUTAGES as error:
                 logger.warning("database unavailable", error=type(error).__name__)
-            self.lease.wait(pause)
-        raise AssertionError("unreachable: the pauses never end")
+            self.lease.wait(next(pauses))
 
-    def store(self, action: Callable[[], T], *, is_patient: bool = False) -> T:
-        """One storage operation, retried a few times; `is_patient`: until the job or worker is asked to stop.
+    def store(self, action: Callable[[], None], *, is_patient: bool = False) -> None:
+        """One storage operation, retried a few times; `is_patient`: until the job or worker has to stop.
 
         Raises StorageError, or Refused if the storage is full. A missing object (ObjectMissing) and denied
         access (StorageDenied) are not retried.
         """
         for num_tries, pause in enumerate(_pauses(), 1):
             try:
-                return action()
+                action()
+                return
             except ObjectMissing:
                 raise
             except StorageDenied as error:
@@ -182,14 +193,11 @@ class Attempt:
                 raise Refused("disk_full", "The artifact storage is full.", "Free space in it.") from error
             except StorageError as error:
                 logger.warning("storage failed", error=str(error))
-                if num_tries >= STORAGE_TRIES and not (is_patient and self._is_undisturbed()):
+                must_stop = self.lease.state is not JobState.RUNNING or self.worker.draining.is_set()
+                if num_tries >= STORAGE_TRIES and (must_stop or not is_patient):
                     raise
             self.worker.touch()
             self.lease.wait(pause)
-        raise AssertionError("unreachable: the pauses never end")
-
-    def _is_undisturbed(self) -> bool:
-        return self.lease.state is JobState.RUNNING and not self.worker.draining.is_set()
 
 
 def _pauses() -> Iterator[float]:

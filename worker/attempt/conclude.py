@@ -6,6 +6,7 @@ import errno
 import signal
 from typing import Any
 
+from grpo_engine.contract.events import Exported, Failed, Finished, Probed, Stopped
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.store import queue
@@ -18,36 +19,44 @@ from worker.attempt.publish import publish_results
 from worker.masking import mask_secrets
 
 EVIDENCE_LINES, MAX_LINE_CHARACTERS = 20, 500
-DISK_FULL = {
-    "code": "disk_full",
-    "message": "The worker's disk is full.",
-    "hint": "Free space on the worker's disk and submit the job again.",
-    "evidence": [],
-}
+DISK_FULL = Refused(
+    "disk_full", "The worker's disk is full.", "Free space on the worker's disk and submit the job again."
+)
 
 
 def conclude(attempt: Attempt, ending: Ending) -> None:
     """Success comes first, then the user's request, then failure; anything else is retried. Raises Lost."""
-    if ending.finished is not None or ending.exported is not None:
-        _publish_success(attempt, ending)
-    elif ending.probed is not None:  # its figures are recorded like every event; a probe has no files
-        finish(attempt, JobState.SUCCEEDED)
-    elif ending.stop_request == "cancel":
-        finish(attempt, JobState.CANCELLED)
-    elif ending.failed is not None:
-        failure = ending.failed.model_dump(mode="json", include={"code", "message", "hint", "evidence"})
-        finish(attempt, JobState.FAILED, failure)
-    elif ending.stop_request == "pause" or was_paused_by_guard(ending):
-        finish(attempt, JobState.PAUSED)
-    elif ending.stop_request == "drain":
-        release(attempt, "The worker is shutting down; another one continues the job.", spend_failure=False)
-    else:
-        evidence = public_lines(ending.log_tail)
-        release(attempt, describe(ending, evidence), spend_failure=True, evidence=evidence)
+    try:
+        _conclude(attempt, ending)
+    except StorageError as error:
+        release_unstored(attempt, "The results were not stored", error)
+
+
+def _conclude(attempt: Attempt, ending: Ending) -> None:
+    match ending.outcome, ending.stop_request:
+        case Finished() as finished, _:
+            publish_results(attempt, finished)
+        case Exported() as exported, _:
+            publish_export(attempt, exported)
+        case Probed(), _:  # its figures are recorded like every event; a probe has no files
+            finish(attempt, JobState.SUCCEEDED)
+        case _, "cancel":
+            finish(attempt, JobState.CANCELLED)
+        case Failed() as failed, _:
+            failure = failed.model_dump(mode="json", include={"code", "message", "hint", "evidence"})
+            finish(attempt, JobState.FAILED, failure)
+        case (_, "pause") | (Stopped(reason="guard"), _):
+            finish(attempt, JobState.PAUSED)
+        case _, "drain":
+            reason = "The worker is shutting down; another one continues the job."
+            release(attempt, reason, spend_failure=False)
+        case _:
+            evidence = public_lines(ending.log_tail)
+            release(attempt, describe(ending, evidence), spend_failure=True, evidence=evidence)
 
 
 def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
-    """What an error outside the engine means for the job; known causes are named. Raises Lost."""
+    """End the attempt after an error outside the engine, and name its cause if it is known. Raises Lost."""
     match error:
         case Refused():
             finish(attempt, JobState.FAILED, error.failure)
@@ -56,19 +65,14 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
         case StorageError():
             release_unstored(attempt, "The job's files were not fetched", error)
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            finish(attempt, JobState.FAILED, DISK_FULL)
+            finish(attempt, JobState.FAILED, DISK_FULL.failure)
         case _:
             release(attempt, f"{_cause(error)} (id {error_id}); see the worker's log.", spend_failure=True)
 
 
-def was_paused_by_guard(ending: Ending) -> bool:
-    """Whether a guard of the job stopped it, even if the worker is shutting down."""
-    return ending.stopped is not None and ending.stopped.reason == "guard"
-
-
-def describe(ending: Ending, evidence: tuple[str, ...] = ()) -> str:
+def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
     """Why an engine ended without a result, with the last line that it printed."""
-    if ending.stalled:
+    if ending.is_stalled:
         return "The engine reported nothing for too long and was killed."
     if ending.exit_code < 0:
         return f"The engine was ended by {signal.Signals(-ending.exit_code).name}."
@@ -89,7 +93,7 @@ def finish(attempt: Attempt, state: JobState, failure: dict[str, Any] | None = N
 
 
 def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
-    """An outage of the storage spends no failure; denied access does, or it would be retried for ever."""
+    """An outage of the storage spends no failure. Denied access does: it must not be retried for ever."""
     release(attempt, f"{what}: {error.public}.", spend_failure=isinstance(error, StorageDenied))
 
 
@@ -110,16 +114,6 @@ def release(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: tup
     )
     fault_point("job.released")
     attempt.worker.wakeups.send(job.pool)
-
-
-def _publish_success(attempt: Attempt, ending: Ending) -> None:
-    try:
-        if ending.exported is not None:
-            publish_export(attempt, ending.exported)
-        elif ending.finished is not None:
-            publish_results(attempt, ending.finished)
-    except StorageError as error:
-        release_unstored(attempt, "The results were not stored", error)
 
 
 def _cause(error: Exception) -> str:

@@ -1,7 +1,4 @@
-"""Reads `events.jsonl` while the engine writes it: complete lines since the last read; counts garbage.
-
-Boundary: bytes to events; nothing is stored. A line longer than MAX_LINE_BYTES is never held in memory.
-"""
+"""Reads `events.jsonl` while the engine writes it: complete lines since the last read; counts garbage."""
 
 from __future__ import annotations
 
@@ -12,62 +9,42 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.events import MAX_LINE_BYTES, Event, parse_event
 
-PIECE_BYTES = 2**20
+BATCH_BYTES = 2**20
+"""A batch ends with the event that exceeds this size."""
 
 
 class EventReader:
-    """A position in one events file."""
+    """A position in one events file. At most one line and one batch are held in memory."""
 
-    def __init__(self, path: Path, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, path: Path, batch_bytes: int = BATCH_BYTES) -> None:
         self._path = path
-        self._piece_bytes = piece_bytes
+        self._batch_bytes = batch_bytes
         self._offset = 0
-        self._partial = bytearray()
-        self._skipping = False
+        self._is_skipping = False
         self.num_dropped = 0
-        """Lines that were not events, or too long."""
+        """Lines that were not events, or longer than MAX_LINE_BYTES."""
 
     def read(self) -> list[Event]:
         """The next events in order; empty if no complete line has been written since."""
-        while piece := self._next_piece():
-            if events := self._take(piece):
-                return events
-        return []
-
-    def _next_piece(self) -> bytes:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                piece = file.read(self._piece_bytes)
-        except FileNotFoundError:
-            return b""
-        self._offset += len(piece)
-        return piece
-
-    def _take(self, piece: bytes) -> list[Event]:
-        *whole, rest = piece.split(b"\n")
-        events = []
-        for ending in whole:
-            self._grow(ending)
-            if (event := self._finish_line()) is not None:
-                events.append(event)
-        self._grow(rest)
+        events: list[Event] = []
+        num_bytes = 0
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            while num_bytes < self._batch_bytes and (line := file.readline(MAX_LINE_BYTES + 1)):
+                is_whole = line.endswith(b"\n")
+                if not is_whole and len(line) <= MAX_LINE_BYTES:
+                    break  # the engine is still writing it
+                self._offset = file.tell()
+                if is_whole and not self._is_skipping and (event := _parsed(line)) is not None:
+                    events.append(event)
+                    num_bytes += len(line)
+                elif is_whole:
+                    self.num_dropped += 1
+                self._is_skipping = not is_whole
         return events
 
-    def _grow(self, piece: bytes) -> None:
-        if self._skipping:
-            return
-        self._partial += piece
-        if len(self._partial) > MAX_LINE_BYTES:
-            self._skipping = True
-            self._partial.clear()
 
-    def _finish_line(self) -> Event | None:
-        line, skipped = bytes(self._partial), self._skipping
-        self._partial.clear()
-        self._skipping = False
-        with suppress(ValidationError):
-            if not skipped:
-                return parse_event(line)
-        self.num_dropped += 1
-        return None
+def _parsed(line: bytes) -> Event | None:
+    with suppress(ValidationError):
+        return parse_event(line)
+    return None

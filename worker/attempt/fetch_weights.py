@@ -1,4 +1,4 @@
-"""Downloads the parts of a model (`service/jobs/results/weights.py`) to this disk."""
+"""Downloads stored archives, and the parts of a model (`service/jobs/results/weights.py`), to this disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from service.jobs.store.lineage import StoredWeights
 from service.platform.archives import BadArchive, unpack
 from service.platform.storage import ObjectMissing, Storage, sha256_file
 
+Download = Callable[[str, str, Path], None]
+"""Key, sha256 and target, as of `download_verified`."""
 DOWNLOAD_TRIES = 2
 
 
@@ -18,16 +20,18 @@ class DamagedObject(Exception):
     """The stored object differs from what was uploaded."""
 
 
-def fetch_weights(
-    parts: ModelParts, model: str, folder: Path, download: Callable[[str, str, Path], None]
-) -> ModelSource:
-    """Download what is not on this machine into `folder`. Raises WeightsMissing, StorageError.
-
-    `download` takes key, sha256 and target, as `download_verified` does.
-    """
+def fetch_weights(parts: ModelParts, model: str, folder: Path, download: Download) -> ModelSource:
+    """Download what is not on this machine into `folder`. Raises WeightsMissing, StorageError."""
 
     def fetch(stored: StoredWeights, name: str) -> str:
-        return str(_unpacked(stored, model, folder / name, download))
+        try:
+            fetch_folder(download, stored.storage_key, stored.sha256, folder / name)
+        except ObjectMissing:
+            raise missing(model) from None
+        except DamagedObject as damage:
+            reason = f"the weights of {model} ({stored.job.id}) are damaged: {damage}"
+            raise WeightsMissing(reason, "Start from another model, or train this one again.") from damage
+        return str(folder / name)
 
     adapter = None if parts.adapter is None else fetch(parts.adapter, "parent_adapter")
     if isinstance(parts.base, StoredWeights):
@@ -36,28 +40,21 @@ def fetch_weights(
     return ModelSource(name=parts.name, path=entry.path, revision=entry.revision, adapter=adapter)
 
 
-def _unpacked(
-    stored: StoredWeights, model: str, target: Path, download: Callable[[str, str, Path], None]
-) -> Path:
-    packed = target.with_suffix(".tar.gz")
+def fetch_folder(download: Download, key: str, sha256: str, folder: Path) -> None:
+    """Download and unpack an archive. Raises StorageError, ObjectMissing, DamagedObject."""
+    archive = folder.with_suffix(".tar")
+    download(key, sha256, archive)
     try:
-        download(stored.storage_key, stored.sha256, packed)
-        unpack(packed, target)
-    except ObjectMissing:
-        raise missing(model) from None
-    except (DamagedObject, BadArchive) as damage:
-        reason = f"the weights of {model} ({stored.job.id}) are damaged: {damage}"
-        raise WeightsMissing(reason, "Start from another model, or train this one again.") from damage
-    packed.unlink()
-    return target
+        unpack(archive, folder)
+    except BadArchive as damage:
+        raise DamagedObject(str(damage)) from damage
+    archive.unlink()
 
 
-def download_verified(
-    storage: Storage, key: str, sha256: str, target: Path, patiently: Callable[[Callable[[], None]], None]
-) -> None:
-    """Fetch what was stored, and a second time where it is not that. Raises ObjectMissing, DamagedObject."""
+def download_verified(storage: Storage, key: str, sha256: str, target: Path) -> None:
+    """Download an object; retry if its digest differs. Raises StorageError, ObjectMissing, DamagedObject."""
     for _ in range(DOWNLOAD_TRIES):
-        patiently(lambda: storage.download(key, target))
+        storage.download(key, target)
         if sha256_file(target) == sha256:
             return
-    raise DamagedObject("what is stored has the wrong sha256")
+    raise DamagedObject("the stored object has the wrong sha256")

@@ -23,7 +23,6 @@ from grpo_engine.contract.events import (
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
 from service.jobs.progress.recording import record_events, rollout_rows
-from service.jobs.store import history
 from worker.attempt.attempt import Attempt
 from worker.attempt.event_reader import EventReader
 from worker.attempt.publish import publish_checkpoint
@@ -31,29 +30,28 @@ from worker.launchers.local import EngineProcess
 
 TICK_SECONDS = 0.05
 StopRequest = Literal["cancel", "pause", "drain"]
+Success = Finished | Probed | Exported
 logger = structlog.get_logger()
 
 
 @dataclass
 class Ending:
-    """How an engine ended, and whether it had been asked to stop."""
+    """How an engine ended."""
 
     exit_code: int = 0
     """Negative: the signal that ended it."""
-    finished: Finished | None = None
-    probed: Probed | None = None
-    exported: Exported | None = None
-    failed: Failed | None = None
-    stopped: Stopped | None = None
+    outcome: Success | Failed | Stopped | None = None
+    """The event that says how the run ended; a success is final."""
     stop_request: StopRequest | None = None
-    stalled: bool = False
+    """The newest request that was forwarded to the engine."""
+    is_stalled: bool = False
     log_tail: tuple[str, ...] = ()
 
 
 def follow(attempt: Attempt, engine: EngineProcess, on_step: Callable[[], None]) -> Ending:
     """Return when the engine has ended and everything it wrote is stored. Raises Lost.
 
-    `on_step` is called after steps were recorded, unless the engine has been asked to stop.
+    `on_step` is called after steps were recorded, unless the engine has received a stop request.
     """
     reader, ending = EventReader(attempt.folder / "events.jsonl"), Ending()
     last_event_at = time.monotonic()
@@ -70,13 +68,15 @@ def follow(attempt: Attempt, engine: EngineProcess, on_step: Callable[[], None])
         elif exit_code is not None:
             break
         elif time.monotonic() - last_event_at > attempt.worker.settings.stall_seconds:
-            ending.stalled = True
+            ending.is_stalled = True
             engine.kill()
         forward_stop_request(attempt, engine, ending)
         if not events:
             engine.wait(TICK_SECONDS)
+    if reader.num_dropped:
+        message = f"Dropped {reader.num_dropped} unreadable lines of the engine's events."
+        attempt.warn(message, {"num_dropped": reader.num_dropped})
     ending.exit_code, ending.log_tail = exit_code, engine.log_tail()
-    _note_dropped(attempt, reader.num_dropped)
     return ending
 
 
@@ -104,30 +104,15 @@ def record_and_publish(attempt: Attempt, events: Sequence[Event], ending: Ending
             record(attempt, events[start : index + 1])
             publish_checkpoint(attempt, event)
             start = index + 1
-        elif isinstance(event, Finished):
-            ending.finished = event
-        elif isinstance(event, Probed):
-            ending.probed = event
-        elif isinstance(event, Exported):
-            ending.exported = event
-        elif isinstance(event, Failed):
-            ending.failed = event
-        elif isinstance(event, Stopped):
-            ending.stopped = event
+        elif isinstance(event, Success | Failed | Stopped) and not isinstance(ending.outcome, Success):
+            ending.outcome = event
     record(attempt, events[start:])
 
 
-def record(attempt: Attempt, events: Sequence[Event], *notes: history.HistoryEntry) -> None:
-    """Write events and notes to the database. Raises Lost."""
+def record(attempt: Attempt, events: Sequence[Event]) -> None:
+    """Write events to the database. Raises Lost."""
     job = attempt.job
-    if events or notes:
+    if events:
         rollouts = rollout_rows(job.id, events)
-        attempt.write(lambda session: record_events(session, job.id, job.fence, events, rollouts, notes))
+        attempt.write(lambda session: record_events(session, job.id, job.fence, events, rollouts))
         fault_point("events.recorded")
-
-
-def _note_dropped(attempt: Attempt, num_dropped: int) -> None:
-    if num_dropped:
-        message = f"Dropped {num_dropped} unreadable lines of the engine's events."
-        data = {"num_dropped": num_dropped}
-        record(attempt, [], history.HistoryEntry("message", message, "warn", data, attempt.job.fence))

@@ -1,9 +1,8 @@
-"""The worker's hold on a job: renews it in the background, learns of cancel and pause, and lets go in time.
+"""The lease of a claimed job: renewed in the background, which also detects cancel and pause requests.
 
-Two ways to lose it. The database says so (another fence): the engine is killed at once. Or no renewal
-succeeded for `self_fence_seconds` by the monotonic clock: the engine is killed before the lease can
-expire, so that a worker cut off from the database never trains beside its successor. A checkpoint written
-then could not be published, so it gets no time for one.
+It is lost if another fence holds the job, or if no renewal succeeded for `self_fence_seconds` (monotonic
+clock). In both cases the engine is killed at once: it could not publish another checkpoint, and a worker
+that is cut off from the database must not train beside its successor.
 """
 
 from __future__ import annotations
@@ -28,14 +27,11 @@ logger = structlog.get_logger()
 
 
 class Lost(Exception):
-    """Somebody else may hold the job now: stop, write nothing more."""
+    """Another worker may hold the job now: stop and write nothing more."""
 
 
 class Lease:
-    """A context manager around all that is done for one claimed job.
-
-    `claimed_at`: monotonic seconds before the claim was sent.
-    """
+    """A context manager that holds one claimed job. `claimed_at`: monotonic seconds before the claim."""
 
     def __init__(self, database: Database, settings: Settings, job: ClaimedJob, claimed_at: float) -> None:
         self._database = database
@@ -48,7 +44,7 @@ class Lease:
         self._fuse: threading.Timer | None = None
         self.state = JobState.RUNNING
         """As of the last renewal."""
-        # what the lines of this attempt tell of it, the thread's tell too
+        # the copied context adds the attempt's log fields to the thread's lines
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._renew_until_done,), name="lease", daemon=True
         )
@@ -69,22 +65,22 @@ class Lease:
         return self._lost.is_set()
 
     def check(self) -> None:
-        """Raises Lost when the job is not ours any more."""
+        """Raise Lost if the lease is lost."""
         if self.lost:
             raise Lost(self._job_id)
 
     def wait(self, seconds: float) -> None:
-        """Sleeps, but not after the loss. Raises Lost."""
+        """Sleep until the lease is lost, at most `seconds`. Raises Lost."""
         self._lost.wait(seconds)
         self.check()
 
     def guard(self, engine: EngineProcess) -> None:
-        """Stop this engine when the lease is lost. Raises Lost where it is already."""
+        """Kill this engine when the lease is lost. Raises Lost if it is lost already."""
         self._engine = engine
         self.check()
 
     def lose(self) -> None:
-        """Another fence holds the job, or may soon: the engine must not run a moment longer."""
+        """Mark the lease as lost and kill the engine."""
         self._lost.set()
         if self._engine is not None:
             self._engine.kill()
@@ -104,16 +100,15 @@ class Lease:
         except SQLAlchemyError as error:
             logger.warning("lease not renewed", error=type(error).__name__)
             return
-        if state is None:
-            if not self._done.is_set():
-                self.lose()
-            return
-        fault_point("lease.renewed")
-        self.state = state
-        self._set_fuse(sent_at)
+        if state is not None:
+            fault_point("lease.renewed")
+            self.state = state
+            self._set_fuse(sent_at)
+        elif not self._done.is_set():
+            self.lose()
 
     def _set_fuse(self, sent_at: float) -> None:
-        """Counts from before the statement was sent: the lease may have begun then already."""
+        """Restart the timer that ends the lease, from the time before the statement was sent."""
         if self._fuse is not None:
             self._fuse.cancel()
         seconds_left = max(0.0, sent_at + self._settings.self_fence_seconds - monotonic())
@@ -122,7 +117,6 @@ class Lease:
         self._fuse.start()
 
     def _self_fence(self) -> None:
-        if self._done.is_set():
-            return
-        logger.error("no renewal for too long: the engine is stopped")
-        self.lose()
+        if not self._done.is_set():
+            logger.error("no renewal for too long: the engine is stopped")
+            self.lose()

@@ -9,60 +9,60 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig, Runtime
+from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig
 from grpo_engine.contract.manifest import DamagedCheckpoint, verify
 from service.jobs.intake.checks.grader import method_with_places
 from service.jobs.model.methods import retention_of
 from service.jobs.progress import publishing
 from service.jobs.results.weights import WeightsMissing, missing, model_parts
-from service.jobs.store import history
 from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import UNSAFE, record_unsafe_run
-from service.jobs.store.queue import ClaimedJob
-from service.jobs.store.transitions import lock_held
-from service.platform.archives import BadArchive, unpack
 from service.platform.storage import ObjectMissing
 from service.platform.tables.core import Checkpoint, File, Metric
 from worker.attempt.attempt import Attempt, Refused
-from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch_weights
+from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch_folder, fetch_weights
 
 
 def prepare(attempt: Attempt) -> Path:
     """Fill the run directory and return the path of its config.json. Raises Refused, StorageError."""
-    job, folder = attempt.job, attempt.folder
-    training_file = _fetch_dataset(attempt, job.training_file, "train.jsonl")
-    validation_file = None
-    if job.validation_file is not None:
-        validation_file = str(_fetch_dataset(attempt, job.validation_file, "validation.jsonl"))
+    job, runtime = attempt.job, attempt.worker.settings.runtime
+    if job.export is None:
+        num_ranks, task = job.required_gpus or runtime.ranks, _training(attempt)
+    else:
+        num_ranks, task = 1, {"method": attempt.method, "training_file": "", "export": "merged"}
     config = RunConfig(
         job_id=job.id,
-        seed=job.seed,
-        model=model_source(attempt),
-        training_file=str(training_file),
-        validation_file=validation_file,
-        retention_files=_fetch_retention(attempt),
-        method=_located_method(attempt),
-        probe=ProbeSize(prompts=job.probe["prompts"]) if job.probe is not None else None,
-        runtime=_runtime(attempt),
+        model=_model_source(attempt),
+        runtime=runtime.model_copy(update={"ranks": num_ranks}),
         created_at=job.created_at,
         first_sequence=job.engine_sequence + 1,
-        published_step=attempt.read(lambda session: _published_step(session, job.id)),
+        **task,
     )
-    _fetch_checkpoint(attempt)
-    _note_unsafe(attempt)
-    path = folder / "config.json"
+    path = attempt.folder / "config.json"
     path.write_text(config.model_dump_json(indent=2))
     return path
 
 
-def _runtime(attempt: Attempt) -> Runtime:
-    """The deployment's runtime, with one rank per requested GPU."""
-    runtime, gpus = attempt.worker.settings.runtime, attempt.job.required_gpus
-    return runtime.model_copy(update={"ranks": gpus}) if gpus else runtime
+def _training(attempt: Attempt) -> dict[str, Any]:
+    """Fetch what training needs beside the model. Returns its fields of the configuration."""
+    job = attempt.job
+    _note_unsafe(attempt)
+    _fetch_checkpoint(attempt)
+    validation_file = job.validation_file and _fetch_dataset(attempt, job.validation_file, "validation.jsonl")
+    return {
+        "seed": job.seed,
+        "training_file": _fetch_dataset(attempt, job.training_file, "train.jsonl"),
+        "validation_file": validation_file,
+        "retention_files": _fetch_retention(attempt),
+        "method": _located_method(attempt),
+        "probe": job.probe and ProbeSize(prompts=job.probe["prompts"]),
+        "published_step": attempt.read(lambda session: _published_step(session, job.id)),
+    }
 
 
 def _located_method(attempt: Attempt) -> Method:
@@ -77,7 +77,7 @@ def _located_method(attempt: Attempt) -> Method:
 def _fetch_retention(attempt: Attempt) -> dict[str, str]:
     """Name of the retention set → path of its rows."""
     return {
-        each.name: str(_fetch_dataset(attempt, each.file, f"retention-{number}.jsonl"))
+        each.name: _fetch_dataset(attempt, each.file, f"retention-{number}.jsonl")
         for number, each in enumerate(retention_of(attempt.method))
     }
 
@@ -87,7 +87,8 @@ def _published_step(session: Session, job_id: str) -> int:
     return session.execute(steps).scalar_one()
 
 
-def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
+def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> str:
+    """Download a dataset to `name` in the run directory. Returns its path. Raises Refused, StorageError."""
     file = attempt.read(lambda session: session.get(File, file_id))
     target = attempt.folder / name
     hint = "Upload the file again and submit a new job."
@@ -100,16 +101,16 @@ def _fetch_dataset(attempt: Attempt, file_id: str, name: str) -> Path:
         raise Refused("dataset_invalid", reason, hint) from None
     except DamagedObject as damage:
         raise Refused("dataset_invalid", f"{file_id} is damaged: {damage}", hint) from damage
-    return target
+    return str(target)
 
 
 def _download(attempt: Attempt, key: str, sha256: str, target: Path) -> None:
     """Download and verify, waiting through storage outages. Raises ObjectMissing, DamagedObject."""
-    patiently = partial(attempt.store, is_patient=True)
-    download_verified(attempt.worker.storage, key, sha256, target, patiently)
+    storage = attempt.worker.storage
+    attempt.store(lambda: download_verified(storage, key, sha256, target), is_patient=True)
 
 
-def model_source(attempt: Attempt) -> ModelSource:
+def _model_source(attempt: Attempt) -> ModelSource:
     """The job's model; that of an earlier job is downloaded. Raises Refused, StorageError."""
     worker, job = attempt.worker, attempt.job
     try:
@@ -130,7 +131,7 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
             continue
         return
     if attempt.job.checkpoint_step:
-        attempt.write(lambda session: _note_restart(session, attempt.job))
+        attempt.warn("No usable checkpoint is left: training restarts from the first step.", {})
 
 
 def _note_unsafe(attempt: Attempt) -> None:
@@ -144,28 +145,18 @@ def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session],
     return lambda session: publishing.withdraw_checkpoint(session, job.id, job.fence, step, reason)
 
 
-def _note_restart(session: Session, job: ClaimedJob) -> bool:
-    if lock_held(session, job.id, job.fence) is None:
-        return False
-    message = "No usable checkpoint is left: training restarts from the first step."
-    history.append(session, job.id, history.HistoryEntry("message", message, "warn", fence=job.fence))
-    return True
-
-
 def _restore(attempt: Attempt, checkpoint: Checkpoint) -> None:
     """Download, unpack and verify one checkpoint. Raises DamagedCheckpoint."""
     assert checkpoint.state_key is not None
-    archive = attempt.folder / "state.tar"
-    partial = attempt.folder / f".partial-{checkpoint.step}"
+    unpacked = attempt.folder / f".partial-{checkpoint.step}"
     try:
-        _download(attempt, checkpoint.state_key, checkpoint.state_sha256, archive)
-        unpack(archive, partial)
+        download = partial(_download, attempt)
+        fetch_folder(download, checkpoint.state_key, checkpoint.state_sha256, unpacked)
     except ObjectMissing:
         raise DamagedCheckpoint("its archive is missing") from None
-    except (DamagedObject, BadArchive) as damage:
+    except DamagedObject as damage:
         raise DamagedCheckpoint(str(damage)) from damage
-    verify(partial, attempt.job.id)
-    archive.unlink()
+    verify(unpacked, attempt.job.id)
     target = attempt.folder / "checkpoints" / f"step-{checkpoint.step:08d}"
     target.parent.mkdir(exist_ok=True)
-    partial.rename(target)
+    unpacked.rename(target)

@@ -22,11 +22,10 @@ from grpo_engine.process.fault_points import fault_point
 from service.jobs.model import names
 from service.jobs.model.states import JobState
 from service.jobs.progress import metrics, publishing
-from service.jobs.progress.recording import record_events
 from service.jobs.results import manifest
 from service.jobs.results.model_card import model_card
 from service.jobs.results.provenance import facts_of
-from service.jobs.store import history, queue
+from service.jobs.store import queue
 from service.platform.archives import pack
 from service.platform.ids import new_id
 from service.platform.storage import StorageError, sha256_file
@@ -34,8 +33,8 @@ from service.platform.tables.core import Artifact, File, Job
 from worker.attempt.attempt import Attempt
 
 logger = structlog.get_logger()
-WEIGHTS = {"adapter": "adapter", "model": "model", "experiences": "experiences"}
-"""Folder inside a checkpoint → kind of artifact."""
+WEIGHTS = ("adapter", "model", "experiences")
+"""Folders of weights in a checkpoint, and kinds of artifacts."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,10 @@ def publish_checkpoint(attempt: Attempt, event: CheckpointSaved) -> None:
         try:
             _publish(attempt, attempt.unpublished[0])
         except StorageError as error:
-            _note_unpublished(attempt, event.step, error)
+            message = f"The checkpoint of step {event.step} was not stored: {error.public}."
+            attempt.warn(message, {"step": event.step})
             return
         del attempt.unpublished[0]
-
-
-def _note_unpublished(attempt: Attempt, step: int, error: StorageError) -> None:
-    job = attempt.job
-    message = f"The checkpoint of step {step} was not stored: {error.public}."
-    note = history.HistoryEntry("message", message, "warn", {"step": step}, job.fence)
-    attempt.write(lambda session: record_events(session, job.id, job.fence, [], notes=[note]))
 
 
 def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
@@ -101,7 +94,7 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
 def publish_results(attempt: Attempt, event: Finished) -> None:
     """Store adapter (or model) and metrics table; their rows and the job's success are one transaction.
 
-    Raises StorageError if the storage denies access, or fails until the worker or the job is asked to stop.
+    Raises StorageError if the storage denies access, or fails until the worker or the job has to stop.
     """
     weights_folder = attempt.folder / event.path
     verify(weights_folder.parent, attempt.job.id)
@@ -113,14 +106,25 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     table.write_text(metrics.to_csv(rows))
     curve = _upload(attempt, table, f"{prefix}/metrics.csv", is_patient=True)
     fault_point("results.uploaded")
-    kind = WEIGHTS.get(weights_folder.name, "adapter")
-    results = [("metrics", "metrics.csv", curve), (kind, f"{kind}.tar.gz", weights)]
-    attempt.write(lambda session: _finish(session, attempt, event, results))
+    kind, job = weights_folder.name, attempt.job
+    name = names.fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
+    done, num_tokens = JobState.SUCCEEDED, event.num_tokens
+
+    def store_results(session: Session) -> bool:
+        if not queue.finish(
+            session, job.id, job.fence, done, fine_tuned_model=name, trained_tokens=num_tokens
+        ):
+            return False
+        add_artifact(session, attempt, "metrics", f"{job.id}-metrics.csv", curve, event.step)
+        add_artifact(session, attempt, kind, f"{job.id}-{kind}.tar.gz", weights, event.step)
+        return True
+
+    attempt.write(store_results)
     fault_point("job.finished")
 
 
 def beside_weights(attempt: Attempt, *, step: int | None = None) -> dict[str, str]:
-    """The model card and the manifest for an archive, by file name; `step` of a checkpoint.
+    """Model card and manifest for the archive of the results, or of the checkpoint of a step, by file name.
 
     They contain no attempts, ids or times, so that a resumed job's archive equals an undisturbed one's. A
     checkpoint's evaluation may still be missing, so it is left out.
@@ -145,37 +149,23 @@ def texts_of(document: manifest.Document) -> dict[str, str]:
     return {"README.md": model_card(document), "manifest.json": manifest.text(document)}
 
 
-def _finish(
-    session: Session, attempt: Attempt, event: Finished, results: list[tuple[str, str, Stored]]
-) -> bool:
-    job = attempt.job
-    name = names.fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
-    if not queue.finish(
-        session,
-        job.id,
-        job.fence,
-        JobState.SUCCEEDED,
-        fine_tuned_model=name,
-        trained_tokens=event.num_tokens,
-    ):
-        return False
-    for kind, filename, stored in results:
-        file = file_row(attempt, f"{job.id}-{filename}", stored)
-        session.add(file)
-        session.add(Artifact(id=file.id, job_id=job.id, kind=kind, step=event.step, fence=job.fence))
-    return True
-
-
-def file_row(attempt: Attempt, filename: str, stored: Stored) -> File:
-    return File(
-        id=new_id("file"),
-        tenant=attempt.job.tenant,
-        filename=filename,
-        purpose="fine-tune-results",
-        num_bytes=stored.num_bytes,
-        sha256=stored.sha256,
-        storage_key=stored.key,
+def add_artifact(
+    session: Session, attempt: Attempt, kind: str, filename: str, stored: Stored, step: int
+) -> None:
+    """Add the rows of an uploaded result."""
+    job, file_id = attempt.job, new_id("file")
+    session.add(
+        File(
+            id=file_id,
+            tenant=job.tenant,
+            filename=filename,
+            purpose="fine-tune-results",
+            num_bytes=stored.num_bytes,
+            sha256=stored.sha256,
+            storage_key=stored.key,
+        )
     )
+    session.add(Artifact(id=file_id, job_id=job.id, kind=kind, step=step, fence=job.fence))
 
 
 def _weights_folder(checkpoint: Path) -> Path:

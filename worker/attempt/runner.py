@@ -20,7 +20,6 @@ from service.jobs.store.queue import ClaimedJob
 from service.platform.ids import new_id
 from worker.attempt.attempt import Attempt, Refused, Worker
 from worker.attempt.conclude import conclude, conclude_error
-from worker.attempt.export import prepare_export
 from worker.attempt.follow import follow
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
@@ -46,7 +45,7 @@ def run_job(worker: Worker, engines: WarmPool | None = None) -> bool:
         Lease(worker.database, worker.settings, job, claimed_at) as lease,
     ):
         try:
-            run_attempt(Attempt(worker, job, lease), engines or WarmPool(worker.settings, keep_warm=False))
+            run_attempt(Attempt(worker, job, lease), engines or WarmPool(worker.settings))
         except Lost:
             logger.warning("job lost")
     return True
@@ -92,7 +91,7 @@ def run_attempt(attempt: Attempt, engines: WarmPool) -> None:
 
 def run_engine(attempt: Attempt, engines: WarmPool) -> None:
     """Prepare, start, follow, conclude. The next job's engine is warmed once this one trains. Raises Lost."""
-    config = prepare(attempt) if attempt.job.export is None else prepare_export(attempt)
+    config = prepare(attempt)
     fault_point("job.prepared")
     engine = start_engine(attempt, config, engines)
     try:

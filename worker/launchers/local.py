@@ -1,16 +1,18 @@
 """The engine as a child process in its own session: started, watched, stopped, killed. Dies with the worker.
 
-Boundary: processes only; `attempt/conclude.py` decides what an exit means. Only processes started here are
-signalled: the group is killed before its leader is reaped, so its number cannot belong to another process.
+Boundary: processes only; `attempt/conclude.py` interprets the exit. The group is killed before its leader is
+reaped: until then its number cannot belong to another process.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +25,7 @@ MAX_LOG_BYTES = 4 * 2**20
 MAX_KEPT_BYTES = 65_536
 """Output kept of an engine without a run directory."""
 LOG_FILE = "engine.log"
+POLL_SECONDS = 0.01
 PROXIES = {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 CERTIFICATES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
 ALLOWED = {"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"}
@@ -35,7 +38,7 @@ ALLOWED_PREFIXES = tuple(f"{name}_" for name in LIBRARIES.split())
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The engine's environment by allow-list: no API key or database URL of the service."""
+    """The variables that an engine may see: no API key or database URL of the service."""
     return {
         name: value
         for name, value in environment.items()
@@ -46,8 +49,8 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class EngineProcess:
     """One engine. Start it in a thread that outlives it: the kernel kills it when that thread ends.
 
-    Without a run directory it waits for its job until `hand_over`, or it serves a model
-    (`serving/model_processes.py`). `descriptors` stay open in it.
+    Without a run directory it waits for `hand_over`, or it serves a model (`serving/model_processes.py`).
+    `descriptors` stay open in it.
     """
 
     def __init__(self, command: list[str], run_dir: Path | None, descriptors: Collection[int] = ()) -> None:
@@ -73,12 +76,12 @@ class EngineProcess:
 
     @property
     def door(self) -> IO[bytes]:
-        """Standard input of an engine that was started without a run directory."""
+        """Standard input of an engine without a run directory."""
         assert self._process.stdin is not None
         return self._process.stdin
 
     def hand_over(self, arguments: Sequence[str], run_dir: Path) -> bool:
-        """Give a warm engine its job. False: it has ended."""
+        """Send a warm engine its job. False: it has ended."""
         line = json.dumps({"directory": str(run_dir), "arguments": list(arguments)})
         try:
             with self.door as door:
@@ -92,20 +95,18 @@ class EngineProcess:
         """Exit code, negative for a signal; None while it runs. Its remaining children are killed first."""
         with self._lock:
             if self._process.returncode is None and self._has_exited():
-                self._signal_group(signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
                 self._process.wait()
         if self._process.returncode is not None and self._killer is not None:
             self._killer.cancel()
         return self._process.returncode
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code as soon as it is known; None after `seconds`."""
-        waiter = threading.Event()
-        for _ in range(max(1, round(seconds / 0.01))):
-            if (code := self.poll()) is not None:
-                return code
-            waiter.wait(0.01)
-        return self.poll()
+        """The exit code as soon as the engine has ended; None after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return code
 
     def stop(self, grace_seconds: float) -> None:
         """SIGTERM: write a checkpoint and end; SIGKILL after the grace period. Can be called twice."""
@@ -122,20 +123,19 @@ class EngineProcess:
         """SIGKILL to its whole process group."""
         with self._lock:
             if self._process.returncode is None:
-                self._signal_group(signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Kill it and wait until no process of its group is left."""
         self.kill()
-        while self.poll() is None:
-            self.wait(0.1)
+        self.wait(math.inf)
         self._log.join(timeout=1)
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def log_tail(self, num_lines: int = 20) -> tuple[str, ...]:
-        """The last lines it printed; complete once it has ended."""
+        """The last lines that it printed; all of them once it has ended."""
         if self._process.returncode is not None:
             self._log.join(timeout=5)
         return self._log.tail(num_lines)
@@ -143,9 +143,6 @@ class EngineProcess:
     def _has_exited(self) -> bool:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.pid, flags) is not None
-
-    def _signal_group(self, number: int) -> None:
-        os.killpg(self.pid, number)
 
 
 class EngineLog:
@@ -159,7 +156,7 @@ class EngineLog:
         self._pump.start()
 
     def move_to(self, run_dir: Path) -> None:
-        """Write to the job's log from now on, beginning with the output so far."""
+        """Write to the job's log from now on, starting with the output so far."""
         with self._lock:
             self._path = run_dir / LOG_FILE
             self._write(self._kept)
@@ -189,7 +186,7 @@ class EngineLog:
         if self._path is None:
             self._kept = (self._kept + piece)[-MAX_KEPT_BYTES:]
         elif piece:
-            with suppress(OSError):  # on a full disk the lines are lost, and the engine goes on
+            with suppress(OSError):  # on a full disk the lines are lost, and the engine continues
                 _append(self._path, piece)
 
 

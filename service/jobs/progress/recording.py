@@ -33,9 +33,8 @@ def record_events(
     fence: int,
     events: Sequence[engine.Event],
     rollouts: Sequence[tuple[int, dict[str, Any]]] = (),
-    notes: Sequence[history.HistoryEntry] = (),
 ) -> int | None:
-    """Store a batch in order, and the worker's own `notes` after it. Returns the number of new events.
+    """Store a batch in order and return how many events were new.
 
     `rollouts`: `rollout_rows` of the same events, made before the transaction. None: the fence is stale, and
     nothing was written.
@@ -53,8 +52,8 @@ def record_events(
     if batch.metrics:
         add_metrics(session, job_id, batch.metrics)
     _insert_new(session, Rollout, [row for sequence, row in rollouts if sequence > job.engine_sequence])
-    if entries := [*batch.entries, *notes]:
-        history.append(session, job_id, *entries)
+    if batch.entries:
+        history.append(session, job_id, *batch.entries)
     return len(new)
 
 

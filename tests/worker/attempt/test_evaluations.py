@@ -155,7 +155,7 @@ def test_a_guards_pause_counts_whatever_else_was_asked(
     assert job is not None
     with Lease(database, worker.settings, job, monotonic()) as lease:
         conclude(
-            Attempt(worker, job, lease), Ending(stop_request=asked, stopped=Stopped(step=1, reason="guard"))
+            Attempt(worker, job, lease), Ending(stop_request=asked, outcome=Stopped(step=1, reason="guard"))
         )
     assert read_job(database, job_id).state == "paused"
 

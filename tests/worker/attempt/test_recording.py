@@ -270,21 +270,21 @@ def line(number: int) -> bytes:
 
 def test_only_whole_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    recorder = EventReader(path)
-    assert recorder.read() == []
+    reader = EventReader(path)
+    assert reader.read() == []
     path.write_bytes(line(1) + line(2)[:20])
-    assert [event.sequence for event in recorder.read()] == [1]
-    assert recorder.read() == []
+    assert [event.sequence for event in reader.read()] == [1]
+    assert reader.read() == []
     path.write_bytes(line(1) + line(2))
-    assert [event.sequence for event in recorder.read()] == [2]
+    assert [event.sequence for event in reader.read()] == [2]
 
 
-def test_lines_across_pieces_are_put_together(tmp_path: Path) -> None:
+def test_lines_are_read_in_batches(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"".join(line(number) for number in range(1, 20)))
-    recorder = EventReader(path, piece_bytes=7)
+    reader = EventReader(path, batch_bytes=7)
     read: list[int] = []
-    while events := recorder.read():
+    while events := reader.read():
         read.extend(event.sequence for event in events)
     assert read == list(range(1, 20))
 
@@ -292,8 +292,8 @@ def test_lines_across_pieces_are_put_together(tmp_path: Path) -> None:
 def test_garbage_and_endless_lines_are_counted_and_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(line(1) + b"\xff\xfe\n" + b"x" * (MAX_LINE_BYTES + 5) + b"\n" + line(2))
-    recorder = EventReader(path)
+    reader = EventReader(path)
     read: list[int] = []
-    while events := recorder.read():
+    while events := reader.read():
         read.extend(event.sequence for event in events)
-    assert (read, recorder.num_dropped) == ([1, 2], 2)
+    assert (read, reader.num_dropped) == ([1, 2], 2)

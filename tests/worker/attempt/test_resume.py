@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
         session.execute(update(Job).values(not_before=0))
     run_job(worker)
     told = messages(database, job_id)
-    assert "The checkpoint of step 6 is skipped: what is stored has the wrong sha256" in told
+    assert "The checkpoint of step 6 is skipped: the stored object has the wrong sha256" in told
     assert "Training resumed from step 4 on cpu (float32, fake)." in told
     assert read_job(database, job_id).state == "succeeded"
     assert weights(database, storage, job_id) == expected_weights()

@@ -202,7 +202,7 @@ def test_a_checkpoint_that_was_truncated_in_the_bucket_is_skipped_for_the_one_be
         session.execute(update(Job).values(not_before=0))
     run_job(worker)
     told = messages(database, job_id)
-    assert "The checkpoint of step 6 is skipped: what is stored has the wrong sha256" in told
+    assert "The checkpoint of step 6 is skipped: the stored object has the wrong sha256" in told
     assert "Training resumed from step 4 on cpu (float32, fake)." in told
     assert weights(database, storage, job_id) == expected_weights()
     assert metric_steps(database, job_id) == list(range(1, 11))
