@@ -50,16 +50,22 @@ class EngineProcess:
     """One engine. Start it in a thread that outlives it: the kernel kills it when that thread ends.
 
     Without a run directory it waits for `hand_over`, or it serves a model (`serving/model_processes.py`).
-    `descriptors` stay open in it.
+    `environment`: by default the allowed variables of this worker. `descriptors` stay open in it.
     """
 
-    def __init__(self, command: list[str], run_dir: Path | None, descriptors: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        run_dir: Path | None,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Collection[int] = (),
+    ) -> None:
         self._lock = threading.Lock()
         self._killer: threading.Timer | None = None
         self._process = subprocess.Popen(
             bound_command(command),
             cwd=run_dir or "/",
-            env=engine_environment(os.environ),
+            env=engine_environment(os.environ) if environment is None else environment,
             stdin=subprocess.DEVNULL if run_dir else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

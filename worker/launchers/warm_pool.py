@@ -56,7 +56,7 @@ class WarmPool:
         wanted = EngineCommand.of(self._settings)
         engine = self._hand_over(wanted, arguments, run_dir)
         is_warm = engine is not None
-        engine = engine or EngineProcess([*wanted.command, *arguments], run_dir)
+        engine = engine or EngineProcess([*wanted.command, *arguments], run_dir, wanted.environment)
         logger.info("engine started", pid=engine.pid, warm=is_warm, run_dir=str(run_dir))
         return engine
 
@@ -71,7 +71,7 @@ class WarmPool:
         self._has_warmed_up = True
         wanted = EngineCommand.of(self._settings)
         try:
-            self._warm = wanted, EngineProcess([*wanted.command, "--warm"], None)
+            self._warm = wanted, EngineProcess([*wanted.command, "--warm"], None, wanted.environment)
         except OSError as error:  # the next job reports it
             logger.warning("no engine warmed up", error=str(error))
 

@@ -91,7 +91,9 @@ class ModelProcess:
         reading, writing = os.pipe()
         command = [str(settings.engine_python), "-P", "-m", settings.chat_module]
         try:
-            self._engine = EngineProcess([*command, "--answers-to", str(writing)], None, [writing])
+            self._engine = EngineProcess(
+                [*command, "--answers-to", str(writing)], None, descriptors=[writing]
+            )
         finally:
             os.close(writing)
         base = self.parts.base

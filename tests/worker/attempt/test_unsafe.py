@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -13,12 +15,13 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import JobEvent, WorkerHost
 from service.web.auth import create_key
+from tests.servers import wait_until
 from tests.worker.attempt.test_prepare import prepared
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from worker import sweeper
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
-from worker.launchers.warm_pool import EngineCommand
+from worker.launchers.warm_pool import WarmPool
 from worker.sweeper import sweep_once
 
 
@@ -75,6 +78,20 @@ def test_with_a_second_tenant_it_offers_nothing(
     assert offered() == set()
 
 
-def test_only_its_engines_are_told_to_do_without(worker: Worker, unsafe: Worker) -> None:
-    assert VARIABLE not in EngineCommand.of(worker.settings).environment
-    assert EngineCommand.of(unsafe.settings).environment[VARIABLE] == "1"
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_only_its_engines_run_code_without_a_sandbox(
+    worker: Worker, unsafe: Worker, tmp_path: Path, is_warm: bool
+) -> None:
+    program = tmp_path / "engine"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    for each, expected in ((worker, False), (unsafe, True)):
+        settings = each.settings.model_copy(update={"engine_python": program})
+        with closing(WarmPool(settings, keep_warm=is_warm)) as engines:
+            engines.warm_up()
+            engine = engines.start([], tmp_path)
+        folder = Path(f"/proc/{engine.pid}")
+        wait_until(lambda folder=folder: (folder / "cmdline").read_bytes().startswith(b"sleep"))
+        environment = (folder / "environ").read_bytes().split(b"\0")
+        engine.close()
+        assert (f"{VARIABLE}=1".encode() in environment) is expected
