@@ -1,8 +1,8 @@
 """The Celery worker of production: `celery -A worker.app worker`. Celery only delivers wake-ups.
 
-A wake-up names a pool; the pool child claims and runs its jobs until none is left, and then keeps an engine
-warm for the next one. SIGTERM (Celery's warm shutdown) sets a flag that the child shares, so that the running
-job is released after a checkpoint. Beside it run two supervised processes: the sweeper and chat.
+A wake-up names a pool. Celery's pool child claims and runs the pool's jobs until none is left, and then keeps
+an engine warm. SIGTERM (Celery's warm shutdown) sets a flag that the child shares, so that the running
+job is released after a checkpoint. The main process also supervises two processes: the sweeper and chat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from worker.supervision import Helper, run_process, supervised
 
 
 class SharedFlag:
-    """One byte shared with forked children; without a lock, so a killed child cannot keep it."""
+    """One byte shared with forked children. It needs no lock, which a killed child could keep."""
 
     def __init__(self) -> None:
         self._byte = mmap.mmap(-1, 1)
@@ -49,7 +49,7 @@ class SharedFlag:
 
 
 def make_app(settings: Settings) -> Celery:
-    """The Celery application. Raises RuntimeError without a broker: then workers poll."""
+    """The Celery application. Raises RuntimeError without a broker."""
     if settings.broker_url is None:
         raise RuntimeError("celery needs GRPO_BROKER_URL; without a broker run `python -m worker`")
     celery = Celery("grpo")
@@ -74,13 +74,13 @@ stopping = threading.Event()
 
 @cache
 def opened_worker(pid: int) -> Worker:
-    """This process's worker: a forked child must not share connections with its parent."""
+    """The worker of one process: a forked child must not share connections with its parent."""
     return Worker.open(settings, worker_name(), draining)
 
 
 @cache
 def opened_engines(pid: int) -> WarmPool:
-    """This process's engines: they die with the process that started them."""
+    """The engines of one process: they die with it."""
     return WarmPool(settings, keep_warm=True)
 
 
@@ -109,26 +109,26 @@ def wake(pool: str) -> None:
 
 @signals.setup_logging.connect
 def configure_logging(**_signal: Any) -> None:
-    """Replaces Celery's own logging in this process and its children."""
+    """Replace Celery's own logging in this process and its children."""
     logs.own_process(settings.log_level)
 
 
 @signals.celeryd_init.connect
 def print_no_banner(instance: Any, **_signal: Any) -> None:
-    """Everything printed is a JSON line, including warnings before Celery sets up logging."""
+    """Print JSON lines only, including warnings that come before Celery sets up logging."""
     instance.quiet = True
     configure_logging()
 
 
 @signals.worker_process_init.connect
 def warm_first_engine(**_signal: Any) -> None:
-    """The pool child has just been forked and is idle."""
+    """Start the engine of the first job while the new pool child is idle."""
     opened_engines(os.getpid()).warm_up()
 
 
 @signals.worker_process_shutdown.connect
 def end_waiting_engine(**_signal: Any) -> None:
-    """The pool child ends. If it is killed, the kernel kills its engine."""
+    """End the engine with the pool child. If the child is killed, the kernel kills the engine."""
     opened_engines(os.getpid()).close()
 
 
@@ -147,13 +147,13 @@ def check_machine(**_signal: Any) -> None:
 
 @signals.worker_shutting_down.connect
 def drain(**_signal: Any) -> None:
-    """SIGTERM reached Celery's main process: its child releases the job after a checkpoint."""
+    """On SIGTERM, let the pool child release its job after a checkpoint."""
     draining.set()
 
 
 @signals.heartbeat_sent.connect
 def touch(**_signal: Any) -> None:
-    """Liveness of the main process."""
+    """Touch the file that `worker.healthcheck` reads."""
     settings.home.mkdir(parents=True, exist_ok=True)
     settings.alive_file.touch()
 

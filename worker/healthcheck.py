@@ -1,7 +1,6 @@
-"""`python -m worker.healthcheck [--seconds N]`: exit status 0 while the worker of this home lives.
+"""`python -m worker.healthcheck [--seconds N]`: exit status 0 while the main loop of this home's worker runs.
 
-It checks only the file that the worker's main loop touches: a worker must not be restarted because the
-database or the broker is down.
+It checks only the file that the main loop touches: an unavailable database or broker is no reason to restart.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from service.settings import Settings
 
 
 def main() -> None:
-    """Print the age of the file. Exit status 1: too old, or missing."""
+    """Print the age of the file. Exit status 1 if it is too old or missing."""
     parser = argparse.ArgumentParser(prog="worker.healthcheck", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="maximum age (default: 60)")
     limit_seconds = parser.parse_args().seconds
     try:
         age_seconds = time.time() - Settings().alive_file.stat().st_mtime
     except FileNotFoundError:
-        sys.exit("no worker has run here yet")
-    message = f"the worker's main loop was seen {age_seconds:.0f} s ago"
+        sys.exit("no worker has started here yet")
+    message = f"the worker's main loop last ran {age_seconds:.0f} s ago"
     if age_seconds > limit_seconds:
         sys.exit(message)
     print(message)

@@ -95,8 +95,8 @@ def run_rounds(
 def run_process(arguments: Sequence[str], stopping: Flag) -> None:
     """Run `python -m ARGUMENTS` until `stopping` is set. Raises HelperEnded, OSError.
 
-    The kernel kills the process when this thread or the whole worker dies. In a session of its own it does
-    not receive the terminal's Ctrl-C.
+    The kernel kills the process when this thread or the whole worker dies. It has its own session, so that
+    Ctrl-C in a terminal does not reach it.
     """
     process = subprocess.Popen(bound_command([sys.executable, "-m", *arguments]), start_new_session=True)
     while process.poll() is None and not stopping.wait(POLL_SECONDS):

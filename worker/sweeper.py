@@ -1,7 +1,7 @@
 """Requeues expired leases and resends wake-ups: `python -m worker.sweeper`. Any number may run.
 
-Webhooks are sent beside it. Beside a worker (`--beside-worker`) it also announces what this machine offers
-and runs the sinks. Without a worker it announces nothing: the machine would be counted as one with a worker.
+The process also sends webhooks. With `--beside-worker` it announces this machine's capabilities and runs the
+sinks too. Otherwise it announces nothing, because machines that announce themselves count as workers.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def sweep_until(
 def maintenance(
     database: Database, wakeups: Wakeups, settings: Settings, *, has_worker: bool = True
 ) -> dict[str, Helper]:
-    """The sweeper and what runs beside it, by name."""
+    """The sweeper and the helpers of the same process, by name."""
     sweep = partial(sweep_until, database=database, wakeups=wakeups, settings=settings, has_worker=has_worker)
     sender = Sender(database, settings)
     helpers: dict[str, Helper] = {SWEEPER: sweep}
@@ -102,7 +102,7 @@ def maintenance(
 
 
 def main() -> None:
-    """A process that only sweeps, until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="worker.sweeper", description=__doc__)
     parser.add_argument("--beside-worker", action="store_true", help="a worker runs on this machine")
     given = parser.parse_args()

@@ -13,9 +13,8 @@ from service.jobs.store import queue
 from service.platform.errors import Unavailable
 from service.platform.storage import StorageDenied, StorageError
 from worker.attempt.attempt import OUTAGES, Attempt, Refused
-from worker.attempt.export import publish_export
 from worker.attempt.follow import Ending
-from worker.attempt.publish import publish_results
+from worker.attempt.publish import publish_export, publish_results
 from worker.masking import mask_secrets
 
 EVIDENCE_LINES, MAX_LINE_CHARACTERS = 20, 500
@@ -71,7 +70,7 @@ def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
 
 
 def describe(ending: Ending, evidence: tuple[str, ...]) -> str:
-    """Why an engine ended without a result, with the last line that it printed."""
+    """Why an engine ended without a result, with its last line of output."""
     if ending.is_stalled:
         return "The engine reported nothing for too long and was killed."
     if ending.exit_code < 0:

@@ -1,4 +1,4 @@
-"""Publishes the engine's folders: checkpoints while it trains, results at its end.
+"""Publishes the engine's folders: checkpoints while it trains, results or a merged model at its end.
 
 Order: pack, upload, compare the size, then the row under the fence, and only then delete older ones. An
 upload whose row was refused is never referenced; its key contains the fence, so nothing is overwritten.
@@ -16,7 +16,7 @@ from types import MappingProxyType
 import structlog
 from sqlalchemy.orm import Session
 
-from grpo_engine.contract.events import CheckpointSaved, Finished
+from grpo_engine.contract.events import CheckpointSaved, Exported, Finished
 from grpo_engine.contract.manifest import DamagedCheckpoint, verify
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model import names
@@ -25,7 +25,9 @@ from service.jobs.progress import metrics, publishing
 from service.jobs.results import manifest
 from service.jobs.results.model_card import model_card
 from service.jobs.results.provenance import facts_of
+from service.jobs.results.vllm_command import MERGED, holds_whole_model
 from service.jobs.store import queue
+from service.jobs.store.transitions import lock_held
 from service.platform.archives import pack
 from service.platform.ids import new_id
 from service.platform.storage import StorageError, sha256_file
@@ -108,11 +110,15 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     fault_point("results.uploaded")
     kind, job = weights_folder.name, attempt.job
     name = names.fine_tuned_model(job.model, job.tenant, job.suffix, job.id)
-    done, num_tokens = JobState.SUCCEEDED, event.num_tokens
 
     def store_results(session: Session) -> bool:
         if not queue.finish(
-            session, job.id, job.fence, done, fine_tuned_model=name, trained_tokens=num_tokens
+            session,
+            job.id,
+            job.fence,
+            JobState.SUCCEEDED,
+            fine_tuned_model=name,
+            trained_tokens=event.num_tokens,
         ):
             return False
         add_artifact(session, attempt, "metrics", f"{job.id}-metrics.csv", curve, event.step)
@@ -121,6 +127,32 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
 
     attempt.write(store_results)
     fault_point("job.finished")
+
+
+def publish_export(attempt: Attempt, event: Exported) -> None:
+    """Upload the merged model; then store its row and the export's success in one transaction.
+
+    Raises StorageError as `publish_results` does.
+    """
+    job = attempt.job
+    assert job.export is not None
+    source, step = str(job.export["job_id"]), int(job.export["step"])
+    texts = _beside_merged(attempt, source, step)
+    key = f"jobs/{source}/exports/{job.id}-{job.fence}.tar"
+    stored = store_folder(attempt, attempt.folder / event.path, key, texts, is_patient=True)
+    fault_point("export.uploaded")
+
+    def store_result(session: Session) -> bool:
+        held = lock_held(session, job.id, job.fence)
+        if held is not None and held.state != JobState.RUNNING.value:
+            # cancelled meanwhile: its source may have been deleted
+            return queue.finish(session, job.id, job.fence, JobState.CANCELLED)
+        if not queue.finish(session, job.id, job.fence, JobState.SUCCEEDED):
+            return False
+        add_artifact(session, attempt, "merged", f"{source}-step-{step}-merged.tar", stored, step)
+        return True
+
+    attempt.write(store_result)
 
 
 def beside_weights(attempt: Attempt, *, step: int | None = None) -> dict[str, str]:
@@ -147,6 +179,15 @@ def at_checkpoint(document: manifest.Document, step: int) -> manifest.Document:
 def texts_of(document: manifest.Document) -> dict[str, str]:
     """Model card and manifest by file name."""
     return {"README.md": model_card(document), "manifest.json": manifest.text(document)}
+
+
+def _beside_merged(attempt: Attempt, job_id: str, step: int) -> dict[str, str]:
+    """Model card and manifest of the merged weights that the job had after `step` steps."""
+    job = attempt.read(lambda session: session.get_one(Job, job_id))
+    document = manifest_of(attempt, job_id)
+    if job.state != JobState.SUCCEEDED.value or step != job.step:
+        document = at_checkpoint(document, step)
+    return texts_of(document if holds_whole_model(document) else document | {"weights": MERGED})
 
 
 def add_artifact(

@@ -49,7 +49,7 @@ def clean_up(runs_dir: Path) -> None:
 
 @contextmanager
 def _best_effort(path: Path) -> Iterator[None]:
-    """Clean-up may fail on a full disk or beside another worker; that never fails a job."""
+    """Log an error of the clean-up, which a full disk or another worker can cause; it never fails a job."""
     try:
         yield
     except OSError as error:
@@ -70,7 +70,7 @@ def _create_locked(path: Path) -> int:
 
 
 def _try_lock(path: Path) -> int | None:
-    """An open, locked descriptor of the file that `path` still names; None if another process holds it."""
+    """Open and lock the file, and check that `path` still names it. None if another process holds it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,9 +1,8 @@
 """Starts engines, and keeps one warm for the next job.
 
-An engine loads torch and transformers for seconds before it can start a job. The worker therefore keeps one
-that has loaded them (`python -m grpo_engine --warm`). It has no job, directory or device, and is used once;
-if it is dead or outdated, the job starts cold. Engines are started by the worker's main thread only: the
-kernel ties their death to that thread.
+An engine loads torch and transformers for seconds before it can start a job, so the worker keeps one that has
+loaded them (`python -m grpo_engine --warm`). It has no job, directory or device, and is used once; if it is
+dead or outdated, the job starts cold. Engines die with the thread that started them, the main one.
 """
 
 from __future__ import annotations

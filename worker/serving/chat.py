@@ -1,7 +1,7 @@
 """Answers chat and completion requests: `python -m worker.serving.chat`, or a thread of a polling worker.
 
-Of the processes of one home, one answers; the others stand by.
-Boundary: the process; requests are handled in `chat_dispatcher.py`.
+One process of a home answers; the others stand by. Boundary: the process; `chat_dispatcher.py` handles
+requests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def only_one(home: Path) -> Iterator[bool]:
 
 
 def main() -> None:
-    """A process that only answers requests, until SIGTERM or SIGINT."""
+    """Answer requests until SIGTERM or SIGINT."""
     settings = Settings()
     logs.own_process(settings.log_level)
     stopping = stop_flag()

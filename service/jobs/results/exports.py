@@ -1,7 +1,7 @@
 """Exports: rows of the jobs' queue whose engine merges a job's weights into one model.
 
 An export is claimed, leased, retried and swept like a job. The worker stores its result as an artifact
-(`worker/attempt/export.py`).
+(`worker/attempt/publish.py`).
 """
 
 from __future__ import annotations
