@@ -46,7 +46,7 @@ def all_of(points: Sequence[str]) -> str:
     return ",".join(f"{point}:kill" for point in points)
 
 
-def test_a_post_whose_api_is_killed_makes_one_job_when_it_is_repeated(api: Api) -> None:
+def test_a_post_repeated_after_the_api_was_killed_makes_one_job(api: Api) -> None:
     """Before and after the commit: the same key leads to the same one job."""
     points = ("job.checked", "job.inserted", "job.committed", "job.rung")
     api.start(all_of(points))
@@ -66,7 +66,7 @@ def test_a_post_whose_api_is_killed_makes_one_job_when_it_is_repeated(api: Api) 
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_an_upload_whose_api_is_killed_is_there_whole_or_not_at_all(api: Api) -> None:
+def test_an_upload_during_which_the_api_is_killed_is_complete_or_missing(api: Api) -> None:
     points = ("storage.put", "upload.stored", "upload.committed")
     api.start(all_of(points))
     for point in points:
@@ -81,7 +81,7 @@ def test_an_upload_whose_api_is_killed_is_there_whole_or_not_at_all(api: Api) ->
     assert api.upload().status_code == 200
 
 
-def test_a_stream_whose_api_is_killed_goes_on_without_loss_or_repeat(api: Api, database: Database) -> None:
+def test_a_stream_continues_without_loss_after_the_api_was_killed(api: Api, database: Database) -> None:
     api.start()
     job_id = api.post_job(api.upload().json()["id"], "watched").json()["id"]
     for number in range(6):
@@ -96,7 +96,7 @@ def test_a_stream_whose_api_is_killed_goes_on_without_loss_or_repeat(api: Api, d
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_post_whose_commit_is_not_answered_makes_one_job(far_api: Api, proxy: Proxy) -> None:
+def test_a_post_repeated_after_an_unconfirmed_commit_makes_one_job(far_api: Api, proxy: Proxy) -> None:
     file_id = far_api.upload().json()["id"]
     proxy.cut_after(b"INSERT INTO jobs", b"COMMIT")
     lost = far_api.post_job(file_id, "tonight")
@@ -108,7 +108,7 @@ def test_a_post_whose_commit_is_not_answered_makes_one_job(far_api: Api, proxy: 
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_an_upload_whose_commit_is_not_answered_is_whole(far_api: Api, proxy: Proxy) -> None:
+def test_an_upload_with_an_unconfirmed_commit_is_complete(far_api: Api, proxy: Proxy) -> None:
     proxy.cut_after(b"INSERT INTO files", b"COMMIT")
     statuses = [far_api.upload().status_code, far_api.upload().status_code]
     assert statuses == [503, 200]
@@ -117,7 +117,9 @@ def test_an_upload_whose_commit_is_not_answered_is_whole(far_api: Api, proxy: Pr
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_crowd_before_a_locked_table_is_told_to_come_again(api: Api, postgres_url: str) -> None:
+def test_requests_that_wait_for_a_locked_table_are_refused_with_retry_after(
+    api: Api, postgres_url: str
+) -> None:
     """All connections wait; nobody waits for ever, the process is alive, and afterwards all is as before."""
     api.start()
     with psycopg.connect(postgres_url) as other, ThreadPoolExecutor(30) as crowd:

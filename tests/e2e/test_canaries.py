@@ -37,25 +37,25 @@ def lines_of(told: Told, who: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line != "worker: Warm shutdown (MainProcess)"]
 
 
-def test_no_log_answer_row_or_command_shows_a_secret(told: Told) -> None:
+def test_no_log_response_row_or_command_contains_a_secret(told: Told) -> None:
     assert set(told.texts) == {"answers", "api", "cli", "engine logs", "maintenance", "rows", "worker"}
     assert [who for who, text in told.texts.items() if len(text) < 10] == []
     assert told.leaks() == []
 
 
-def test_the_engine_is_given_no_secret_but_the_key_of_its_signatures(told: Told) -> None:
+def test_the_engine_receives_only_the_signing_key(told: Told) -> None:
     found = [name for name, secret in told.secrets.items() if secret in told.engine_environment]
     assert found == ["signature"]
 
 
 @pytest.mark.parametrize("who", ["api", "worker", "maintenance"])
-def test_every_line_of_a_process_is_one_json_object(told: Told, who: str) -> None:
+def test_every_log_line_is_one_json_object(told: Told, who: str) -> None:
     lines = lines_of(told, who)
     assert lines
     assert [line for line in lines if not {"event", "level", "timestamp"} <= set(line)] == []
 
 
-def test_a_workers_lines_about_a_job_say_which_attempt_it_is(told: Told) -> None:
+def test_log_lines_about_a_job_name_the_attempt(told: Told) -> None:
     lines = lines_of(told, "worker")
     (started,) = [line for line in lines if line["event"] == "engine started"]
     assert (started["tenant"], started["attempt"], started["fence"]) == ("acme", 1, 1)
@@ -63,7 +63,7 @@ def test_a_workers_lines_about_a_job_say_which_attempt_it_is(told: Told) -> None
     assert ":" in started["worker"]
 
 
-def test_a_bug_is_one_line_with_its_trace_and_without_the_data(told: Told) -> None:
+def test_a_bug_is_logged_as_one_line_with_its_trace_and_without_data(told: Told) -> None:
     lines = lines_of(told, "api")
     (line,) = [line for line in lines if line["event"] == "unexpected error"]
     assert (line["route"], line["tenant"]) == ("/v1/files", "acme")
@@ -71,7 +71,7 @@ def test_a_bug_is_one_line_with_its_trace_and_without_the_data(told: Told) -> No
     assert "[parameters:" not in line["exception"]
 
 
-def test_the_sandbox_is_given_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sandbox_receives_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_ENDPOINT_SECRET", "canarySandbox")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canarySandbox")
     result = run_python("import os; print(sorted(os.environ.items()))", timeout=10)

@@ -109,7 +109,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             )
 
 
-def test_the_second_job_starts_from_the_first_ones_name(trained: Trained) -> None:
+def test_the_second_job_starts_from_the_first_model(trained: Trained) -> None:
     name = trained.supervised["fine_tuned_model"]
     assert name.startswith("ft:tiny:default:")
     assert trained.reinforced["model"] == name
@@ -117,7 +117,7 @@ def test_the_second_job_starts_from_the_first_ones_name(trained: Trained) -> Non
     assert [artifact["kind"] for artifact in trained.reinforced["artifacts"]].count("adapter") == 1
 
 
-def test_every_step_left_its_metrics_and_both_evaluations_are_there(trained: Trained) -> None:
+def test_all_steps_have_metrics_and_both_evaluations_exist(trained: Trained) -> None:
     assert len(trained.rewards) == 6
     assert all(0 <= reward <= 1 for reward in trained.rewards)
     assert sorted(trained.evaluations) == [0, 6]
@@ -125,13 +125,13 @@ def test_every_step_left_its_metrics_and_both_evaluations_are_there(trained: Tra
     assert trained.reinforced["eval"]["last"]["step"] == 6
 
 
-def test_the_downloaded_model_decodes_as_the_service_did_before_the_first_step(trained: Trained) -> None:
+def test_the_downloaded_model_decodes_as_before_the_first_step(trained: Trained) -> None:
     found = greedy_tokens(trained.model, HELD_OUT, max_tokens=MAX_TOKENS)
     assert found == trained.evaluations[0]
     assert len({tuple(tokens) for tokens in found}) > 5
 
 
-def test_the_downloaded_adapter_decodes_as_the_service_did_after_the_last_step(trained: Trained) -> None:
+def test_the_downloaded_adapter_decodes_as_after_the_last_step(trained: Trained) -> None:
     found = greedy_tokens(trained.model, HELD_OUT, adapter=trained.adapter, max_tokens=MAX_TOKENS)
     assert found == trained.evaluations[6]
 
@@ -141,7 +141,7 @@ def test_the_merged_model_decodes_as_base_and_adapter(trained: Trained) -> None:
     assert found == trained.evaluations[6]
 
 
-def test_the_card_names_what_the_adapter_lies_on(trained: Trained) -> None:
+def test_the_card_names_the_base_model(trained: Trained) -> None:
     card = (trained.adapter / "README.md").read_text()
     assert f'base_model: "{trained.supervised["fine_tuned_model"]}"' in card
     assert "--max-lora-rank 8" in card
@@ -160,7 +160,7 @@ def test_the_adapter_changed_something(trained: Trained) -> None:
     assert len(changed) == sum("lora_B" in name for name in tensors)
 
 
-def test_a_job_cost_what_was_expected_of_it(trained: Trained) -> None:
+def test_the_cost_of_a_job_matches_its_estimate(trained: Trained) -> None:
     for job in (trained.supervised, trained.reinforced):
         expected, actual = job["estimate"], job["actual"]
         assert actual["steps"] == expected["steps"] == job["progress"]["total_steps"]
@@ -186,7 +186,7 @@ def run_block(up: Up, block: str) -> str:
     return done.stdout
 
 
-def test_the_guides_request_is_valid_and_has_a_time_from_the_jobs_before(trained: Trained) -> None:
+def test_the_guide_s_request_is_valid_and_gets_a_time_estimate(trained: Trained) -> None:
     found = json.loads(run_block(trained.up, VALIDATE))
     assert (found["valid"], found["problems"], found["total_steps"]) == (True, [], 5)
     assert found["estimate"]["completions"] == 5 * 8 * 8
@@ -194,7 +194,7 @@ def test_the_guides_request_is_valid_and_has_a_time_from_the_jobs_before(trained
     assert any("2 runs with this model on" in note for note in found["estimate"]["notes"])
 
 
-def test_the_guides_probe_says_that_a_random_model_cannot_add(trained: Trained) -> None:
+def test_the_guide_s_probe_finds_no_signal_in_a_random_model(trained: Trained) -> None:
     assert run_block(trained.up, PROBE).startswith("0 of 128 completions scored")
     assert len(trained.up.json("list")) == 2, "a probe is no job"
     assert trained.up.grpo("audit").returncode == 0

@@ -47,7 +47,7 @@ def ranks_of(home: Path) -> set[bytes]:
     return {variable for variable in found if variable.startswith(b"RANK=")}
 
 
-def test_a_job_on_two_devices_ends_with_the_adapter_of_one(tmp_path: Path) -> None:
+def test_a_job_on_two_devices_makes_the_same_adapter_as_on_one(tmp_path: Path) -> None:
     make_model(tmp_path / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_rows(tmp_path / "rows.jsonl")
     deployment = {

@@ -99,7 +99,7 @@ def kill_everything_once(up: Up, client: Client, job_id: str) -> None:
     kill(up.home, "grpo_engine")
 
 
-def test_a_job_whose_engine_worker_and_api_are_killed_equals_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_job_with_killed_engine_worker_and_api_equals_an_undisturbed_one(tmp_path: Path) -> None:
     whole, expected = run(tmp_path / "whole", lambda up, client, job_id: None, GRPO_WARM_ENGINE="0")
     killed, found = run(tmp_path / "killed", kill_everything_once)
     assert (whole["status"], whole["attempt"]) == ("succeeded", 1)

@@ -58,13 +58,13 @@ def test_the_deployment_is_ready_with_database_and_broker(deployment: Production
     assert ready == {"status": "ready", "checks": checks}
 
 
-def test_the_workers_health_check_finds_it_alive(deployment: Production) -> None:
+def test_the_health_check_finds_the_worker_alive(deployment: Production) -> None:
     _, *arguments = SERVICES["worker"]["healthcheck"]["test"][1:]
     wait_until(lambda: run_python(deployment, *arguments).returncode == 0, 60)
     assert run_python(deployment, *arguments, "--seconds", "0").returncode == 1
 
 
-def test_its_machine_is_seen_and_nothing_warns(deployment: Production) -> None:
+def test_the_machine_is_announced_without_warnings(deployment: Production) -> None:
     def told() -> str:
         return httpx.get(f"{deployment.url}/metrics").text
 
@@ -81,7 +81,7 @@ def run_python(deployment: Production, *arguments: str) -> subprocess.CompletedP
     )
 
 
-def test_a_job_goes_through_celery_and_its_adapter_comes_back_whole(client: Client, tmp_path: Path) -> None:
+def test_a_job_runs_through_celery_and_its_adapter_can_be_downloaded(client: Client, tmp_path: Path) -> None:
     job = watch_job(client, submit(client, write_rows(tmp_path / "rows.jsonl")))
     assert (job["status"], job["attempt"], job["progress"]["step"]) == ("succeeded", 1, 10)
     rows = client.get(f"{JOBS}/{job['id']}/metrics", after_step=0)["data"]
@@ -93,7 +93,7 @@ def test_a_job_goes_through_celery_and_its_adapter_comes_back_whole(client: Clie
     assert (unpack(archive) / "adapter_config.json").is_file()
 
 
-def test_a_stopped_celery_worker_gives_its_job_back_and_the_next_one_ends_it(
+def test_the_next_worker_finishes_the_job_of_a_stopped_celery_worker(
     deployment: Production, client: Client, tmp_path: Path
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
@@ -110,7 +110,7 @@ def test_a_stopped_celery_worker_gives_its_job_back_and_the_next_one_ends_it(
     assert [row["step"] for row in found] == list(range(1, 61))
 
 
-def test_after_the_end_no_process_of_the_deployment_is_left(
+def test_a_stopped_deployment_leaves_no_process(
     tmp_path: Path, model: Path, postgres_server: Postgres, redis_server: Redis
 ) -> None:
     with (
@@ -131,7 +131,7 @@ def talk(client: Client, model: str, row: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.slow
-def test_the_real_engine_trains_through_production_and_its_adapter_decodes_and_talks_as_its_evaluation(
+def test_an_adapter_trained_in_production_decodes_and_chats_as_evaluated(
     tmp_path: Path, model: Path, postgres_server: Postgres, redis_server: Redis
 ) -> None:
     train, held_out = make_rows(64, 8, left=range(10), right=range(10), seed=4)

@@ -87,7 +87,7 @@ def tensors(archive: bytes, folder: Path) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_killed_workers_job_goes_on_from_its_checkpoint_in_the_bucket(
+def test_a_killed_worker_s_job_resumes_from_its_checkpoint_in_the_bucket(
     deployment: Production, http: httpx.Client, s3: Bucket, tmp_path: Path
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.05})
@@ -127,7 +127,7 @@ def check_results(http: httpx.Client, job: dict[str, Any], s3: Bucket, folder: P
     assert any(key.endswith("/adapter.tar.gz") and "/results/" in key for key in s3.keys)
 
 
-def test_no_log_of_the_deployment_holds_its_credentials(deployment: Production) -> None:
+def test_no_log_of_the_deployment_contains_credentials(deployment: Production) -> None:
     logs = "".join(path.read_text() for path in deployment.home.glob("*.log"))
     assert "started" in logs
     assert SECRET not in logs

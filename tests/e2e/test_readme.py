@@ -112,7 +112,7 @@ def first_job(checkout: Checkout) -> str:
     return checkout.run(FIRST_JOB + "echo $JOB\n")
 
 
-def test_the_pages_begin_alike() -> None:
+def test_the_pages_start_alike() -> None:
     assert words(TWO_COMMANDS) == [["make", "demo"], ["make", "test"]]
     assert words(FIRST_START) == words(START)
 
@@ -125,9 +125,7 @@ def test_the_quick_start_ends_with_an_adapter(checkout: Checkout, quick_start: s
 
 
 @pytest.mark.slow
-def test_the_first_job_ends_with_an_adapter_and_what_the_guide_says_of_it(
-    checkout: Checkout, first_job: str
-) -> None:
+def test_the_first_job_ends_as_the_guide_describes(checkout: Checkout, first_job: str) -> None:
     assert "succeeded" in first_job
     assert "group all completions are wrong" in " ".join(first_job.split())
     adapter = checkout.folder / first_job.split()[-1]
@@ -136,9 +134,7 @@ def test_the_first_job_ends_with_an_adapter_and_what_the_guide_says_of_it(
 
 
 @pytest.mark.slow
-def test_the_export_commands_do_what_the_page_says(
-    checkout: Checkout, quick_start: str, first_job: str
-) -> None:
+def test_the_export_commands_work_as_described(checkout: Checkout, quick_start: str, first_job: str) -> None:
     block = EXPORTS.replace("JOB", first_job.split()[-1]).replace("OTHER", quick_start)
     with hub(TOKEN) as here:
         more = {"HF_ENDPOINT": here.url, "HF_HUB_DISABLE_XET": "1"}

@@ -42,7 +42,7 @@ def submit(deployment: Production, client: Client, rows: Path) -> str:
     return str(client.create(JOBS, grpo_job(client.upload(rows)["id"]))["id"])
 
 
-def test_a_celery_workers_jobs_begin_on_engines_that_waited(deployment: Production, tmp_path: Path) -> None:
+def test_jobs_of_a_celery_worker_start_on_warm_engines(deployment: Production, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
     used = []
     with deployment.client() as client:
@@ -60,7 +60,7 @@ def test_a_celery_workers_jobs_begin_on_engines_that_waited(deployment: Producti
     wait_until(lambda: not is_alive(last), 2, "the waiting engine ends with its worker")
 
 
-def test_a_killed_pool_childs_engine_dies_and_the_next_child_has_its_own(deployment: Production) -> None:
+def test_the_warm_engine_of_a_killed_pool_child_is_replaced(deployment: Production) -> None:
     log = deployment.home / "worker.log"
     wait_until(lambda: "ready." in log.read_text(), 30, "Celery minds the loss of a child from here on")
     first = waiting(deployment)

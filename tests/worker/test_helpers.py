@@ -109,7 +109,7 @@ def test_each_helper_process_of_a_celery_worker_is_restarted_when_it_is_killed(
     assert helpers_recorded(database) == set()
 
 
-def test_a_sweeper_that_raises_logs_the_cause_once_and_goes_on(
+def test_a_sweeper_that_raises_logs_the_cause_once_and_continues(
     processes: Processes, database: Database
 ) -> None:
     first = lost_job(database)
@@ -123,7 +123,7 @@ def test_a_sweeper_that_raises_logs_the_cause_once_and_goes_on(
     assert "InjectedFault: sweep.committed" in line
 
 
-def test_a_webhook_sender_that_raises_sends_again(
+def test_a_webhook_sender_that_raises_is_restarted(
     processes: Processes, database: Database, settings: Settings
 ) -> None:
     with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
@@ -173,7 +173,7 @@ def test_a_helper_thread_that_raises_is_restarted(
         worker.draining.set()
 
 
-def test_a_silent_helper_is_named_by_doctor_and_makes_readiness_degraded(
+def test_a_silent_helper_is_reported_by_doctor_and_readyz(
     database: Database, settings: Settings, processes: Processes
 ) -> None:
     processes.start("-m", "worker.sweeper", "--beside-worker")  # chat is expected and does not run
@@ -189,7 +189,7 @@ def test_a_silent_helper_is_named_by_doctor_and_makes_readiness_degraded(
     assert (found.level, found.found.split(" on ")[0]) == (Level.WARNING, "chat")
 
 
-def test_a_helper_that_works_again_is_not_reported(
+def test_a_recovered_helper_is_not_reported(
     database: Database, settings: Settings, processes: Processes
 ) -> None:
     with database.transaction() as session:
@@ -203,7 +203,7 @@ def test_a_helper_that_works_again_is_not_reported(
     wait_until(is_ok, 30, "the next heartbeat")
 
 
-def test_heartbeats_of_a_host_that_is_gone_are_forgotten(
+def test_heartbeats_of_old_hosts_are_deleted(
     database: Database, settings: Settings, processes: Processes
 ) -> None:
     with database.transaction() as session:

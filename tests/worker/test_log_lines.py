@@ -47,9 +47,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
 
 
 @on_sqlite
-def test_the_lines_of_an_attempt_name_it_and_those_after_it_do_not(
-    worker: Worker, submit: Submit, lines: Lines
-) -> None:
+def test_only_the_lines_of_an_attempt_name_it(worker: Worker, submit: Submit, lines: Lines) -> None:
     job_id = submit()
     run_job(worker)
     (line,) = lines.of("engine started")
@@ -60,7 +58,7 @@ def test_the_lines_of_an_attempt_name_it_and_those_after_it_do_not(
 
 
 @on_sqlite
-def test_the_leases_threads_name_the_attempt_too(
+def test_lines_of_the_lease_threads_name_the_attempt(
     settings: Settings, worker: Worker, submit: Submit, lines: Lines
 ) -> None:
     job_id = submit()
@@ -77,7 +75,7 @@ def test_the_leases_threads_name_the_attempt_too(
 
 
 @on_sqlite
-def test_a_swept_job_is_told_with_the_worker_that_was_lost(
+def test_an_expired_lease_is_logged_with_its_worker(
     database: Database, settings: Settings, worker: Worker, submit: Submit, lines: Lines
 ) -> None:
     job_id = submit()

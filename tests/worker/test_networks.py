@@ -76,7 +76,7 @@ def test_a_slow_network_only_costs_time(
 
 
 @pytest.mark.parametrize("point", ["checkpoint.uploaded", "results.uploaded"])
-def test_a_connection_cut_after_its_commit_makes_nothing_twice(
+def test_a_connection_lost_after_a_commit_duplicates_nothing(
     database: Database,
     storage: Storage,
     far: Processes,
@@ -96,7 +96,7 @@ def test_a_connection_cut_after_its_commit_makes_nothing_twice(
     assert ends_well(database, storage, job_id)
 
 
-def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
+def test_a_claim_whose_response_is_lost_expires(
     database: Database,
     storage: Storage,
     far: Processes,
@@ -116,7 +116,7 @@ def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
     assert ends_well(database, storage, job_id)
 
 
-def test_a_network_that_stalls_and_comes_back_costs_no_attempt(
+def test_a_stalled_network_costs_no_attempt(
     database: Database,
     storage: Storage,
     far: Processes,
@@ -137,7 +137,7 @@ def test_a_network_that_stalls_and_comes_back_costs_no_attempt(
     assert ends_well(database, storage, job_id)
 
 
-def test_a_network_that_breaks_again_and_again_costs_no_attempt(
+def test_repeated_network_failures_cost_no_attempt(
     database: Database,
     storage: Storage,
     far: Processes,
@@ -156,7 +156,7 @@ def test_a_network_that_breaks_again_and_again_costs_no_attempt(
     assert ends_well(database, storage, job_id)
 
 
-def test_a_process_frozen_inside_a_transaction_does_not_keep_its_locks(
+def test_a_process_frozen_in_a_transaction_loses_its_locks(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(db, "IDLE_SECONDS", 1)
@@ -174,7 +174,7 @@ def test_a_process_frozen_inside_a_transaction_does_not_keep_its_locks(
 
 
 @pytest.mark.parametrize("shift", ["+1h", "-1h"])
-def test_a_worker_whose_clock_is_an_hour_off_works_as_any_other(
+def test_a_worker_tolerates_a_clock_that_is_an_hour_off(
     database: Database,
     storage: Storage,
     processes: Processes,

@@ -91,7 +91,7 @@ def answered_in(wakeups: Wakeups) -> tuple[bool, float]:
     return sent, time.monotonic() - start
 
 
-def test_database_restarts_of_every_kind_lose_nothing(
+def test_no_kind_of_database_restart_loses_data(
     own_postgres: Postgres,
     database: Database,
     storage: Storage,
@@ -119,7 +119,7 @@ def is_up(database: Database, job_id: str) -> bool:
         return False
 
 
-def test_an_engine_without_its_database_stops_before_the_lease_ends(
+def test_an_engine_without_a_database_is_stopped_before_the_lease_expires(
     own_postgres: Postgres,
     database: Database,
     settings: Settings,
@@ -140,14 +140,14 @@ def test_an_engine_without_its_database_stops_before_the_lease_ends(
     assert metric_steps(database, job_id) == list(range(1, 21))
 
 
-def test_a_wake_up_waits_in_the_pools_queue(wakeups: Wakeups, own_redis: Redis) -> None:
+def test_a_wake_up_is_kept_in_the_queue_of_its_pool(wakeups: Wakeups, own_redis: Redis) -> None:
     assert wakeups.send("gpu") is True
     client = own_redis.client()
     assert client.llen(queue_name("gpu")) == 1
     client.close()
 
 
-def test_unread_wake_ups_do_not_pile_up(wakeups: Wakeups, own_redis: Redis) -> None:
+def test_unread_wake_ups_do_not_accumulate(wakeups: Wakeups, own_redis: Redis) -> None:
     assert all(wakeups.send("default") for _ in range(MAX_WAITING + 20))
     client = own_redis.client()
     assert client.llen(queue_name("default")) == MAX_WAITING
@@ -158,7 +158,7 @@ def test_without_a_broker_nothing_is_sent(settings: Settings) -> None:
     assert Wakeups(settings).send("default") is False
 
 
-def test_a_broker_that_is_down_is_said_at_once(wakeups: Wakeups, own_redis: Redis) -> None:
+def test_sending_without_a_running_broker_fails_at_once(wakeups: Wakeups, own_redis: Redis) -> None:
     assert wakeups.send("default")
     own_redis.kill()
     sent, seconds = answered_in(wakeups)
@@ -168,7 +168,7 @@ def test_a_broker_that_is_down_is_said_at_once(wakeups: Wakeups, own_redis: Redi
     assert wakeups.send("default")
 
 
-def test_a_broker_that_never_answers_costs_two_seconds_at_most(wakeups: Wakeups, own_redis: Redis) -> None:
+def test_an_unresponsive_broker_costs_at_most_two_seconds(wakeups: Wakeups, own_redis: Redis) -> None:
     assert wakeups.send("default")
     assert own_redis.process is not None
     own_redis.process.send_signal(signal.SIGSTOP)
@@ -178,7 +178,7 @@ def test_a_broker_that_never_answers_costs_two_seconds_at_most(wakeups: Wakeups,
     assert seconds < 3
 
 
-def test_a_celery_worker_is_woken_and_runs_the_queue(
+def test_a_wake_up_makes_a_celery_worker_run_the_queue(
     celery: Processes, wakeups: Wakeups, database: Database, submit: Submit, wait_for: WaitFor
 ) -> None:
     start_celery(celery)
@@ -225,7 +225,7 @@ def test_a_hundred_wake_ups_for_one_job_run_it_once(
     assert read_job(database, job_id).fence == 1
 
 
-def test_a_broker_that_dies_disturbs_no_running_job_and_is_joined_again_when_it_is_back(
+def test_a_broker_restart_disturbs_no_running_job_and_the_worker_reconnects(
     celery: Processes,
     own_redis: Redis,
     wakeups: Wakeups,
@@ -248,7 +248,7 @@ def test_a_broker_that_dies_disturbs_no_running_job_and_is_joined_again_when_it_
 
 
 @pytest.mark.parametrize("lose", [Redis.flush, Redis.evict])
-def test_lost_wake_ups_are_sent_again(
+def test_lost_wake_ups_are_resent(
     lose: Callable[[Redis], None],
     celery: Processes,
     own_redis: Redis,

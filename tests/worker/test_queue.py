@@ -29,7 +29,7 @@ def sweep(database: Database, backoff_seconds: float = 0, max_failures: int = 3)
         return sweeping.sweep(session, backoff_seconds=backoff_seconds, max_failures=max_failures)
 
 
-def test_a_claim_spends_one_attempt_and_one_fence(database: Database) -> None:
+def test_a_claim_increments_attempt_and_fence(database: Database) -> None:
     job_id = insert_job(database)
     job = claim(database, "w1", lease_seconds=60)
     assert job is not None
@@ -44,7 +44,7 @@ def test_a_claim_spends_one_attempt_and_one_fence(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_claim_is_planned_once_and_not_each_time(database: Database) -> None:
+def test_the_claim_statement_is_planned_once(database: Database) -> None:
     for _ in range(12):
         claimed(database)
     plans = (
@@ -63,7 +63,7 @@ def test_only_eligible_jobs_are_claimed(database: Database) -> None:
     assert claim(database) is None
 
 
-def test_the_higher_priority_goes_first_then_the_older(database: Database) -> None:
+def test_jobs_are_claimed_by_priority_then_age(database: Database) -> None:
     young = insert_job(database, created_at=2.0)
     old = insert_job(database, created_at=1.0)
     urgent = insert_job(database, created_at=3.0, priority=5)
@@ -121,7 +121,7 @@ def test_a_stale_fence_changes_nothing(database: Database, write: str) -> None:
     assert (after.state, after.fence, after.lease_expires_at) == ("running", 3, before.lease_expires_at)
 
 
-def test_an_expired_lease_is_queued_again_with_a_doubling_backoff(database: Database) -> None:
+def test_expired_leases_are_requeued_with_doubling_backoff(database: Database) -> None:
     job = claimed(database)
     pauses = []
     for _ in range(2):
@@ -151,9 +151,7 @@ def test_the_third_attempt_without_a_checkpoint_poisons_the_job(database: Databa
 
 
 @pytest.mark.parametrize(("asked", "ending"), [("cancel", "cancelled"), ("pause", "paused")])
-def test_a_dead_workers_request_is_carried_out_by_the_sweeper(
-    database: Database, asked: str, ending: str
-) -> None:
+def test_the_sweeper_completes_requests_of_dead_workers(database: Database, asked: str, ending: str) -> None:
     job = claimed(database)
     request = {"cancel": queue.request_cancel, "pause": queue.request_pause}[asked]
     with database.transaction() as session:
@@ -163,7 +161,7 @@ def test_a_dead_workers_request_is_carried_out_by_the_sweeper(
     assert read_job(database, job.id).state == ending
 
 
-def test_a_release_costs_nothing_unless_it_is_a_failure(database: Database) -> None:
+def test_only_a_release_for_a_failure_is_counted(database: Database) -> None:
     job = claimed(database)
     with database.transaction() as session:
         assert queue.release(session, job.id, 1, spend_failure=False, backoff_seconds=0, reason="drained")

@@ -14,7 +14,9 @@ from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
 
 
 @pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.FAILED])
-def test_cancel_is_stronger_than_failure_and_weaker_than_success(database: Database, end: JobState) -> None:
+def test_a_cancel_takes_precedence_over_failure_but_not_over_success(
+    database: Database, end: JobState
+) -> None:
     job = claimed(database)
     with database.transaction() as session:
         assert queue.request_cancel(session, "acme", job.id) is JobState.CANCELLING
@@ -26,7 +28,7 @@ def test_cancel_is_stronger_than_failure_and_weaker_than_success(database: Datab
     assert (row.state, row.failure) == (expected, None)
 
 
-def test_a_cancel_and_an_end_never_both_win(database: Database) -> None:
+def test_a_cancel_and_a_failure_never_both_take_effect(database: Database) -> None:
     for _ in range(30):
         job = claimed(database)
         start = threading.Barrier(2)
@@ -65,7 +67,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("state", [state.value for state in JobState])
 @pytest.mark.parametrize("asked", ["cancel", "pause", "resume"])
-def test_a_request_moves_each_state_as_the_table_says(database: Database, asked: str, state: str) -> None:
+def test_requests_follow_the_transition_table(database: Database, asked: str, state: str) -> None:
     requests = {
         "cancel": queue.request_cancel,
         "pause": queue.request_pause,
@@ -85,14 +87,14 @@ def test_a_request_moves_each_state_as_the_table_says(database: Database, asked:
     assert states_told(database, job_id) == ([expected] if changed else [])
 
 
-def test_another_tenants_job_does_not_exist(database: Database) -> None:
+def test_another_tenant_s_job_is_not_found(database: Database) -> None:
     job_id = insert_job(database)
     with database.transaction() as session:
         assert queue.request_cancel(session, "other", job_id) is None
     assert read_job(database, job_id).state == "queued"
 
 
-def test_a_cancel_and_a_claim_never_both_win(database: Database) -> None:
+def test_a_concurrent_cancel_and_claim_leave_a_consistent_state(database: Database) -> None:
     for _ in range(30):
         job_id = insert_job(database)
         start = threading.Barrier(2)
@@ -110,7 +112,7 @@ def test_a_cancel_and_a_claim_never_both_win(database: Database) -> None:
         assert read_job(database, job_id).state == ("cancelled" if job is None else "cancelling")
 
 
-def test_terminal_states_lead_nowhere(database: Database) -> None:
+def test_terminal_states_have_no_transitions(database: Database) -> None:
     assert {state for state in JobState if not TRANSITIONS[state]} == TERMINAL
     job_id = insert_job(database, state=JobState.SUCCEEDED.value, fence=1)
     with database.transaction() as session:

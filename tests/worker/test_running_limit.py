@@ -40,12 +40,12 @@ def test_a_tenant_at_its_limit_waits_and_others_do_not(database: Database) -> No
     assert claimed_ids(database) == [first, second, later]
 
 
-def test_without_a_limit_all_are_claimed(database: Database) -> None:
+def test_all_jobs_are_claimed_without_a_limit(database: Database) -> None:
     ids = [insert_job(database, tenant="a", created_at=float(n)) for n in range(3)]
     assert claimed_ids(database, None) == ids
 
 
-def test_the_end_of_one_job_makes_room_for_the_next(database: Database) -> None:
+def test_a_finished_job_makes_room_for_the_next(database: Database) -> None:
     first, _second, third = (insert_job(database, tenant="a", created_at=float(n)) for n in range(3))
     claimed_ids(database)
     with database.transaction() as session:
@@ -54,20 +54,20 @@ def test_the_end_of_one_job_makes_room_for_the_next(database: Database) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(HELD))
-def test_what_holds_a_worker_counts_as_running(database: Database, state: JobState) -> None:
+def test_jobs_held_by_a_worker_count_as_running(database: Database, state: JobState) -> None:
     insert_job(database, tenant="a", state=state.value)
     insert_job(database, tenant="a")
     assert claim(database, 1) is None
 
 
 @pytest.mark.parametrize("state", [JobState.PAUSED, JobState.SUCCEEDED, JobState.CANCELLED])
-def test_what_holds_no_worker_does_not_count(database: Database, state: JobState) -> None:
+def test_jobs_without_a_worker_do_not_count(database: Database, state: JobState) -> None:
     insert_job(database, tenant="a", state=state.value)
     job_id = insert_job(database, tenant="a")
     assert claimed_ids(database, 1) == [job_id]
 
 
-def test_sixteen_workers_at_once_never_exceed_it(database: Database) -> None:
+def test_sixteen_concurrent_workers_never_exceed_the_limit(database: Database) -> None:
     for tenant in "abc":
         for _ in range(8):
             insert_job(database, tenant=tenant)
@@ -88,7 +88,7 @@ def test_sixteen_workers_at_once_never_exceed_it(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_worker_that_stops_in_the_middle_of_its_claim_keeps_others_waiting_shortly(
+def test_a_worker_stopped_during_its_claim_blocks_others_only_briefly(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "CLAIM_PAUSE", "200ms")
@@ -103,7 +103,7 @@ def test_a_worker_that_stops_in_the_middle_of_its_claim_keeps_others_waiting_sho
         stopped.__exit__(None, None, None)
 
 
-def test_a_worker_takes_the_limit_from_its_settings(
+def test_a_worker_uses_the_limit_of_its_settings(
     database: Database, settings: Settings, tmp_path: Path
 ) -> None:
     limited = settings.model_copy(update={"max_running_jobs": 1})

@@ -21,7 +21,7 @@ def alter(database: Database, *statements: str) -> None:
             session.execute(text(statement))
 
 
-def test_a_worker_of_the_old_code_finishes_jobs_on_a_newer_schema(
+def test_an_old_worker_finishes_jobs_on_a_newer_schema(
     database: Database, worker: Worker, submit: Submit
 ) -> None:
     alter(
@@ -34,9 +34,7 @@ def test_a_worker_of_the_old_code_finishes_jobs_on_a_newer_schema(
     assert read_job(database, job_id).state == "succeeded"
 
 
-def test_a_worker_of_the_new_code_waits_for_the_migration(
-    database: Database, worker: Worker, submit: Submit
-) -> None:
+def test_a_new_worker_waits_for_the_migration(database: Database, worker: Worker, submit: Submit) -> None:
     job_id = submit()
     engines = WarmPool(worker.settings, keep_warm=False)
     alter(database, "ALTER TABLE jobs RENAME COLUMN phase TO not_yet")

@@ -64,7 +64,7 @@ def answering(*answers: Answer) -> Callable[[Recorded], Answer]:
     return lambda _recorded: waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
 
-def test_an_attempt_in_vain_is_repeated_with_the_same_id_and_body(
+def test_a_failed_attempt_is_repeated_with_the_same_id_and_body(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
     with ScriptedServer(answering(Reply(status=500, body="broken"), Reply(status=204))) as server:
@@ -80,7 +80,7 @@ def test_an_attempt_in_vain_is_repeated_with_the_same_id_and_body(
     assert [(each["status_code"], each["response"]) for each in row.attempts] == [(500, "broken"), (204, "")]
 
 
-def test_the_pauses_are_those_of_the_settings_give_or_take_a_tenth(
+def test_pauses_follow_the_settings_within_ten_percent(
     database: Database, settings: Settings, end_job: Callable[..., str]
 ) -> None:
     settings = settings.model_copy(update={"webhook_backoff_seconds": [100.0, 1000.0]})
@@ -95,7 +95,7 @@ def test_the_pauses_are_those_of_the_settings_give_or_take_a_tenth(
     assert pauses == [pytest.approx(100, abs=15), pytest.approx(1000, abs=105)]
 
 
-def test_after_the_last_pause_it_is_given_up(
+def test_a_delivery_is_given_up_after_the_last_pause(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
     with ScriptedServer(answering(Reply(status=400))) as server:
@@ -108,7 +108,7 @@ def test_after_the_last_pause_it_is_given_up(
     assert (row.state, row.due_at, len(row.attempts)) == ("failed", None, 3)
 
 
-def test_a_redirect_is_not_followed_and_is_no_success(
+def test_a_redirect_is_a_failure(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
     with ScriptedServer(answering("inside")) as inside:
@@ -123,7 +123,7 @@ def test_a_redirect_is_not_followed_and_is_no_success(
     assert row.attempts[0]["error"] == "Redirects are not followed."
 
 
-def test_a_receiver_that_says_nothing_in_time_is_asked_again(
+def test_a_delivery_that_times_out_is_retried(
     database: Database,
     settings: Settings,
     sender: Sender,
@@ -140,7 +140,7 @@ def test_a_receiver_that_says_nothing_in_time_is_asked_again(
     assert row.attempts[0]["error"] == "127.0.0.1 did not answer within 0.2 s"
 
 
-def test_of_a_long_answer_only_the_beginning_is_read_and_kept(
+def test_only_the_start_of_a_long_response_is_read_and_kept(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
     with ScriptedServer(answering(Reply(body=b"\x00" + b"a" * 2**21))) as server:
@@ -151,7 +151,7 @@ def test_of_a_long_answer_only_the_beginning_is_read_and_kept(
     assert (row.state, row.attempts[0]["response"]) == ("delivered", "\ufffd" + "a" * 499)
 
 
-def test_a_410_disables_the_endpoint_and_ends_what_waits_for_it(
+def test_a_410_disables_the_endpoint_and_drops_its_deliveries(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
     with ScriptedServer(answering(Reply(status=410))) as server:
@@ -170,7 +170,7 @@ def test_a_410_disables_the_endpoint_and_ends_what_waits_for_it(
     assert told[-1] == ("webhook.disable", "webhooks", webhook.id)
 
 
-def test_a_delivery_to_an_endpoint_that_is_gone_is_given_up(
+def test_a_delivery_to_a_deleted_endpoint_is_given_up(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
     """A job may end in the moment in which its endpoint is deleted."""
@@ -217,7 +217,7 @@ def test_after_a_rotation_both_secrets_verify_for_a_day(
         verified(second, webhook.signing_secret)
 
 
-def test_a_sender_whose_clock_is_an_hour_off_signs_by_the_database_s(
+def test_signatures_use_the_database_clock(
     database: Database,
     settings: Settings,
     sender: Sender,
@@ -234,7 +234,7 @@ def test_a_sender_whose_clock_is_an_hour_off_signs_by_the_database_s(
     assert verified(server.requests[0], secret).object == "event"
 
 
-def test_senders_that_race_send_each_delivery_once(
+def test_concurrent_senders_send_each_delivery_once(
     database: Database, settings: Settings, end_job: Callable[..., str]
 ) -> None:
     with ScriptedServer(answering(Reply(status=200))) as server:
@@ -259,7 +259,7 @@ def test_senders_that_race_send_each_delivery_once(
     assert {row.state for row in deliveries(database)} == {"delivered"}
 
 
-def test_what_an_older_claim_says_changes_nothing(
+def test_a_stale_claim_records_nothing(
     database: Database, settings: Settings, end_job: Callable[..., str]
 ) -> None:
     register(database, settings, "http://127.0.0.1:9/")

@@ -96,7 +96,7 @@ ENDS: dict[str, tuple[Callable[[Database], str], str]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_every_end_of_a_job_is_told_once(database: Database, settings: Settings, end: str) -> None:
+def test_every_end_of_a_job_sends_one_event(database: Database, settings: Settings, end: str) -> None:
     webhook = register(database, settings, NOWHERE)
     happens, state = ENDS[end]
     job_id = happens(database)
@@ -106,9 +106,7 @@ def test_every_end_of_a_job_is_told_once(database: Database, settings: Settings,
     assert (row.id, row.state, row.claim) == (f"{row.event_id}_{webhook.id}", "pending", 0)
 
 
-def test_only_the_job_s_tenant_hears_of_it_and_only_of_what_it_wants(
-    database: Database, settings: Settings
-) -> None:
+def test_events_are_sent_to_the_job_s_tenant_by_subscription(database: Database, settings: Settings) -> None:
     wanting = [register(database, settings, NOWHERE, event_types=["fine_tuning.job.cancelled"]) for _ in "ab"]
     register(database, settings, NOWHERE, event_types=["fine_tuning.job.failed", "fine_tuning.job.paused"])
     register(database, settings, NOWHERE, tenant="other")
@@ -118,9 +116,7 @@ def test_only_the_job_s_tenant_hears_of_it_and_only_of_what_it_wants(
     assert len({row.event_id for row in rows}) == 1
 
 
-def test_a_change_that_is_rolled_back_or_refused_tells_nothing(
-    database: Database, settings: Settings
-) -> None:
+def test_a_refused_or_rolled_back_change_sends_nothing(database: Database, settings: Settings) -> None:
     register(database, settings, NOWHERE)
     job_id = claimed(database)
     with suppress(ZeroDivisionError), database.transaction() as session:
@@ -132,7 +128,7 @@ def test_a_change_that_is_rolled_back_or_refused_tells_nothing(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_only_the_end_of_a_job_whose_tenant_has_webhooks_looks_for_subscribers(
+def test_subscribers_are_queried_only_for_tenants_with_webhooks(
     database: Database, settings: Settings
 ) -> None:
     register(database, settings, NOWHERE)
@@ -164,7 +160,7 @@ def test_a_trained_job_sends_one_event_that_openai_s_client_verifies(
     assert len(recorded.body) < 20_000
 
 
-def test_a_sweeper_that_is_killed_before_it_notes_the_answer_sends_again_under_the_same_id(
+def test_a_sweeper_killed_before_it_records_a_delivery_repeats_it_with_the_same_id(
     database: Database, settings: Settings, processes: Processes
 ) -> None:
     with ScriptedServer(lambda _recorded: Reply(status=200)) as server:
@@ -181,7 +177,7 @@ def test_a_sweeper_that_is_killed_before_it_notes_the_answer_sends_again_under_t
     assert [one.headers["webhook-id"] for one in server.requests] == [row.id] * 2
 
 
-def test_one_tenant_s_silent_receivers_hold_up_neither_others_nor_the_sweep(
+def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
     database: Database, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # nobody gives up while the test looks

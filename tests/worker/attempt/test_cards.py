@@ -48,7 +48,7 @@ def texts_of(archive: bytes) -> tuple[str, dict[str, Any]]:
         return card.read().decode(), json.loads(manifest.read())
 
 
-def test_the_card_says_what_it_is_what_it_can_do_and_how_to_serve_it(
+def test_the_card_describes_the_model_its_results_and_how_to_serve_it(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
     job_id = submit()
@@ -95,7 +95,7 @@ def test_the_manifest_names_data_rules_configuration_seed_and_versions(
     assert job_id not in json.dumps(manifest)
 
 
-def test_a_killed_run_s_archive_equals_an_undisturbed_one_s(
+def test_the_archive_of_a_killed_run_equals_an_undisturbed_one(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
     whole = submit()

@@ -58,7 +58,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-def test_an_error_of_the_worker_is_named_with_an_id_that_its_log_repeats(
+def test_a_worker_error_has_an_id_that_is_also_logged(
     worker: Worker,
     database: Database,
     submit: Submit,

@@ -52,9 +52,7 @@ def evaluated(
     return Evaluated.model_validate({**given, "verdict": verdict, **more})
 
 
-def test_a_verdict_and_retention_sets_are_kept_beside_the_evaluations(
-    database: Database, job_id: str
-) -> None:
+def test_verdict_and_retention_sets_are_stored_with_the_evaluations(database: Database, job_id: str) -> None:
     events = [
         evaluated(1, 0, 0.5),
         evaluated(2, 0, 0.9, "general"),
@@ -79,14 +77,14 @@ def test_a_verdict_and_retention_sets_are_kept_beside_the_evaluations(
     assert values == {"reward": 0.5, "eval/reward": 0.4, "eval/general/reward": 0.7}
 
 
-def test_evaluations_that_a_resumed_engine_repeats_change_nothing(database: Database, job_id: str) -> None:
+def test_evaluations_repeated_by_a_resumed_engine_change_nothing(database: Database, job_id: str) -> None:
     record(database, job_id, [evaluated(1, 1, 0.4), evaluated(2, 1, 0.7, "general")])
     before = (read_job(database, job_id).evaluation, len(messages(database, job_id)))
     record(database, job_id, [evaluated(3, 1, 0.9), evaluated(4, 1, 0.9, "general")])
     assert (read_job(database, job_id).evaluation, len(messages(database, job_id))) == before
 
 
-def test_the_final_verdicts_are_told_in_words(database: Database, job_id: str) -> None:
+def test_final_verdicts_are_stated_in_events(database: Database, job_id: str) -> None:
     record(
         database,
         job_id,
@@ -98,7 +96,7 @@ def test_the_final_verdicts_are_told_in_words(database: Database, job_id: str) -
     ]
 
 
-def test_a_warning_about_a_step_is_told_once(database: Database, job_id: str) -> None:
+def test_a_warning_about_a_step_is_reported_once(database: Database, job_id: str) -> None:
     for sequence in (1, 2):
         record(database, job_id, [Warned(sequence=sequence, code="guard_kl", message="far", step=7)])
     assert messages(database, job_id, "warn") == ["far"]
@@ -122,7 +120,7 @@ def test_rollouts_of_a_retention_set_name_it(database: Database, job_id: str) ->
     ]
 
 
-def test_a_guards_pause_leaves_the_job_paused_and_resume_goes_on(
+def test_a_job_that_a_guard_paused_can_be_resumed(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
     job_id = submit({"*": {"guard_at": 7}})
@@ -139,7 +137,7 @@ def test_a_guards_pause_leaves_the_job_paused_and_resume_goes_on(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_a_cancel_is_stronger_than_a_guards_pause(database: Database, job_id: str) -> None:
+def test_a_cancel_takes_precedence_over_a_pause_by_a_guard(database: Database, job_id: str) -> None:
     with database.transaction() as session:
         queue.request_cancel(session, "acme", job_id)
         queue.finish(session, job_id, 1, JobState.PAUSED)
@@ -147,7 +145,7 @@ def test_a_cancel_is_stronger_than_a_guards_pause(database: Database, job_id: st
 
 
 @pytest.mark.parametrize("asked", [None, "drain", "pause"])
-def test_a_guards_pause_counts_whatever_else_was_asked(
+def test_a_pause_by_a_guard_takes_precedence_over_drain(
     worker: Worker, database: Database, asked: StopRequest | None
 ) -> None:
     job_id = insert_job(database)
@@ -160,9 +158,7 @@ def test_a_guards_pause_counts_whatever_else_was_asked(
     assert read_job(database, job_id).state == "paused"
 
 
-def test_the_best_checkpoint_is_kept_named_and_chosen(
-    worker: Worker, database: Database, submit: Submit
-) -> None:
+def test_the_best_checkpoint_is_kept_and_reported(worker: Worker, database: Database, submit: Submit) -> None:
     shape = {"n_steps": 10, "checkpoint_interval": 2, "max_checkpoints": 1}
     job_id = submit({"*": {"peak_at": 4}}, hyperparameters=shape)
     run_job(worker)

@@ -79,7 +79,7 @@ def archive_of(database: Database, export_id: str) -> File:
         return found
 
 
-def test_it_leaves_a_verified_archive_that_loads_without_peft(
+def test_the_exported_archive_is_verified_and_loads_without_peft(
     worker: Worker, database: Database, storage: Storage, export_id: str, base: Path, adapter: Path,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -107,7 +107,7 @@ def test_an_engine_that_dies_costs_an_attempt(
     assert archive_of(database, export_id).num_bytes > 0
 
 
-def test_a_base_with_other_weights_fails_it_with_the_reason(
+def test_a_changed_base_fails_the_export_with_the_reason(
     worker: Worker, database: Database, settings: Settings, export_id: str, base: Path
 ) -> None:
     tensors = {name: each * 1.01 for name, each in load_file(base / "model.safetensors").items()}
@@ -120,7 +120,7 @@ def test_a_base_with_other_weights_fails_it_with_the_reason(
     assert not engine_pids(settings)
 
 
-def test_weights_that_were_deleted_meanwhile_fail_it_with_the_reason(
+def test_deleted_weights_fail_the_export_with_the_reason(
     worker: Worker, database: Database, export_id: str
 ) -> None:
     with database.transaction() as session:

@@ -132,7 +132,7 @@ def test_a_bug_in_the_worker_costs_an_attempt_and_nothing_else(
 
 
 @pytest.mark.parametrize("point", ["job.claimed", "job.prepared", "engine.spawned", "checkpoint.uploaded"])
-def test_a_cancel_counts_in_whatever_phase_it_comes(
+def test_a_cancel_takes_effect_in_every_phase(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor, point: str
 ) -> None:
     job_id = submit(hyperparameters={"n_steps": 1000})
@@ -145,7 +145,7 @@ def test_a_cancel_counts_in_whatever_phase_it_comes(
 
 
 @pytest.mark.parametrize("point", ["sweep.committed", "sweep.rung"])
-def test_a_sweeper_killed_in_its_round_loses_no_job(
+def test_a_sweeper_killed_during_a_sweep_loses_no_job(
     worker: Worker,
     database: Database,
     storage: Storage,
@@ -181,7 +181,7 @@ def test_a_worker_without_its_lease_thread_stops_its_engine_in_time(
     assert read_job(database, job_id).step < 1000
 
 
-def test_faults_are_read_as_they_are_written() -> None:
+def test_fault_specifications_are_parsed() -> None:
     found = parse_faults("job.claimed:kill@2, storage.put:raise=ENOSPC,stream.read:sleep=0.5")
     assert found == {
         "job.claimed": Fault("kill", None, 2),
@@ -193,23 +193,23 @@ def test_faults_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     "text", ["nowhere:kill", "job.claimed:explode", "job.claimed", "storage.put:raise=OOPS"]
 )
-def test_what_is_no_fault_ends_the_process_with_a_sentence(text: str) -> None:
+def test_an_invalid_fault_ends_the_process_with_an_explanation(text: str) -> None:
     with pytest.raises(ValueError, match="GRPO_FAULT"):
         parse_faults(text)
 
 
-def test_every_point_stands_at_one_place_of_the_code() -> None:
+def test_every_fault_point_occurs_once_in_the_code() -> None:
     rooms = [path for room in ("grpo_engine", "service", "worker") for path in (ROOT / room).rglob("*.py")]
     code = "".join(path.read_text() for path in rooms)
     assert {point: code.count(f'fault_point("{point}")') for point in POINTS} == dict.fromkeys(POINTS, 1)
 
 
-def test_every_point_is_documented() -> None:
+def test_every_fault_point_is_documented() -> None:
     page = (ROOT / "docs" / "operate" / "reliability.md").read_text()
     assert [point for point in POINTS if f"`{point}`" not in page] == []
 
 
-def test_without_faults_a_point_does_nothing() -> None:
+def test_a_fault_point_does_nothing_by_default() -> None:
     program = (
         "from grpo_engine.process.fault_points import fault_point; "
         "fault_point('job.claimed'); print(fault_point.__name__)"

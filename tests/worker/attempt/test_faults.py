@@ -70,7 +70,7 @@ def is_writable(database: Database) -> bool:
     return True
 
 
-def test_a_killed_workers_engine_dies_and_another_worker_finishes(
+def test_another_worker_finishes_the_job_of_a_killed_one(
     database: Database,
     settings: Settings,
     storage: Storage,
@@ -91,7 +91,7 @@ def test_a_killed_workers_engine_dies_and_another_worker_finishes(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_a_terminated_worker_hands_over_after_a_checkpoint(
+def test_a_terminated_worker_releases_its_job_after_a_checkpoint(
     database: Database,
     settings: Settings,
     storage: Storage,
@@ -112,7 +112,7 @@ def test_a_terminated_worker_hands_over_after_a_checkpoint(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_a_draining_worker_keeps_its_lease_while_the_engine_takes_its_time(
+def test_a_draining_worker_renews_its_lease_while_the_engine_stops(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     """The step outlasts the lease; a worker that stopped renewing would be run twice."""
@@ -127,7 +127,7 @@ def test_a_draining_worker_keeps_its_lease_while_the_engine_takes_its_time(
     assert "The worker was lost: its lease expired." not in messages(database, job_id)
 
 
-def test_a_frozen_worker_that_wakes_up_changes_nothing(
+def test_a_frozen_worker_changes_nothing_after_it_wakes(
     database: Database,
     storage: Storage,
     processes: Processes,
@@ -148,7 +148,7 @@ def test_a_frozen_worker_that_wakes_up_changes_nothing(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_a_job_of_a_dead_worker_that_was_cancelled_is_cancelled(
+def test_a_cancelled_job_of_a_dead_worker_is_cancelled(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     job_id = submit({"*": {"step_seconds": 0.3}})
@@ -162,7 +162,7 @@ def test_a_job_of_a_dead_worker_that_was_cancelled_is_cancelled(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_engine_ended_from_outside_is_started_again(
+def test_an_engine_killed_from_outside_is_restarted(
     database: Database,
     settings: Settings,
     storage: Storage,

@@ -46,7 +46,7 @@ def job(database: Database) -> ClaimedJob:
     return job
 
 
-def test_the_self_fence_counts_from_before_the_claim_was_sent(
+def test_the_self_fence_is_measured_from_before_the_claim(
     database: Database, settings: Settings, job: ClaimedJob
 ) -> None:
     with Lease(database, settings, job, monotonic() - settings.self_fence_seconds) as lease:
@@ -55,7 +55,7 @@ def test_the_self_fence_counts_from_before_the_claim_was_sent(
             lease.check()
 
 
-def test_the_self_fence_counts_from_before_a_renewal_was_sent(
+def test_the_self_fence_is_measured_from_before_a_renewal(
     database: Database, settings: Settings, job: ClaimedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each reply is a minute late by the worker's clock."""

@@ -69,7 +69,7 @@ def test_datasets_are_files_on_the_engines_disk(worker: Worker, database: Databa
     assert read_jsonl(config.retention_files["general"]) == ROWS[5:]
 
 
-def test_reward_models_get_the_catalogues_place(
+def test_reward_models_are_located_in_the_catalogue(
     worker: Worker, database: Database, storage: Storage, settings: Settings
 ) -> None:
     named = {"type": "reward_model", "model": "tiny"}
@@ -95,9 +95,7 @@ def test_a_reward_model_that_left_the_catalogue_fails_the_job(
     assert refused.value.failure["code"] == "model_not_found"
 
 
-def test_a_job_of_before_the_new_fields_is_prepared(
-    worker: Worker, database: Database, storage: Storage
-) -> None:
+def test_a_job_without_newer_fields_is_prepared(worker: Worker, database: Database, storage: Storage) -> None:
     shape = method().model_dump(mode="json")
     for name in ("eval_grader", "retention", "tools"):
         del shape["reinforcement"][name]
@@ -105,7 +103,7 @@ def test_a_job_of_before_the_new_fields_is_prepared(
     assert config.retention_files == {}
 
 
-def test_a_sweep_says_what_this_machine_offers(worker: Worker, database: Database) -> None:
+def test_a_sweep_announces_the_machine_s_capabilities(worker: Worker, database: Database) -> None:
     sweep_once(database, worker.wakeups, worker.settings)
     with database.reading() as session:
         (row,) = session.scalars(select(WorkerHost)).all()

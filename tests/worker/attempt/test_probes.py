@@ -58,9 +58,7 @@ def test_a_probe_ends_with_a_result_and_its_groups(
 
 
 @on_sqlite
-def test_it_leaves_no_weights_no_files_and_no_model(
-    worker: Worker, database: Database, submit: Submit
-) -> None:
+def test_a_probe_leaves_no_weights_files_or_model(worker: Worker, database: Database, submit: Submit) -> None:
     probe_id = submit(probe=PROBE)
     run_job(worker)
     with database.reading() as session:
@@ -71,7 +69,7 @@ def test_it_leaves_no_weights_no_files_and_no_model(
     assert read_job(database, probe_id).fine_tuned_model is None
 
 
-def test_nobody_is_told_of_its_end_and_no_finished_job_is_counted(
+def test_the_end_of_a_probe_sends_no_webhook_and_is_not_counted(
     worker: Worker, database: Database, settings: Settings, submit: Submit
 ) -> None:
     register(database, settings.model_copy(update={"allowed_hosts": ALLOWED}), NOWHERE)
@@ -86,7 +84,7 @@ def test_nobody_is_told_of_its_end_and_no_finished_job_is_counted(
 
 
 @on_postgresql
-def test_it_is_no_job_of_any_route(
+def test_a_probe_is_not_visible_as_a_job(
     worker: Worker, database: Database, settings: Settings, submit: Submit
 ) -> None:
     probe_id, job_id = submit(probe=PROBE), submit()
@@ -98,7 +96,7 @@ def test_it_is_no_job_of_any_route(
 
 
 @on_sqlite
-def test_cancelled_while_it_samples_it_ends_without_a_result(
+def test_a_probe_cancelled_while_sampling_has_no_result(
     worker: Worker, database: Database, settings: Settings, submit: Submit
 ) -> None:
     probe_id = submit({"*": {"step_seconds": 0.05}}, probe={"prompts": 200})
@@ -114,9 +112,7 @@ def test_cancelled_while_it_samples_it_ends_without_a_result(
 
 
 @on_postgresql
-def test_of_a_lost_worker_it_is_taken_back_and_goes_on_elsewhere(
-    worker: Worker, database: Database, submit: Submit
-) -> None:
+def test_a_probe_of_a_lost_worker_is_requeued(worker: Worker, database: Database, submit: Submit) -> None:
     probe_id = submit(probe=PROBE)
     with database.transaction() as session:
         lost = queue.claim(session, pool="default", worker="lost", lease_seconds=60)
@@ -130,7 +126,7 @@ def test_of_a_lost_worker_it_is_taken_back_and_goes_on_elsewhere(
 
 
 @on_sqlite
-def test_an_engine_that_dies_starts_again_and_repeats_no_published_step(
+def test_a_restarted_engine_repeats_no_published_step(
     worker: Worker, database: Database, submit: Submit
 ) -> None:
     probe_id = submit({"1": {"die_at": 2}}, probe=PROBE)

@@ -71,7 +71,7 @@ def test_a_published_step_never_changes(database: Database, job_id: str) -> None
         assert session.scalars(select(Metric)).one().values == {"reward": 0.5, "loss": 1.0}
 
 
-def test_a_change_of_phase_is_told_as_a_status_once(database: Database, job_id: str) -> None:
+def test_a_phase_change_is_one_status_event(database: Database, job_id: str) -> None:
     phases = ["loading", "training", "training"]
     record(database, job_id, [PhaseChanged(sequence=n, phase=p) for n, p in enumerate(phases, start=1)])
     told = history_of(database, job_id, "status")[-2:]
@@ -89,7 +89,7 @@ def test_a_stale_fence_records_nothing(database: Database, job_id: str) -> None:
         assert session.scalars(select(Metric)).all() == []
 
 
-def test_a_step_is_told_with_openais_names_beside_ours(database: Database, job_id: str) -> None:
+def test_a_metrics_event_has_openai_names_too(database: Database, job_id: str) -> None:
     record(database, job_id, [step(1, 1, loss=0.25)])
     (entry,) = history_of(database, job_id, "metrics")
     assert entry.message == "Step 1/10: reward=0.5, loss=0.25"
@@ -111,7 +111,7 @@ def test_a_skipped_step_has_its_metrics_and_a_warning(database: Database, job_id
         assert session.scalars(select(Metric.step)).all() == [1]
 
 
-def test_evaluations_keep_the_first_the_best_and_the_last(database: Database, job_id: str) -> None:
+def test_first_best_and_last_evaluations_are_kept(database: Database, job_id: str) -> None:
     rewards = [0.2, 0.9, 0.4]
     events = [Evaluated(sequence=n + 1, step=n, metrics={"reward": r}) for n, r in enumerate(rewards)]
     record(database, job_id, events)
@@ -124,7 +124,7 @@ def test_evaluations_keep_the_first_the_best_and_the_last(database: Database, jo
     assert (entry.data["full_valid_mean_reward"], entry.data["eval/reward"]) == (0.9, 0.9)
 
 
-def test_an_evaluation_that_a_resumed_engine_repeats_is_told_once(database: Database, job_id: str) -> None:
+def test_an_evaluation_repeated_by_a_resumed_engine_is_reported_once(database: Database, job_id: str) -> None:
     record(database, job_id, [Evaluated(sequence=n + 1, step=n, metrics={"reward": 0.5}) for n in (0, 5)])
     record(database, job_id, [Evaluated(sequence=7, step=5, metrics={"reward": 0.9})])
     told = history_of(database, job_id, "metrics")
@@ -134,7 +134,7 @@ def test_an_evaluation_that_a_resumed_engine_repeats_is_told_once(database: Data
     assert read_job(database, job_id).evaluation["best"] == {"step": 10, "reward": 0.9}
 
 
-def test_rollouts_of_events_that_are_known_are_not_stored(database: Database, job_id: str) -> None:
+def test_rollouts_of_recorded_events_are_not_stored_again(database: Database, job_id: str) -> None:
     record(database, job_id, [step(1, 1), step(2, 2)])
     group = GroupRecord(row=3, prompt="p", completions=(), has_signal=False)
     record(database, job_id, [RolloutsRecorded(sequence=n, step=n, groups=(group,)) for n in (2, 3)])
@@ -147,9 +147,7 @@ def test_the_same_warning_is_kept_once(database: Database, job_id: str) -> None:
     assert read_job(database, job_id).warnings == [{"code": "slow", "message": "slow disk"}]
 
 
-def test_evaluations_between_steps_change_the_phase_and_are_told_at_the_start_only(
-    database: Database, job_id: str
-) -> None:
+def test_evaluations_change_the_phase_and_only_the_first_is_reported(database: Database, job_id: str) -> None:
     changes = [("training", 0), ("evaluating", 0), ("training", 0), ("evaluating", 5), ("training", 5)]
     seen = []
     for number, (phase, step) in enumerate(changes, start=1):
@@ -169,7 +167,7 @@ def test_the_phase_of_a_cancelling_job_stays_cancelling(database: Database, job_
     assert read_job(database, job_id).phase == "cancelling"
 
 
-def test_what_a_model_writes_fits_every_database(database: Database, job_id: str) -> None:
+def test_any_model_output_can_be_stored(database: Database, job_id: str) -> None:
     completion = CompletionRecord(
         text="a\x00b",
         token_ids=(1,),
@@ -186,7 +184,7 @@ def test_what_a_model_writes_fits_every_database(database: Database, job_id: str
     assert rows[0].data["completions"][0]["text"] == "a\ufffdb"
 
 
-def test_a_number_that_is_no_number_is_no_event() -> None:
+def test_an_event_with_nan_is_dropped() -> None:
     with pytest.raises(ValidationError):
         StepFinished(step=1, metrics={"reward": float("nan")})
 
@@ -223,7 +221,7 @@ def test_a_checkpoint_under_a_stale_fence_is_refused(database: Database, job_id:
         assert session.scalars(select(Checkpoint)).all() == []
 
 
-def test_the_best_checkpoint_outlives_retention(database: Database, job_id: str) -> None:
+def test_the_best_checkpoint_is_never_retired(database: Database, job_id: str) -> None:
     record(database, job_id, [Evaluated(sequence=1, step=2, metrics={"reward": 0.9})])
     for number in (1, 2, 3, 4):
         publish(database, job_id, number)
@@ -234,7 +232,7 @@ def test_the_best_checkpoint_outlives_retention(database: Database, job_id: str)
         assert session.scalars(select(Checkpoint.step).order_by(Checkpoint.step)).all() == [2, 4]
 
 
-def test_a_withdrawn_checkpoint_is_published_anew(database: Database, job_id: str) -> None:
+def test_a_withdrawn_checkpoint_can_be_published_again(database: Database, job_id: str) -> None:
     publish(database, job_id, 5)
     publish(database, job_id, 10)
     with database.transaction() as session:
@@ -246,7 +244,7 @@ def test_a_withdrawn_checkpoint_is_published_anew(database: Database, job_id: st
         assert [row.step for row in publishing.usable_checkpoints(session, job_id)] == [10, 5]
 
 
-def test_history_is_numbered_without_gaps_by_concurrent_writers(database: Database) -> None:
+def test_concurrent_writers_leave_no_gaps_in_the_history(database: Database) -> None:
     job_id = insert_job(database)
 
     def write() -> None:
@@ -268,7 +266,7 @@ def line(number: int) -> bytes:
     return step(number, number).model_dump_json().encode() + b"\n"
 
 
-def test_only_whole_lines_are_read(tmp_path: Path) -> None:
+def test_only_complete_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     reader = EventReader(path)
     assert reader.read() == []
@@ -289,7 +287,7 @@ def test_lines_are_read_in_batches(tmp_path: Path) -> None:
     assert read == list(range(1, 20))
 
 
-def test_garbage_and_endless_lines_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_garbage_and_overlong_lines_are_counted_and_dropped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(line(1) + b"\xff\xfe\n" + b"x" * (MAX_LINE_BYTES + 5) + b"\n" + line(2))
     reader = EventReader(path)

@@ -33,14 +33,14 @@ def evaluated(number: int, sequence: int, reward: float) -> Evaluated:
     return Evaluated(sequence=sequence, step=number, metrics={"reward": reward})
 
 
-def test_an_evaluation_before_training_is_the_baseline_and_no_row(database: Database, job_id: str) -> None:
+def test_an_evaluation_before_training_is_the_baseline_without_a_row(database: Database, job_id: str) -> None:
     record(database, job_id, [evaluated(0, 1, 0.2), step(1, 2)])
     assert metrics_of(database, job_id) == {1: {"reward": 0.5}}
 
 
 @pytest.mark.parametrize("in_one_batch", [True, False])
 @pytest.mark.parametrize("evaluation_first", [True, False])
-def test_a_steps_training_and_evaluation_meet_in_its_row(
+def test_training_and_evaluation_of_a_step_share_a_row(
     database: Database, job_id: str, evaluation_first: bool, in_one_batch: bool
 ) -> None:
     events: list[Event] = [step(5, 1), evaluated(5, 2, 0.25)]

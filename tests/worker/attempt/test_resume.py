@@ -34,7 +34,7 @@ def database_url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-def test_a_killed_engine_resumes_from_its_checkpoint_and_ends_alike(
+def test_a_killed_engine_resumes_with_an_identical_result(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
     job_id = submit({"1": {"die_at": 7}, "2": {"die_at": 9}})
@@ -59,9 +59,7 @@ def test_an_engine_that_dies_before_any_checkpoint_poisons_its_job(
     assert job.failure["evidence"] == ["fake engine starts"]
 
 
-def test_a_deterministic_failure_is_not_tried_again(
-    worker: Worker, database: Database, submit: Submit
-) -> None:
+def test_a_deterministic_failure_is_not_retried(worker: Worker, database: Database, submit: Submit) -> None:
     job_id = submit({"*": {"fail_at": 7}})
     run_until_idle(worker, database)
     job = read_job(database, job_id)
@@ -85,7 +83,7 @@ def test_garbage_in_the_event_file_is_dropped_and_counted(
     assert told == ["Dropped 3 unreadable lines of the engine's events."]
 
 
-def test_a_paused_job_goes_on_where_it_was(
+def test_a_paused_job_continues_where_it_stopped(
     worker: Worker, database: Database, storage: Storage, submit: Submit, wait_for: Callable[..., None]
 ) -> None:
     job_id = submit({"1": {"step_seconds": 0.3}})
@@ -103,7 +101,7 @@ def test_a_paused_job_goes_on_where_it_was(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace(
+def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace_period(
     worker: Worker, database: Database, submit: Submit, wait_for: Callable[..., None]
 ) -> None:
     object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stop_grace_seconds": 0.3}))
@@ -117,9 +115,7 @@ def test_an_engine_that_ignores_sigterm_is_killed_after_the_grace(
     assert engine_pids(worker.settings) == []
 
 
-def test_a_hanging_engine_is_ended_by_the_stall_timer(
-    worker: Worker, database: Database, submit: Submit
-) -> None:
+def test_a_stalled_engine_is_killed(worker: Worker, database: Database, submit: Submit) -> None:
     object.__setattr__(worker, "settings", worker.settings.model_copy(update={"stall_seconds": 3}))
     job_id = submit({"1": {"hang_at": 6}})
     run_until_idle(worker, database)
@@ -134,7 +130,7 @@ def flip_a_byte(storage: Storage, key: str) -> None:
     storage.put(key, bytes(content))
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
     job_id = submit({"1": {"die_at": 7}}, hyperparameters={"n_steps": 10, "checkpoint_interval": 2})
@@ -155,7 +151,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     assert metric_steps(database, job_id) == list(range(1, 11))
 
 
-def test_without_any_usable_checkpoint_training_starts_over(
+def test_training_restarts_without_a_usable_checkpoint(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
     job_id = submit({"1": {"die_at": 7}})

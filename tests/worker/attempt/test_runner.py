@@ -35,7 +35,7 @@ def database_url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-def test_nothing_to_do_is_said_at_once(worker: Worker) -> None:
+def test_an_empty_queue_returns_at_once(worker: Worker) -> None:
     assert run_job(worker) is False
 
 
@@ -132,7 +132,7 @@ def test_an_unknown_model_fails_the_job_for_good(worker: Worker, database: Datab
     assert (job.state, job.failure["code"]) == ("failed", "model_not_found")
 
 
-def test_a_job_goes_on_from_an_earlier_jobs_adapter(
+def test_a_job_continues_an_earlier_job_s_adapter(
     worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = submit()
@@ -151,7 +151,7 @@ def test_a_job_goes_on_from_an_earlier_jobs_adapter(
     assert (folder / "parent_adapter" / "adapter_model.safetensors").read_bytes() == expected_weights()
 
 
-def test_a_job_goes_on_from_a_checkpoint_of_a_job_that_failed(
+def test_a_job_continues_a_failed_job_s_checkpoint(
     worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = submit()
@@ -171,7 +171,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_a_job_that_failed(
     assert seen == [expected_weights(num_steps=5)]
 
 
-def test_only_the_end_of_a_runs_log_is_left_behind(
+def test_only_the_end_of_a_run_s_log_is_kept(
     worker: Worker, database: Database, submit: Submit, tmp_path: Path
 ) -> None:
     first, second = submit(), submit()
@@ -182,7 +182,7 @@ def test_only_the_end_of_a_runs_log_is_left_behind(
     assert [path.name for path in worker.settings.runs_dir.iterdir()] == [second]
 
 
-def test_the_engine_sees_no_secret_of_ours(
+def test_the_engine_sees_no_secret_of_the_worker(
     worker: Worker, submit: Submit, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., None]
 ) -> None:
     monkeypatch.setenv("GRPO_DATABASE_URL", "postgresql://secret")

@@ -48,7 +48,7 @@ def kept_steps(database: Database) -> list[int]:
         return list(session.scalars(select(Checkpoint.step).order_by(Checkpoint.step)))
 
 
-def test_a_checkpoint_that_was_not_stored_is_stored_with_the_next(
+def test_an_unstored_checkpoint_is_stored_with_the_next_one(
     worker: Worker, database: Database, storage: Storage, submit: Submit, outage: Path
 ) -> None:
     job_id = submit({"*": {"step_seconds": 0.1}})
@@ -115,7 +115,7 @@ def fill_disk(*_arguments: object) -> None:
         "worker.attempt.run_directory._create_locked",
     ],
 )
-def test_a_full_disk_of_the_worker_fails_the_job_at_once(
+def test_a_full_disk_on_the_worker_fails_the_job_at_once(
     worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     job_id = submit()
@@ -127,7 +127,7 @@ def test_a_full_disk_of_the_worker_fails_the_job_at_once(
     assert engine_pids(worker.settings) == []
 
 
-def test_a_worker_without_its_folder_lets_the_job_go_and_tells_no_path(
+def test_a_worker_without_its_folder_requeues_the_job_and_reveals_no_path(
     worker: Worker, database: Database, submit: Submit
 ) -> None:
     job_id = submit()
@@ -159,7 +159,7 @@ def test_a_damaged_dataset_fails_the_job_for_good(
     assert f"{job.training_file} is damaged" in job.failure["message"]
 
 
-def test_a_dataset_that_arrives_damaged_is_fetched_again(
+def test_a_damaged_download_is_repeated(
     worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, download, fetched = submit(), Storage.download, []
@@ -193,7 +193,7 @@ def test_damaged_weights_of_a_parent_fail_the_job_for_good(
     assert f"({parent}) are damaged" in job.failure["message"]
 
 
-def test_the_engine_is_told_when_the_job_was_made(
+def test_the_engine_receives_the_job_s_creation_time(
     worker: Worker, database: Database, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[float] = []

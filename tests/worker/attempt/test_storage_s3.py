@@ -58,7 +58,7 @@ def keys_referred_to(database: Database) -> set[str]:
 
 
 @pytest.mark.parametrize("fault", [CUT, CUT_ANSWER, 500])
-def test_every_kind_of_object_survives_an_upload_that_breaks_off(
+def test_every_kind_of_object_survives_an_interrupted_upload(
     worker: Worker, database: Database, storage: Storage, bucket: Bucket, submit: Submit, fault: int
 ) -> None:
     job_id = submit()
@@ -72,7 +72,7 @@ def test_every_kind_of_object_survives_an_upload_that_breaks_off(
     assert keys_referred_to(database) == set(bucket.keys)
 
 
-def test_a_checkpoint_that_never_arrives_whole_is_not_referred_to_and_training_goes_on(
+def test_a_checkpoint_that_cannot_be_uploaded_is_not_published_and_training_continues(
     worker: Worker, database: Database, storage: Storage, bucket: Bucket, submit: Submit
 ) -> None:
     job_id = submit({"*": {"step_seconds": 0.05}})
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_never_arrives_whole_is_not_referred_to_and_training_g
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_a_store_that_is_away_during_training_and_at_the_end_is_waited_for(
+def test_a_storage_outage_during_training_and_at_the_end_only_delays_the_job(
     worker: Worker, database: Database, storage: Storage, bucket: Bucket, submit: Submit
 ) -> None:
     job_id = submit()
@@ -103,7 +103,7 @@ def test_a_store_that_is_away_during_training_and_at_the_end_is_waited_for(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_a_store_that_is_away_before_training_is_waited_for(
+def test_a_storage_outage_before_training_only_delays_the_job(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit
 ) -> None:
     job_id = submit()
@@ -116,7 +116,7 @@ def test_a_store_that_is_away_before_training_is_waited_for(
     assert (job.state, job.attempt, job.failures) == ("succeeded", 1, 0)
 
 
-def test_a_worker_that_waits_for_the_store_heeds_a_drain(
+def test_a_worker_that_waits_for_the_storage_can_be_drained(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit
 ) -> None:
     job_id = submit()
@@ -131,7 +131,7 @@ def test_a_worker_that_waits_for_the_store_heeds_a_drain(
     assert messages(database, job_id)[-1] == "The job's files were not fetched: the storage does not answer."
 
 
-def test_a_worker_that_is_denied_gives_its_job_back_and_claims_nothing_until_it_is_let_in(
+def test_a_worker_without_storage_access_requeues_its_job_and_claims_none_until_access_returns(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit
 ) -> None:
     first, second = submit(), submit()
@@ -147,7 +147,7 @@ def test_a_worker_that_is_denied_gives_its_job_back_and_claims_nothing_until_it_
     assert {read_job(database, job_id).state for job_id in (first, second)} == {"succeeded"}
 
 
-def test_a_denial_is_told_without_credentials(
+def test_a_denial_is_reported_without_credentials(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id = submit()
@@ -159,7 +159,7 @@ def test_a_denial_is_told_without_credentials(
         assert secret not in told
 
 
-def test_a_denial_of_the_results_alone_is_no_endless_retry(
+def test_denied_results_are_not_retried_endlessly(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit
 ) -> None:
     job_id = submit()
@@ -174,7 +174,7 @@ def test_a_denial_of_the_results_alone_is_no_endless_retry(
     assert "The checkpoint of step 5 was not stored: the storage denies access." in told
 
 
-def test_a_bucket_that_is_gone_does_not_look_like_a_deleted_dataset(
+def test_a_missing_bucket_is_not_reported_as_a_deleted_dataset(
     worker: Worker, database: Database, bucket: Bucket, submit: Submit
 ) -> None:
     job_id = submit()
@@ -191,7 +191,7 @@ def test_a_worker_does_not_start_on_a_missing_bucket(settings: Settings) -> None
         Worker.open(elsewhere, "test-worker")
 
 
-def test_a_checkpoint_that_was_truncated_in_the_bucket_is_skipped_for_the_one_before(
+def test_a_truncated_checkpoint_in_the_bucket_is_skipped_for_the_previous_one(
     worker: Worker, database: Database, storage: Storage, submit: Submit
 ) -> None:
     job_id = submit({"1": {"die_at": 7}}, hyperparameters={"n_steps": 10, "checkpoint_interval": 2})

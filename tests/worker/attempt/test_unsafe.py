@@ -37,7 +37,7 @@ def tenant(database: Database, name: str) -> None:
         create_key(session, name)
 
 
-def test_a_job_that_it_runs_is_marked_in_its_warnings_and_its_events(
+def test_a_job_run_without_a_sandbox_is_marked_in_warnings_and_events(
     unsafe: Worker, database: Database, storage: Storage
 ) -> None:
     tenant(database, "acme")
@@ -53,7 +53,9 @@ def test_a_job_that_it_runs_is_marked_in_its_warnings_and_its_events(
         assert session.execute(told).all() == [(job_id, "warn")]
 
 
-def test_with_a_second_tenant_it_claims_nothing(unsafe: Worker, database: Database, storage: Storage) -> None:
+def test_an_unsafe_worker_claims_nothing_with_a_second_tenant(
+    unsafe: Worker, database: Database, storage: Storage
+) -> None:
     job_id = insert_job(database, insert_dataset(database, storage), required_capabilities=SANDBOX)
     for name in ("acme", "other"):
         tenant(database, name)
@@ -61,7 +63,7 @@ def test_with_a_second_tenant_it_claims_nothing(unsafe: Worker, database: Databa
     assert read_job(database, job_id).state == "queued"
 
 
-def test_with_a_second_tenant_it_offers_nothing(
+def test_an_unsafe_worker_offers_nothing_with_a_second_tenant(
     unsafe: Worker, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeper, "of_this_machine", lambda **_: unsafe.capabilities)
@@ -79,7 +81,7 @@ def test_with_a_second_tenant_it_offers_nothing(
 
 
 @pytest.mark.parametrize("is_warm", [True, False])
-def test_only_its_engines_run_code_without_a_sandbox(
+def test_only_engines_of_an_unsafe_worker_run_without_a_sandbox(
     worker: Worker, unsafe: Worker, tmp_path: Path, is_warm: bool
 ) -> None:
     program = tmp_path / "engine"

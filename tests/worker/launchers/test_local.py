@@ -33,14 +33,14 @@ def is_alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_an_exit_code_is_answered_as_soon_as_it_is_there(tmp_path: Path) -> None:
+def test_wait_returns_as_soon_as_the_engine_exits(tmp_path: Path) -> None:
     engine = start("print('hello'); raise SystemExit(3)", tmp_path)
     assert engine.wait(10) == 3
     assert engine.log_tail() == ("hello",)
     engine.close()
 
 
-def test_what_the_engine_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_started_by_the_engine_end_with_it(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -53,7 +53,7 @@ def test_what_the_engine_started_ends_with_it(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_sigterm_comes_first_and_sigkill_after_the_grace(tmp_path: Path) -> None:
+def test_sigkill_follows_sigterm_after_the_grace_period(tmp_path: Path) -> None:
     program = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))\n"
@@ -69,7 +69,7 @@ def test_sigterm_comes_first_and_sigkill_after_the_grace(tmp_path: Path) -> None
     engine.close()
 
 
-def test_what_ignores_sigterm_ends_also_where_its_parent_has_ended_unnoticed(tmp_path: Path) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_even_if_its_parent_has_exited(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     program = (
         "import subprocess, sys, time\n"
@@ -88,7 +88,7 @@ def test_what_ignores_sigterm_ends_also_where_its_parent_has_ended_unnoticed(tmp
     wait_until(lambda: not is_alive(int(line)), 2, "its child ends")
 
 
-def test_a_flood_of_output_keeps_a_bounded_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_flood_of_output_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MAX_LOG_BYTES", 100_000)
     engine = start("for n in range(100_000): print(n)", tmp_path)
     assert engine.wait(20) == 0
@@ -99,31 +99,31 @@ def test_a_flood_of_output_keeps_a_bounded_log(tmp_path: Path, monkeypatch: pyte
     assert max(sizes) < 200_000
 
 
-def test_a_log_that_cannot_be_written_does_not_end_the_engine(tmp_path: Path) -> None:
+def test_an_unwritable_log_does_not_stop_the_engine(tmp_path: Path) -> None:
     (tmp_path / "engine.log").symlink_to("/dev/full")
     engine = start("for n in range(100_000): print(n)", tmp_path)
     assert engine.wait(20) == 0
     engine.close()
 
 
-def test_only_the_allow_list_reaches_the_engine() -> None:
+def test_only_allowed_variables_reach_the_engine() -> None:
     environment = {"PATH": "p", "CUDA_VISIBLE_DEVICES": "0", "GRPO_DATABASE_URL": "s", "AWS_SECRET": "s"}
     assert engine_environment(environment) == {"PATH": "p", "CUDA_VISIBLE_DEVICES": "0"}
 
 
-def test_the_way_to_a_model_hub_reaches_the_engine() -> None:
+def test_proxies_and_certificates_reach_the_engine() -> None:
     names = "HTTPS_PROXY HTTP_PROXY NO_PROXY https_proxy http_proxy no_proxy SSL_CERT_FILE REQUESTS_CA_BUNDLE"
     environment = dict.fromkeys(names.split(), "value")
     assert engine_environment(environment) == environment
 
 
-def test_the_operators_way_out_reaches_the_engine() -> None:
+def test_the_operator_s_network_settings_reach_the_engine() -> None:
     names = ("GRPO_ENDPOINTS", "GRPO_ALLOWED_HOSTS", "GRPO_ENDPOINT_SECRET")
     environment = dict.fromkeys(names, "value")
     assert engine_environment({**environment, "GRPO_BROKER_URL": "s"}) == environment
 
 
-def test_an_engine_whose_worker_is_gone_never_starts(tmp_path: Path) -> None:
+def test_an_engine_whose_worker_has_died_never_starts(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     command = [sys.executable, parent_death.__file__, "1", "touch", str(mark)]
     assert subprocess.run(command, check=False).returncode == 1
@@ -170,7 +170,7 @@ def test_a_folder_in_use_is_not_cleaned_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_folder_that_fills_while_it_is_removed_stays(
+def test_a_job_folder_that_fills_during_its_removal_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def filled_first(remove: Callable[..., None]) -> Callable[..., None]:
@@ -187,7 +187,7 @@ def test_a_job_folder_that_fills_while_it_is_removed_stays(
     assert (tmp_path / "job" / "2").is_dir()
 
 
-def test_a_clean_up_never_takes_the_folder_of_a_run_that_begins(tmp_path: Path) -> None:
+def test_a_clean_up_never_removes_the_folder_of_a_starting_run(tmp_path: Path) -> None:
     done = threading.Event()
 
     def tidy() -> None:
@@ -206,7 +206,7 @@ def test_a_clean_up_never_takes_the_folder_of_a_run_that_begins(tmp_path: Path) 
         tidier.join()
 
 
-def test_celery_is_configured_as_a_doorbell() -> None:
+def test_celery_only_delivers_wake_ups() -> None:
     program = (
         "import json, worker.app\n"
         "names = ['task_acks_late', 'task_ignore_result', 'task_serializer', 'accept_content',\n"
@@ -221,7 +221,7 @@ def test_celery_is_configured_as_a_doorbell() -> None:
     assert answer.stdout.strip() == '[false, true, "json", ["json"], 1, true, 1, null, "wake.default"]'
 
 
-def test_celery_without_a_broker_says_what_to_do() -> None:
+def test_celery_without_a_broker_names_the_alternative() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", "import worker.app"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -64,7 +64,7 @@ def prepared(engines: WarmPool) -> int:
     return engines.warm_pid
 
 
-def test_the_waiting_engine_runs_the_next_job(
+def test_the_warm_engine_runs_the_next_job(
     worker: Worker,
     engines: WarmPool,
     used: list[int],
@@ -80,7 +80,7 @@ def test_the_waiting_engine_runs_the_next_job(
     assert weights(database, storage, job_id) == expected_weights()
 
 
-def test_every_job_has_an_engine_of_its_own(
+def test_every_job_has_its_own_engine(
     worker: Worker, engines: WarmPool, used: list[int], database: Database, submit: Submit
 ) -> None:
     first = prepared(engines)
@@ -96,7 +96,7 @@ def test_every_job_has_an_engine_of_its_own(
     assert [read_job(database, job_id).state for job_id in jobs] == ["succeeded", "succeeded"]
 
 
-def test_what_a_waiting_engine_prints_begins_its_jobs_log(
+def test_output_of_a_warm_engine_starts_the_log_of_its_job(
     worker: Worker, engines: WarmPool, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared(engines)
@@ -107,7 +107,7 @@ def test_what_a_waiting_engine_prints_begins_its_jobs_log(
     assert log.read_text() == "fake engine starts\n"
 
 
-def test_a_waiting_engine_holds_no_folder_and_sees_no_secret(
+def test_a_warm_engine_has_no_folder_and_no_secret(
     engines: WarmPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRPO_DATABASE_URL", "postgresql://secret")
@@ -118,7 +118,7 @@ def test_a_waiting_engine_holds_no_folder_and_sees_no_secret(
     assert os.getsid(waiting) == waiting
 
 
-def test_a_waiting_engine_that_died_costs_a_cold_start_and_is_replaced_after_it(
+def test_a_dead_warm_engine_costs_a_cold_start_and_is_replaced_afterwards(
     worker: Worker, engines: WarmPool, used: list[int], database: Database, submit: Submit
 ) -> None:
     dead = prepared(engines)
@@ -134,7 +134,7 @@ def test_a_waiting_engine_that_died_costs_a_cold_start_and_is_replaced_after_it(
     assert engines.warm_pid not in (None, dead)
 
 
-def test_one_that_dies_unnoticed_just_before_its_job_costs_a_cold_start(
+def test_a_warm_engine_that_dies_during_the_hand_over_costs_a_cold_start(
     engines: WarmPool, tmp_path: Path
 ) -> None:
     engine = EngineProcess([sys.executable, "-c", ""], None)
@@ -144,7 +144,7 @@ def test_one_that_dies_unnoticed_just_before_its_job_costs_a_cold_start(
     engine.close()
 
 
-def test_an_engine_started_under_other_settings_is_not_used(
+def test_a_warm_engine_with_outdated_settings_is_not_used(
     worker: Worker,
     engines: WarmPool,
     used: list[int],
@@ -161,7 +161,7 @@ def test_an_engine_started_under_other_settings_is_not_used(
     assert read_job(database, job_id).state == "succeeded"
 
 
-def test_an_interpreter_that_is_not_there_is_told_by_the_job_and_not_by_the_wait(settings: Settings) -> None:
+def test_a_missing_interpreter_does_not_fail_the_warm_up(settings: Settings) -> None:
     broken = settings.model_copy(update={"engine_python": Path("/nowhere/python")})
     with closing(WarmPool(broken, keep_warm=True)) as engines:
         pid = prepared(engines)
@@ -176,7 +176,7 @@ def test_without_warm_engines_none_is_started(settings: Settings) -> None:
     assert engines.warm_pid is None
 
 
-def test_an_idle_worker_has_one_ready_and_a_busy_one_the_next(
+def test_idle_and_busy_workers_keep_one_warm_engine(
     settings: Settings, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     worker = processes.start_worker()
@@ -191,7 +191,7 @@ def test_an_idle_worker_has_one_ready_and_a_busy_one_the_next(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_waiting_engine_ends_with_its_worker(processes: Processes, number: signal.Signals) -> None:
+def test_a_warm_engine_ends_with_its_worker(processes: Processes, number: signal.Signals) -> None:
     worker = processes.start_worker()
     (waiting,) = wait_until(lambda: waiting_engines(worker.pid), 45)
     worker.send_signal(number)
@@ -199,7 +199,7 @@ def test_a_waiting_engine_ends_with_its_worker(processes: Processes, number: sig
     wait_until(lambda: not is_alive(waiting), 2, "the waiting engine ends")
 
 
-def test_a_drained_worker_starts_no_further_engine(
+def test_a_draining_worker_warms_no_engine(
     settings: Settings, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
     job_id = submit({"1": {"step_seconds": 0.3}})
@@ -210,7 +210,7 @@ def test_a_drained_worker_starts_no_further_engine(
     assert waiting_engines(worker.pid) == engine_pids(settings) == []
 
 
-def test_a_waiting_engine_whose_door_closes_ends_quietly() -> None:
+def test_a_warm_engine_exits_when_its_input_closes() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.fake_engine", "--warm"]
     ended = subprocess.run(

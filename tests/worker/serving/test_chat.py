@@ -107,7 +107,7 @@ def samplers() -> list[int]:
     return talking_engines(os.getpid())
 
 
-def test_a_killed_worker_ends_the_stream_with_an_error_and_takes_its_sampler_along(
+def test_a_killed_worker_ends_its_streams_and_its_sampler(
     http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]], database: Database
 ) -> None:
     worker = start()
@@ -122,7 +122,7 @@ def test_a_killed_worker_ends_the_stream_with_an_error_and_takes_its_sampler_alo
 
 
 @on_sqlite
-def test_a_worker_that_is_asked_to_stop_says_so_to_those_who_wait(
+def test_a_stopping_worker_ends_its_streams_with_an_error(
     http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     worker = start()
@@ -135,7 +135,7 @@ def test_a_worker_that_is_asked_to_stop_says_so_to_those_who_wait(
 
 
 @on_sqlite
-def test_a_killed_sampler_fails_its_requests_and_the_next_one_gets_a_new_one(
+def test_a_killed_sampler_fails_its_requests_and_is_replaced(
     http: httpx.Client, answer: Callable[..., None]
 ) -> None:
     answer()
@@ -149,7 +149,7 @@ def test_a_killed_sampler_fails_its_requests_and_the_next_one_gets_a_new_one(
 
 
 @on_sqlite
-def test_a_client_that_leaves_stops_the_sampler_whose_place_others_can_have(
+def test_a_request_whose_client_has_left_frees_its_model_slot(
     http: httpx.Client, answer: Callable[..., None], database: Database, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer(chat_models=1)
@@ -163,9 +163,7 @@ def test_a_client_that_leaves_stops_the_sampler_whose_place_others_can_have(
 
 
 @on_sqlite
-def test_a_model_that_nobody_talks_to_gives_its_place_up_and_is_ended_in_time(
-    http: httpx.Client, answer: Callable[..., None]
-) -> None:
+def test_an_idle_model_is_evicted_or_unloaded(http: httpx.Client, answer: Callable[..., None]) -> None:
     answer(chat_models=1, chat_idle_seconds=0.3)
     assert http.post(CHAT, json=body("hello")).status_code == 200
     (first,) = samplers()
@@ -179,7 +177,7 @@ def test_a_model_that_nobody_talks_to_gives_its_place_up_and_is_ended_in_time(
     ("model", "status", "code"),
     [("broken", 503, "model_unloadable"), ("changed", 404, "base_model_changed")],
 )
-def test_a_model_that_cannot_be_loaded_is_said_without_what_is_the_operator_s(
+def test_a_loading_error_reveals_no_internal_path(
     http: httpx.Client,
     answer: Callable[..., None],
     capfd: pytest.CaptureFixture[str],
@@ -195,7 +193,7 @@ def test_a_model_that_cannot_be_loaded_is_said_without_what_is_the_operator_s(
 
 
 @on_sqlite
-def test_on_a_machine_with_gpus_a_job_comes_first(
+def test_jobs_take_precedence_over_chat_on_gpus(
     settings: Settings, database: Database, answer: Callable[..., None]
 ) -> None:
     answer(gpus=1)
@@ -214,7 +212,7 @@ def test_on_a_machine_with_gpus_a_job_comes_first(
 
 
 @on_sqlite
-def test_nothing_of_what_was_said_is_logged(
+def test_prompts_and_answers_are_not_logged(
     http: httpx.Client, answer: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer()
@@ -225,7 +223,7 @@ def test_nothing_of_what_was_said_is_logged(
     assert "confidential" not in told
 
 
-def test_what_an_older_claim_writes_changes_nothing(database: Database) -> None:
+def test_a_stale_claim_writes_nothing(database: Database) -> None:
     with database.transaction() as session:
         waiting = GenerationState.WAITING.value
         session.add(Generation(id="one", tenant="a", model="tiny", ask={}, state=waiting))
@@ -244,7 +242,7 @@ def test_what_an_older_claim_writes_changes_nothing(database: Database) -> None:
         assert repository.chunks_after(session, {"one": 0}) == {}
 
 
-def test_what_is_long_over_is_swept_away(database: Database) -> None:
+def test_old_requests_are_deleted(database: Database) -> None:
     with database.transaction() as session:
         session.add(Generation(id="old", tenant="a", model="tiny", ask={}, state="done", created_at=1.0))
         session.add(ChatWorker(name="gone", is_training=False, seen_at=1.0))
@@ -254,7 +252,7 @@ def test_what_is_long_over_is_swept_away(database: Database) -> None:
         assert list(session.scalars(select(ChatWorker.name))) == ["new"]
 
 
-def test_one_process_of_a_home_answers(tmp_path: Path) -> None:
+def test_only_one_process_of_a_home_answers(tmp_path: Path) -> None:
     with only_one(tmp_path) as is_first, only_one(tmp_path) as is_second:
         assert (is_first, is_second) == (True, False)
     with only_one(tmp_path) as is_first:

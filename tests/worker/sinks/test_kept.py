@@ -89,7 +89,7 @@ def told_here(database: Database, settings: Settings) -> None:
     assert run(database, settings, found, threading.Event()) == 0
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(
+def test_the_error_names_the_extra_of_a_missing_package(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -101,9 +101,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     assert warnings_of(database, job_id) == [{"code": "sink_wandb", "message": message}]
 
 
-def test_wandb_without_a_key_says_so_and_does_not_wait_for_one(
-    database: Database, settings: Settings
-) -> None:
+def test_wandb_without_a_key_fails_and_does_not_prompt(database: Database, settings: Settings) -> None:
     job_id = add_job(database, WANDB, steps=3)
     found = claim(database)
     assert found is not None
@@ -111,7 +109,7 @@ def test_wandb_without_a_key_says_so_and_does_not_wait_for_one(
     assert row_of(database, job_id).reason.startswith("UsageError: No API key configured.")
 
 
-def test_a_process_that_crashes_is_told_by_its_signal_and_tried_again(
+def test_a_crashed_process_is_reported_by_its_signal_and_retried(
     database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = add_job(database, WANDB, steps=3)
@@ -120,10 +118,10 @@ def test_a_process_that_crashes_is_told_by_its_signal_and_tried_again(
         assert keeper.num_running == 1
         wait_until(lambda: ends(keeper), 60, "it is buried")
     row = row_of(database, job_id)
-    assert (row.reason, row.failures, row.state) == ("its process was ended by SIGABRT.", 1, "pending")
+    assert (row.reason, row.failures, row.state) == ("its process was killed by SIGABRT.", 1, "pending")
 
 
-def test_a_process_that_hangs_is_ended_when_its_claim_does(
+def test_a_process_that_hangs_is_killed_when_its_claim_expires(
     database: Database, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = add_job(database, WANDB, steps=3)
@@ -137,7 +135,7 @@ def test_a_process_that_hangs_is_ended_when_its_claim_does(
 
 
 @pytest.mark.parametrize("let_go", [outbox.finish, outbox.release])
-def test_a_process_that_ends_slowly_after_all_is_told_did_not_hang(
+def test_a_process_that_ends_slowly_after_its_release_did_not_hang(
     database: Database,
     keeper: Keeper,
     tmp_path: Path,
@@ -156,7 +154,7 @@ def test_a_process_that_ends_slowly_after_all_is_told_did_not_hang(
     assert (row.reason, row.failures) == ("", 0)
 
 
-def test_the_keeper_s_end_lets_a_sink_finish_what_is_at_hand(
+def test_a_stopped_keeper_lets_sinks_write_the_steps_already_read(
     database: Database, keeper: Keeper, settings: Settings
 ) -> None:
     job_id = add_job(database, TENSORBOARD, steps=5)
@@ -170,9 +168,7 @@ def test_the_keeper_s_end_lets_a_sink_finish_what_is_at_hand(
     assert claim(database) == outbox.Claim(job_id, "tensorboard", 3)
 
 
-def test_what_was_missed_during_a_failure_follows_from_the_stored_metrics(
-    database: Database, settings: Settings
-) -> None:
+def test_steps_missed_during_a_failure_are_sent_later(database: Database, settings: Settings) -> None:
     blocked = settings.tensorboard_root
     blocked.write_text("a file where the folder should be")
     job_id = add_job(database, TENSORBOARD, steps=3)
@@ -188,7 +184,7 @@ def test_what_was_missed_during_a_failure_follows_from_the_stored_metrics(
     assert read_job(database, job_id).state == "succeeded"
 
 
-def test_a_reason_shows_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_contains_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     error = RuntimeError("no entry for 0123456789abcdef at https://user:pass@host/x")
     assert public_reason("wandb", error) == "RuntimeError: no entry for *** at https://user:***@host/x."

@@ -36,7 +36,7 @@ def taken(database: Database) -> outbox.Claim:
     return found
 
 
-def test_a_job_that_waits_or_has_no_step_yet_is_nobody_s_business(database: Database) -> None:
+def test_a_job_without_metrics_is_not_due(database: Database) -> None:
     add_job(database, TENSORBOARD, state=JobState.QUEUED.value)
     add_job(database, TENSORBOARD)
     assert claim(database) is None
@@ -52,12 +52,12 @@ def test_each_sink_of_a_job_is_claimed_once(database: Database) -> None:
     assert claim(database) is None
 
 
-def test_workers_of_another_pool_leave_it(database: Database) -> None:
+def test_a_sink_of_another_pool_is_not_claimed(database: Database) -> None:
     add_job(database, TENSORBOARD, steps=2)
     assert claim(database, pool="other") is None
 
 
-def test_a_claim_that_ran_out_goes_to_the_next_and_its_owner_writes_nothing_more(database: Database) -> None:
+def test_an_expired_claim_can_be_taken_over_and_its_holder_writes_nothing(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=2)
     first = taken(database)
     make_due(database, job_id)
@@ -71,7 +71,7 @@ def test_a_claim_that_ran_out_goes_to_the_next_and_its_owner_writes_nothing_more
         assert outbox.is_held(session, second)
 
 
-def test_of_a_job_that_goes_on_all_but_the_newest_step_is_told(database: Database) -> None:
+def test_the_newest_step_of_a_running_job_is_withheld(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     with database.reading() as session:
         found = outbox.news(session, job_id, -1)
@@ -82,7 +82,7 @@ def test_of_a_job_that_goes_on_all_but_the_newest_step_is_told(database: Databas
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-def test_of_a_job_that_has_ended_the_newest_step_is_told_too(database: Database, state: JobState) -> None:
+def test_the_newest_step_of_a_finished_job_is_sent(database: Database, state: JobState) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     end(database, job_id, state)
     with database.reading() as session:
@@ -98,7 +98,7 @@ def test_a_paused_job_is_at_rest(database: Database) -> None:
         assert outbox.news(session, job_id, 2).is_at_rest
 
 
-def test_a_long_history_comes_in_parts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_history_is_read_in_parts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MAX_ROWS", 4)
     job_id = add_job(database, TENSORBOARD, steps=6)
     end(database, job_id)
@@ -112,7 +112,7 @@ def test_a_long_history_comes_in_parts(database: Database, monkeypatch: pytest.M
     assert found.is_over
 
 
-def test_failures_are_tried_again_after_growing_pauses_and_told_once(database: Database) -> None:
+def test_failures_are_retried_after_growing_pauses_and_reported_once(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     for number, pause in enumerate(outbox.BACKOFF_SECONDS, start=1):
         assert failed(database, taken(database), f"Failure {number}.")
@@ -129,7 +129,7 @@ def test_failures_are_tried_again_after_growing_pauses_and_told_once(database: D
     assert [(event.level, event.data) for event in events] == [("warn", {"code": "sink_tensorboard"})]
 
 
-def test_a_success_forgets_earlier_failures(database: Database) -> None:
+def test_a_success_resets_the_failures(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     failed(database, taken(database))
     make_due(database, job_id)
@@ -138,7 +138,7 @@ def test_a_success_forgets_earlier_failures(database: Database) -> None:
     assert row_of(database, job_id).failures == 0
 
 
-def test_nothing_is_added_to_the_history_of_a_job_that_has_ended(database: Database) -> None:
+def test_a_finished_job_s_history_is_not_extended(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     end(database, job_id)
     failed(database, taken(database))
@@ -147,7 +147,7 @@ def test_nothing_is_added_to_the_history_of_a_job_that_has_ended(database: Datab
     assert len(warnings_of(database, job_id)) == 1
 
 
-def test_what_is_done_is_never_due_again(database: Database) -> None:
+def test_a_finished_sink_is_never_due_again(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     end(database, job_id)
     with database.transaction() as session:

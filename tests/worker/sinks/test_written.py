@@ -135,30 +135,28 @@ READ: dict[str, Callable[[Written, str], Points]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_a_killed_process_every_step_is_there_once(written: Written, kind: str) -> None:
+def test_a_killed_process_loses_and_repeats_no_step(written: Written, kind: str) -> None:
     assert READ[kind](written, "reward") == [(step, reward(step)) for step in range(1, 13)]
     assert len(READ[kind](written, "rewards/a.b/mean")) == 12
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluations_stand_at_their_steps_and_the_one_before_training_at_zero(
-    written: Written, kind: str
-) -> None:
+def test_evaluations_have_their_steps_and_the_baseline_has_step_zero(written: Written, kind: str) -> None:
     expected = [(0, 0.25), (5, 2 * reward(5)), (10, 2 * reward(10))]
     assert READ[kind](written, "eval/reward") == expected
 
 
-def test_a_job_that_has_ended_is_told_for_good(written: Written) -> None:
+def test_all_sinks_of_a_finished_job_are_done(written: Written) -> None:
     rows = rows_of(written.database, written.job_id).values()
     assert {(row.state, row.step, row.due_at, row.reason) for row in rows} == {("done", 12, None, "")}
 
 
-def test_no_package_writes_into_the_worker_s_log(written: Written) -> None:
+def test_no_package_writes_to_the_worker_s_log(written: Written) -> None:
     lines = [json.loads(line) for log in written.logs for line in log.splitlines()]
     assert [line for line in lines if line["level"] not in ("info", "debug")] == []
 
 
-def test_mlflow_has_one_run_with_the_settings_and_the_job_s_end(written: Written) -> None:
+def test_mlflow_has_one_run_with_the_settings_and_the_outcome(written: Written) -> None:
     _, run = mlflow_run(written)
     assert (run.info.status, run.info.run_name) == ("FAILED", written.job_id)
     shown = {name: run.data.params[name] for name in ("model", "method", "group_size", "seed")}
@@ -173,12 +171,14 @@ def test_wandb_has_the_project_the_name_the_tags_and_the_job_s_id(written: Writt
     assert config["group_size"] == "2"
 
 
-def test_wandb_s_last_word_is_that_the_job_failed(written: Written) -> None:
+def test_wandb_records_the_failure_of_the_job(written: Written) -> None:
     (ending,) = messages(wandb_files(written)[-1], "exit")
     assert ending.exit_code == 1
 
 
-def test_a_torn_file_of_wandb_is_read_up_to_where_it_is_whole(written: Written, tmp_path: Path) -> None:
+def test_a_truncated_wandb_file_is_read_up_to_its_last_complete_record(
+    written: Written, tmp_path: Path
+) -> None:
     content = wandb_files(written)[-1].read_bytes()
     torn = tmp_path / "wandb" / f"offline-run-1-{written.job_id}" / f"run-{written.job_id}.wandb"
     torn.parent.mkdir(parents=True)
@@ -190,7 +190,7 @@ def test_a_torn_file_of_wandb_is_read_up_to_where_it_is_whole(written: Written, 
     assert set(found) >= {-1, 6, 11}
 
 
-def test_records_across_blocks_are_put_together(tmp_path: Path) -> None:
+def test_records_across_blocks_are_joined(tmp_path: Path) -> None:
     """As LevelDB's log format cuts them."""
     long = bytes(range(256)) * 300
     first, rest = long[: BLOCK_BYTES - 2 * HEADER_BYTES], long[BLOCK_BYTES - 2 * HEADER_BYTES :]
