@@ -1,4 +1,4 @@
-"""Jobs and datasets put straight into the database and the storage, without the HTTP API."""
+"""Jobs and datasets inserted into the database and the storage without the HTTP API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 def method(**hyperparameters: Any) -> Reinforcement:
-    """A small reinforcement method: 10 steps, a checkpoint each 5."""
+    """A small reinforcement method: 10 steps, a checkpoint every 5 steps."""
     given = {"n_steps": 10, "checkpoint_interval": 5, "group_size": 2, "prompts_per_step": 1}
     return Reinforcement.model_validate(
         {
@@ -41,7 +41,7 @@ def method(**hyperparameters: Any) -> Reinforcement:
 
 
 def insert_dataset(database: Database, storage: Storage, faults: dict[str, Any] | None = None) -> str:
-    """Eight rows; the first tells the fake engine its faults (`tests.fake_engine`). Answers the file id."""
+    """Eight rows; the first contains the faults for `tests.fake_engine`. Returns the file id."""
     file_id = f"file-test{next(_numbers)}"
     rows: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": f"{n} + {n}"}], "answer": str(2 * n)} for n in range(8)
@@ -54,7 +54,7 @@ def insert_dataset(database: Database, storage: Storage, faults: dict[str, Any] 
 def insert_file(
     database: Database, storage: Storage, file_id: str, content: bytes, filename: str = "train.jsonl"
 ) -> str:
-    """An uploaded file of tenant `acme`. Answers its id."""
+    """An uploaded file of tenant `acme`. Returns its id."""
     storage.put(f"files/{file_id}", content)
     with database.transaction() as session:
         session.add(
@@ -112,7 +112,8 @@ def claimed(database: Database, **values: Any) -> ClaimedJob:
     return job
 
 
-def states_told(database: Database, job_id: str) -> list[str]:
-    told = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "status")
+def recorded_states(database: Database, job_id: str) -> list[str]:
+    """The states in the job's status events."""
+    found = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "status")
     with database.reading() as session:
-        return [row.data["state"] for row in session.scalars(told.order_by(JobEvent.sequence))]
+        return [row.data["state"] for row in session.scalars(found.order_by(JobEvent.sequence))]

@@ -1,4 +1,4 @@
-"""What a job left behind, as tests ask for it."""
+"""Results, metrics and messages of jobs, as tests need them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def messages(database: Database, job_id: str, level: str | None = None) -> list[
 
 
 def metric_steps(database: Database, job_id: str) -> list[int]:
-    """Of training; step 0 is the evaluation before it."""
+    """Training steps with metrics; step 0 is the evaluation before training."""
     steps = select(Metric.step).where(Metric.job_id == job_id, Metric.step > 0).order_by(Metric.step)
     with database.reading() as session:
         return list(session.scalars(steps))
@@ -54,7 +54,7 @@ def expected_weights(seed: int = 7, num_steps: int = 10) -> bytes:
 
 
 def run_until_idle(worker: Worker, database: Database) -> None:
-    """Backoff is the database's clock's matter, so it is set aside here."""
+    """Run all queued jobs without pauses between retries."""
     while run_job(worker):
         with database.transaction() as session:
             session.execute(update(Job).values(not_before=0))

@@ -1,4 +1,4 @@
-"""A worker's helpers are restarted one by one when they end, and one that stays silent is reported."""
+"""Each helper of a worker is restarted when it ends, and a silent one is reported."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def children(pid: int, module: str) -> list[int]:
 
 
 def kill_helper(main: int, module: str, *, spared: str) -> None:
-    """Kill one helper of a Celery worker and wait for its successor; the other one must stay."""
+    """Kill one helper of a Celery worker and wait until it is restarted; the other one must not restart."""
     wait_until(lambda: len(children(main, module)) == len(children(main, spared)) == 1, 60)
     (pid,), others = children(main, module), children(main, spared)
     os.kill(pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_a_sweeper_that_raises_logs_the_cause_once_and_continues(
     process = processes.start("-m", "worker.sweeper", fault="sweep.committed:raise")
     wait_until(lambda: read_job(database, first).fence > 1, 30)
     second = lost_job(database)
-    wait_until(lambda: read_job(database, second).fence > 1, 30, "it sweeps again")
+    wait_until(lambda: read_job(database, second).fence > 1, 30, "the restarted sweeper sweeps")
     assert process.poll() is None
     (line,) = [line for line in processes.logs().splitlines() if '"helper ended"' in line]
     assert '"helper": "sweeper"' in line
@@ -167,7 +167,7 @@ def test_a_helper_thread_that_raises_is_restarted(
     monkeypatch.setattr(supervision, "FIRST_BACKOFF_SECONDS", 0.01)
     helpers = maintenance(worker.database, worker.wakeups, worker.settings)
     helpers["chat"] = partial(answer_until, worker=worker)
-    del helpers["sweeper"]  # it adds rows for all
+    del helpers["sweeper"]  # it adds rows for all helpers
     with supervised(helpers, worker.draining):
         wait_until(lambda: failed.is_set() and helper in helpers_recorded(database), 30)
         worker.draining.set()
@@ -176,7 +176,7 @@ def test_a_helper_thread_that_raises_is_restarted(
 def test_a_silent_helper_is_reported_by_doctor_and_readyz(
     database: Database, settings: Settings, processes: Processes
 ) -> None:
-    processes.start("-m", "worker.sweeper", "--beside-worker")  # chat is expected and does not run
+    processes.start("-m", "worker.sweeper", "--beside-worker")  # chat is expected but does not run
     wait_until(lambda: helpers_recorded(database) == set(expected_helpers(settings, has_worker=True)), 30)
     with TestClient(create_app(settings)) as client:
         assert client.get("/readyz").json()["status"] == "ready"

@@ -1,4 +1,4 @@
-"""Each line about an attempt says which one it is, from whichever thread it comes."""
+"""Log lines about an attempt name it, in every thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 class Lines:
-    """What the log has said so far."""
+    """All log lines so far."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -36,8 +36,8 @@ class Lines:
 
     def of(self, event: str) -> list[dict[str, object]]:
         self._text += self._capsys.readouterr().err
-        told = [json.loads(line) for line in self._text.splitlines()]
-        return [line for line in told if line["event"] == event]
+        found = [json.loads(line) for line in self._text.splitlines()]
+        return [line for line in found if line["event"] == event]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A network between worker and database that cuts, stalls and delays; clocks that are wrong."""
+"""A network between worker and database that disconnects, stalls and delays; wrong clocks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.worker.outcomes import expected_weights, metric_steps, weights
 Submit = Callable[..., str]
 WaitFor = Callable[..., None]
 LIBFAKETIME = "/usr/$LIB/faketime/libfaketime.so.1"
-"""Without its command, which would start the worker as a child and leave it behind."""
+"""Preload the library: its command would start the worker as a child and not kill it."""
 
 
 @pytest.fixture
 def database_url(postgres_url: str) -> str:
-    """PostgreSQL only: a file has no network."""
+    """PostgreSQL only: SQLite has no network."""
     return postgres_url
 
 
@@ -85,12 +85,12 @@ def test_a_connection_lost_after_a_commit_duplicates_nothing(
     wait_for: WaitFor,
     point: str,
 ) -> None:
-    """The database has done it, the worker does not know: it asks again, under the same fence."""
+    """The transaction is committed but not confirmed, so the worker repeats it under the same fence."""
     job_id = submit()
     far.start_worker(f"{point}:sleep=0.5")
     wait_until((far.marks / point).exists, 30, "the worker is about to write")
     proxy.cut_after(b"COMMIT")
-    wait_until(lambda: proxy.num_cut == 1, 30, "the commit's answer is lost")
+    wait_until(lambda: proxy.num_cut == 1, 30, "the confirmation of the commit is lost")
     wait_for(job_id, state="succeeded")
     assert read_job(database, job_id).attempt == 1
     assert ends_well(database, storage, job_id)
@@ -107,7 +107,7 @@ def test_a_claim_whose_response_is_lost_expires(
     job_id = submit()
     proxy.cut_after(b"preparing", b"COMMIT")
     far.start_worker()
-    wait_until(lambda: proxy.num_cut == 1, 30, "the claim's answer is lost")
+    wait_until(lambda: proxy.num_cut == 1, 30, "the response to the claim is lost")
     wait_for(job_id, state="running")
     with database.transaction() as session:
         session.execute(update(Job).values(lease_expires_at=1))
@@ -124,7 +124,7 @@ def test_a_stalled_network_costs_no_attempt(
     submit: Submit,
     wait_for: WaitFor,
 ) -> None:
-    """The engine goes on meanwhile; what it wrote is recorded afterwards."""
+    """The engine continues; its events are recorded afterwards."""
     job_id = submit({"*": {"step_seconds": 0.05}})
     far.start_worker()
     wait_for(job_id, step=2)
@@ -182,10 +182,10 @@ def test_a_worker_tolerates_a_clock_that_is_an_hour_off(
     wait_for: WaitFor,
     shift: str,
 ) -> None:
-    """Leases, backoffs and times come from the database; the worker only counts seconds."""
+    """Leases, backoffs and timestamps use the database's clock; the worker only measures durations."""
     clock = {"LD_PRELOAD": LIBFAKETIME, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    told = subprocess.check_output([sys.executable, "-c", "import time; print(time.time())"], env=clock)
-    assert abs(float(told) - time.time()) > 3500, "`make system` installs libfaketime"
+    shown = subprocess.check_output([sys.executable, "-c", "import time; print(time.time())"], env=clock)
+    assert abs(float(shown) - time.time()) > 3500, "`make system` installs libfaketime"
     job_id = submit({"1": {"die_at": 7}})
     processes.start("-m", "worker", environment=clock)
     wait_for(job_id, state="succeeded")

@@ -1,4 +1,4 @@
-"""PostgreSQL and Redis that go away and come back: real servers that these tests stop."""
+"""Outages of PostgreSQL and Redis: real servers that these tests stop and restart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WaitFor = Callable[..., None]
 
 @pytest.fixture
 def lease_seconds() -> float:
-    """So short that a test can wait for its end."""
+    """Short enough for a test to wait until it expires."""
     return 4.0
 
 
@@ -49,7 +49,7 @@ def own_redis() -> Iterator[Redis]:
 
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """PostgreSQL only; a test that stops it has its own."""
+    """PostgreSQL only; a test that stops it has its own server."""
     if "own_postgres" not in request.fixturenames:
         return str(request.getfixturevalue("postgres_url"))
     server: Postgres = request.getfixturevalue("own_postgres")
@@ -112,7 +112,7 @@ def test_no_kind_of_database_restart_loses_data(
 
 
 def is_up(database: Database, job_id: str) -> bool:
-    """The pool's dead connections are replaced at the first use."""
+    """The pool replaces dead connections at their first use."""
     try:
         return bool(read_job(database, job_id))
     except SQLAlchemyError:

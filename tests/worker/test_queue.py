@@ -16,7 +16,7 @@ from service.jobs.store.queue import ClaimedJob
 from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job
-from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
+from tests.worker.jobs import claim, claimed, insert_job, read_job, recorded_states
 
 
 def expire_lease(database: Database, job_id: str) -> None:
@@ -40,7 +40,7 @@ def test_a_claim_increments_attempt_and_fence(database: Database) -> None:
     with database.reading() as session:
         left = session.execute(select(Job.lease_expires_at - db_now())).scalar_one()
     assert left == pytest.approx(60, abs=5)
-    assert states_told(database, job_id) == ["running"]
+    assert recorded_states(database, job_id) == ["running"]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -53,7 +53,7 @@ def test_the_claim_statement_is_planned_once(database: Database) -> None:
     )
     with database.reading() as session:
         num_generic, num_custom = session.execute(text(plans)).one()
-    assert (num_generic > 0, num_custom) == (True, 5), "PostgreSQL tries five of its own first"
+    assert (num_generic > 0, num_custom) == (True, 5), "PostgreSQL makes five custom plans first"
 
 
 def test_only_eligible_jobs_are_claimed(database: Database) -> None:
@@ -147,13 +147,13 @@ def test_the_third_attempt_without_a_checkpoint_poisons_the_job(database: Databa
     assert row.failure is not None
     assert (row.state, row.failure["code"], row.attempt) == ("failed", "poisoned", 3)
     assert row.finished_at is not None
-    assert states_told(database, job.id)[-1] == "failed"
+    assert recorded_states(database, job.id)[-1] == "failed"
 
 
-@pytest.mark.parametrize(("asked", "ending"), [("cancel", "cancelled"), ("pause", "paused")])
-def test_the_sweeper_completes_requests_of_dead_workers(database: Database, asked: str, ending: str) -> None:
+@pytest.mark.parametrize(("action", "ending"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_the_sweeper_completes_requests_of_dead_workers(database: Database, action: str, ending: str) -> None:
     job = claimed(database)
-    request = {"cancel": queue.request_cancel, "pause": queue.request_pause}[asked]
+    request = {"cancel": queue.request_cancel, "pause": queue.request_pause}[action]
     with database.transaction() as session:
         request(session, "acme", job.id)
     expire_lease(database, job.id)

@@ -1,4 +1,4 @@
-"""What a user asks of a job against what its worker makes of it, on SQLite and PostgreSQL."""
+"""Cancel, pause and resume, concurrent with the worker, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from service.jobs.model.states import TERMINAL, TRANSITIONS, JobState
 from service.jobs.store import queue
 from service.platform.db import Database
-from tests.worker.jobs import claim, claimed, insert_job, read_job, states_told
+from tests.worker.jobs import claim, claimed, insert_job, read_job, recorded_states
 
 
 @pytest.mark.parametrize("end", [JobState.SUCCEEDED, JobState.FAILED])
@@ -66,25 +66,25 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("state", [state.value for state in JobState])
-@pytest.mark.parametrize("asked", ["cancel", "pause", "resume"])
-def test_requests_follow_the_transition_table(database: Database, asked: str, state: str) -> None:
+@pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
+def test_requests_follow_the_transition_table(database: Database, action: str, state: str) -> None:
     requests = {
         "cancel": queue.request_cancel,
         "pause": queue.request_pause,
         "resume": queue.request_resume,
     }
     job_id = insert_job(database, state=state)
-    expected = EXPECTED.get((asked, state))
+    expected = EXPECTED.get((action, state))
     if expected is None:
         with pytest.raises(queue.WrongState) as refused, database.transaction() as session:
-            requests[asked](session, "acme", job_id)
+            requests[action](session, "acme", job_id)
         assert refused.value.current.value == state
     else:
         with database.transaction() as session:
-            assert requests[asked](session, "acme", job_id) == expected
+            assert requests[action](session, "acme", job_id) == expected
     assert read_job(database, job_id).state == (expected or state)
     changed = expected not in (None, state)
-    assert states_told(database, job_id) == ([expected] if changed else [])
+    assert recorded_states(database, job_id) == ([expected] if changed else [])
 
 
 def test_another_tenant_s_job_is_not_found(database: Database) -> None:

@@ -1,4 +1,4 @@
-"""Running jobs of one tenant: limited where workers claim them, on SQLite and PostgreSQL."""
+"""Workers respect the limit of running jobs per tenant, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def claim(database: Database, max_running: int | None = 2) -> ClaimedJob | None:
 
 
 def claimed_ids(database: Database, max_running: int | None = 2) -> list[str]:
-    """Until nothing is left that may run."""
+    """Claim jobs until none may run."""
     found = []
     while job := claim(database, max_running):
         found.append(job.id)

@@ -1,4 +1,4 @@
-"""Who sweeps speaks for a machine only where a worker is beside it."""
+"""A sweeper announces its machine only beside a worker."""
 
 from __future__ import annotations
 

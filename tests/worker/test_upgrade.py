@@ -1,4 +1,4 @@
-"""An upgrade's two orders: a worker on a newer schema goes on, one on an older schema waits."""
+"""Upgrades: a worker on a newer schema continues; on an older schema it waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_old_worker_finishes_jobs_on_a_newer_schema(
 ) -> None:
     alter(
         database,
-        "ALTER TABLE jobs ADD COLUMN of_tomorrow VARCHAR(8) NOT NULL DEFAULT 'x'",
+        "ALTER TABLE jobs ADD COLUMN future_column VARCHAR(8) NOT NULL DEFAULT 'x'",
         "UPDATE alembic_version SET version_num = 'newer'",
     )
     job_id = submit()

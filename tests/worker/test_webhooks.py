@@ -1,4 +1,4 @@
-"""What happens to a delivery: sent, sent again, given up; with a receiver that may do anything."""
+"""Deliveries are sent, retried or given up, with receivers that misbehave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from worker.webhook_sender import Sender
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Receivers here are allowed; two more attempts, at once."""
+    """Local receivers are allowed; two immediate retries."""
     return settings.model_copy(update={"allowed_hosts": ALLOWED, "webhook_backoff_seconds": [0.0, 0.0]})
 
 
@@ -47,7 +47,7 @@ def sender(database: Database, settings: Settings) -> Sender:
 
 @pytest.fixture
 def end_job(database: Database) -> Callable[..., str]:
-    """A job of a tenant (`acme`) that ends: cancelled before anybody took it. Answers its id."""
+    """A job of tenant `acme` that is cancelled before a worker claims it. Returns its id."""
 
     def end(tenant: str = "acme") -> str:
         job_id = insert_job(database, tenant=tenant)
@@ -59,7 +59,7 @@ def end_job(database: Database) -> Callable[..., str]:
 
 
 def answering(*answers: Answer) -> Callable[[Recorded], Answer]:
-    """One answer after the other; the last one stays."""
+    """Send the replies in turn; repeat the last one."""
     waiting = list(answers)
     return lambda _recorded: waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
@@ -166,14 +166,14 @@ def test_a_410_disables_the_endpoint_and_drops_its_deliveries(
     row = endpoint(database, webhook.id)
     assert (row.enabled, row.disabled_reason) == (False, "It answered 410 Gone.")
     with database.reading() as session:
-        told = session.execute(select(AuditEntry.action, AuditEntry.key_id, AuditEntry.object_id)).all()
-    assert told[-1] == ("webhook.disable", "webhooks", webhook.id)
+        recorded = session.execute(select(AuditEntry.action, AuditEntry.key_id, AuditEntry.object_id)).all()
+    assert recorded[-1] == ("webhook.disable", "webhooks", webhook.id)
 
 
 def test_a_delivery_to_a_deleted_endpoint_is_given_up(
     database: Database, settings: Settings, sender: Sender, end_job: Callable[..., str]
 ) -> None:
-    """A job may end in the moment in which its endpoint is deleted."""
+    """A job may end while its endpoint is being deleted."""
     register(database, settings, "http://127.0.0.1:9/")
     end_job()
     with database.transaction() as session:

@@ -1,4 +1,4 @@
-"""Which ends of jobs are told, to whom, and that the sweeper's process tells them without being held up."""
+"""Webhooks at the end of jobs: which are sent, to whom, and without delaying the sweeper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def settings(settings: Settings) -> Settings:
 
 
 def claimed(database: Database) -> str:
-    """A job of `acme` that a worker has; its id. Rung for already: no sweeper has its row meanwhile."""
+    """Id of a claimed job of `acme`. Its wake-up was sent, so that no sweeper locks its row."""
     insert_job(database, last_woken_at=time.time())
     with database.transaction() as session:
         job = queue.claim(session, pool="default", worker="w", lease_seconds=60)
@@ -132,15 +132,21 @@ def test_subscribers_are_queried_only_for_tenants_with_webhooks(
     database: Database, settings: Settings
 ) -> None:
     register(database, settings, NOWHERE)
-    told, untold = claimed(database), insert_job(database, tenant="none", state="running", fence=1)
+    with_webhook, without_webhook = (
+        claimed(database),
+        insert_job(database, tenant="none", state="running", fence=1),
+    )
     sent: list[str] = []
     event.listen(database.engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
-    for job_id, expected in ((told, ["UPDATE", "INSERT", "INSERT"]), (untold, ["UPDATE", "INSERT"])):
+    for job_id, expected in (
+        (with_webhook, ["UPDATE", "INSERT", "INSERT"]),
+        (without_webhook, ["UPDATE", "INSERT"]),
+    ):
         sent.clear()
         with database.transaction() as session:
             assert queue.finish(session, job_id, 1, JobState.SUCCEEDED)
         assert [statement.split()[0] for statement in sent] == expected
-    assert [row.job_id for row in deliveries(database)] == [told]
+    assert [row.job_id for row in deliveries(database)] == [with_webhook]
 
 
 def test_a_trained_job_sends_one_event_that_openai_s_client_verifies(
@@ -180,7 +186,7 @@ def test_a_sweeper_killed_before_it_records_a_delivery_repeats_it_with_the_same_
 def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
     database: Database, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # nobody gives up while the test looks
+    monkeypatch.setattr(sending, "SEND_SECONDS", 60.0)  # no delivery times out during the test
     stopping = threading.Event()
     helpers = maintenance(database, worker.wakeups, settings, has_worker=False)
     with (
@@ -198,7 +204,7 @@ def test_one_tenant_s_silent_receivers_delay_neither_others_nor_the_sweeper(
             queue.request_cancel(session, "other", insert_job(database, tenant="other"))
         lost = claimed(database)
         expire_lease(database)
-        wait_until(lambda: server.requests, 30, "the other tenant is told")
+        wait_until(lambda: server.requests, 30, "the other tenant receives its event")
         wait_until(lambda: read_job(database, lost).fence > 1, 30, "the lost job is swept")
         stopping.set()
         assert len(silent.requests) == 2

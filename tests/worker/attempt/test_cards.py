@@ -1,4 +1,4 @@
-"""What lies beside the weights: a model card and a manifest, equal for equal runs."""
+"""Model card and manifest beside the weights; equal runs have equal ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Submit = Callable[..., str]
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """Both databases are asked for manifests in tests/service/jobs/results/test_manifests.py."""
+    """tests/service/jobs/results/test_manifests.py tests the queries on both databases."""
     return sqlite_url
 
 
@@ -112,7 +112,7 @@ def test_the_archive_of_a_killed_run_equals_an_undisturbed_one(
     assert archive_of(database, storage, again) == archive_of(database, storage, whole)
     found, expected = (texts_of(archive_of(database, storage, job)) for job in (killed, whole))
     differing = {name for name in expected[1] if found[1][name] != expected[1][name]}
-    assert differing == {"data"}, "only the rows differ, which tell the fake engine to die"
+    assert differing == {"data"}, "only the rows differ: they control the faults of the fake engine"
 
 
 def test_a_checkpoint_carries_a_card_without_an_evaluation(

@@ -1,4 +1,4 @@
-"""What a job's events say about errors of its worker and its engine."""
+"""How a job's events report errors of its worker and its engine."""
 
 from __future__ import annotations
 

@@ -144,16 +144,16 @@ def test_a_cancel_takes_precedence_over_a_pause_by_a_guard(database: Database, j
     assert read_job(database, job_id).state == "cancelled"
 
 
-@pytest.mark.parametrize("asked", [None, "drain", "pause"])
+@pytest.mark.parametrize("action", [None, "drain", "pause"])
 def test_a_pause_by_a_guard_takes_precedence_over_drain(
-    worker: Worker, database: Database, asked: StopRequest | None
+    worker: Worker, database: Database, action: StopRequest | None
 ) -> None:
     job_id = insert_job(database)
     job = claim(worker)
     assert job is not None
     with Lease(database, worker.settings, job, monotonic()) as lease:
         conclude(
-            Attempt(worker, job, lease), Ending(stop_request=asked, outcome=Stopped(step=1, reason="guard"))
+            Attempt(worker, job, lease), Ending(stop_request=action, outcome=Stopped(step=1, reason="guard"))
         )
     assert read_job(database, job_id).state == "paused"
 
@@ -184,8 +184,8 @@ def test_retention_files_reach_the_engine(
     run_job(worker)
     job = read_job(database, job_id)
     assert job.evaluation["retention"]["general"]["last"] == {"step": 10, "reward": 0.2, "num_rows": 8.0}
-    told = "Retention set general after 10 steps: general moved by 0.1 (8 rows compared)."
-    assert told in messages(database, job_id)
+    message = "Retention set general after 10 steps: general moved by 0.1 (8 rows compared)."
+    assert message in messages(database, job_id)
 
 
 def test_a_deleted_retention_file_fails_the_job_for_good(

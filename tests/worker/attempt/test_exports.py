@@ -33,7 +33,7 @@ from worker.attempt.runner import run_job
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """One database is enough: no test here is about queries."""
+    """One database: no test here depends on queries."""
     return sqlite_url
 
 
@@ -140,7 +140,7 @@ def test_a_cancelled_export_leaves_no_archive(
     running = in_background(worker)
     wait_until(lambda: (tmp_path / "export.saved").exists(), 60, "the engine has merged")
     with database.transaction() as session:
-        assert queue.request_cancel(session, "acme", export_id) is None, "it is no job"
+        assert queue.request_cancel(session, "acme", export_id) is None, "an export is not a job"
         queue.request_cancel(session, "acme", export_id, of=IS_EXPORT)
     running.join()
     assert read_job(database, export_id).state == "cancelled"

@@ -1,4 +1,4 @@
-"""SIGKILL at each named point of an engine, a worker and a sweeper: the job ends as an undisturbed one."""
+"""SIGKILL at each fault point of engine, worker and sweeper: the job ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def database_url(postgres_url: str) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
-    """No engine survives its worker."""
+    """Check that no engine survives its worker."""
     yield
     processes.close()
     wait_until(lambda: not engine_pids(settings), 5, "engines left behind")
 
 
 def fault(point: str, action: str) -> str:
-    """`name@2` and an action → `GRPO_FAULT`."""
+    """The value of `GRPO_FAULT` for `name@2` and an action."""
     name, at, nth = point.partition("@")
     return f"{name}:{action}{at}{nth}"
 
@@ -66,7 +66,7 @@ def has_failed(processes: Processes, point: str) -> bool:
 
 
 def forget_lease(database: Database, worker: Worker) -> None:
-    """The dead worker's lease ends now; a sweep finds it, and the retry need not wait."""
+    """Expire the dead worker's lease, sweep, and skip the pause before the retry."""
     with database.transaction() as session:
         session.execute(update(Job).where(Job.lease_expires_at.is_not(None)).values(lease_expires_at=1))
     sweep_once(database, worker.wakeups, worker.settings)
@@ -170,7 +170,7 @@ def test_a_sweeper_killed_during_a_sweep_loses_no_job(
 def test_a_worker_without_its_lease_thread_stops_its_engine_in_time(
     worker: Worker, database: Database, submit: Submit, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing renews; the fuse does not depend on the thread that died."""
+    """The self-fence does not depend on the renewal thread, which has died."""
     monkeypatch.setattr("worker.attempt.lease.Lease._renew_until_done", lambda _lease: None)
     short = worker.settings.model_copy(update={"lease_seconds": 2.0, "self_fence_seconds": 1.0})
     object.__setattr__(worker, "settings", short)

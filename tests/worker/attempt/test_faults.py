@@ -1,4 +1,4 @@
-"""Workers as real processes, and what may befall them. No engine is left, nothing is doubled."""
+"""Real worker processes that are killed or frozen: no engine survives, no work is recorded twice."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def database_url(postgres_url: str) -> str:
 
 @pytest.fixture
 def lease_seconds() -> float:
-    """So short that a test can wait for its end."""
+    """Short enough for a test to wait until it expires."""
     return 4.0
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(settings: Settings, processes: Processes) -> Iterator[None]:
-    """No engine survives its worker."""
+    """Check that no engine survives its worker."""
     yield
     processes.close()
     wait_until(lambda: not engine_pids(settings), 2, "engines left behind")
@@ -49,7 +49,7 @@ def slow_first_attempt(seconds: float = 0.3) -> dict[str, object]:
 
 
 def freeze(worker: subprocess.Popen[bytes], database: Database) -> None:
-    """SIGSTOP, at a moment when it holds no lock: a file database has no server to take it away again."""
+    """Send SIGSTOP while the process holds no lock: SQLite has no server that would release it."""
 
     def is_frozen() -> bool:
         worker.send_signal(signal.SIGSTOP)
@@ -115,7 +115,7 @@ def test_a_terminated_worker_releases_its_job_after_a_checkpoint(
 def test_a_draining_worker_renews_its_lease_while_the_engine_stops(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
-    """The step outlasts the lease; a worker that stopped renewing would be run twice."""
+    """The step takes longer than the lease: without renewals, another worker would claim the job."""
     job_id = submit({"1": {"step_seconds": 5}})
     first = processes.start_worker()
     wait_for(job_id, phase="training")

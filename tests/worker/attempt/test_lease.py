@@ -1,4 +1,4 @@
-"""A lease's self-fence, which must burn through before the database may give the job to another."""
+"""The self-fence of a lease takes effect before another worker can claim the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worker.attempt.lease import Lease, Lost
 
 
 class SlowDatabase(Database):
-    """A real one; `delay` is called in each transaction after its statements, once or twice."""
+    """A real database that calls `delay` in each transaction, after its statements."""
 
     delay: Callable[[], None]
 
@@ -58,7 +58,7 @@ def test_the_self_fence_is_measured_from_before_the_claim(
 def test_the_self_fence_is_measured_from_before_a_renewal(
     database: Database, settings: Settings, job: ClaimedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each reply is a minute late by the worker's clock."""
+    """Delay each response by a minute of the worker's clock."""
     clock = [0.0]
     monkeypatch.setattr("worker.attempt.lease.monotonic", lambda: clock[0])
     slow = SlowDatabase(database.engine)

@@ -1,4 +1,4 @@
-"""What a worker puts on its disk for the engine, and what its machine offers."""
+"""The run directory that a worker prepares, and the capabilities of its machine."""
 
 from __future__ import annotations
 

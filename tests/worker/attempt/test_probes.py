@@ -1,4 +1,4 @@
-"""A probe goes through the same queue as a job, under the same claim, and is never taken for one."""
+"""Probes use the queue and the claims of jobs, but are never shown or counted as jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 
 
 def read(settings: Settings, database: Database, path: str) -> dict[str, Any]:
-    """What the API answers their tenant."""
+    """The API's response to their tenant."""
     with database.transaction() as session:
         key = create_key(session, "acme")
     with TestClient(create_app(settings), headers={"authorization": f"Bearer {key}"}) as client:
@@ -103,7 +103,7 @@ def test_a_probe_cancelled_while_sampling_has_no_result(
     running = in_background(worker)
     wait_until(lambda: read_job(database, probe_id).step > 0, 30, "the probe samples")
     with database.transaction() as session:
-        assert queue.request_cancel(session, "acme", probe_id) is None, "it is no job"
+        assert queue.request_cancel(session, "acme", probe_id) is None, "a probe is not a job"
         queue.request_cancel(session, "acme", probe_id, of=IS_PROBE)
     running.join()
     found = read(settings, database, f"probes/{probe_id}")

@@ -74,12 +74,12 @@ def test_a_published_step_never_changes(database: Database, job_id: str) -> None
 def test_a_phase_change_is_one_status_event(database: Database, job_id: str) -> None:
     phases = ["loading", "training", "training"]
     record(database, job_id, [PhaseChanged(sequence=n, phase=p) for n, p in enumerate(phases, start=1)])
-    told = history_of(database, job_id, "status")[-2:]
-    assert [entry.data for entry in told] == [
+    entries = history_of(database, job_id, "status")[-2:]
+    assert [entry.data for entry in entries] == [
         {"status": "running", "state": "running", "phase": "loading"},
         {"status": "running", "state": "running", "phase": "training"},
     ]
-    assert [entry.message for entry in told] == ["The engine is loading.", "The engine is training."]
+    assert [entry.message for entry in entries] == ["The engine is loading.", "The engine is training."]
 
 
 def test_a_stale_fence_records_nothing(database: Database, job_id: str) -> None:
@@ -127,8 +127,8 @@ def test_first_best_and_last_evaluations_are_kept(database: Database, job_id: st
 def test_an_evaluation_repeated_by_a_resumed_engine_is_reported_once(database: Database, job_id: str) -> None:
     record(database, job_id, [Evaluated(sequence=n + 1, step=n, metrics={"reward": 0.5}) for n in (0, 5)])
     record(database, job_id, [Evaluated(sequence=7, step=5, metrics={"reward": 0.9})])
-    told = history_of(database, job_id, "metrics")
-    assert [entry.data["step"] for entry in told] == [0, 5]
+    entries = history_of(database, job_id, "metrics")
+    assert [entry.data["step"] for entry in entries] == [0, 5]
     assert read_job(database, job_id).evaluation["best"] == {"step": 0, "reward": 0.5}
     record(database, job_id, [Evaluated(sequence=8, step=10, metrics={"reward": 0.9})])
     assert read_job(database, job_id).evaluation["best"] == {"step": 10, "reward": 0.9}
@@ -154,8 +154,8 @@ def test_evaluations_change_the_phase_and_only_the_first_is_reported(database: D
         record(database, job_id, [PhaseChanged(sequence=number, phase=phase, step=step)])
         seen.append(read_job(database, job_id).phase)
     assert seen == [phase for phase, _ in changes]
-    told = [entry.data["phase"] for entry in history_of(database, job_id, "status")]
-    assert told[-3:] == ["training", "evaluating", "training"]
+    entries = [entry.data["phase"] for entry in history_of(database, job_id, "status")]
+    assert entries[-3:] == ["training", "evaluating", "training"]
 
 
 def test_the_phase_of_a_cancelling_job_stays_cancelling(database: Database, job_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Engines that die, hang or lie: the job goes on from its last good checkpoint, or fails with a reason."""
+"""After an engine dies, hangs or sends garbage, the job resumes from a checkpoint or fails with a reason."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_killed_engine_resumes_with_an_identical_result(
     assert (job.state, job.attempt, job.failures) == ("succeeded", 3, 0)
     assert metric_steps(database, job_id) == list(range(1, 11))
     assert weights(database, storage, job_id) == expected_weights()
-    told = messages(database, job_id)
-    assert told.count("The engine was ended by SIGKILL.") == 2
-    assert "Training resumed from step 5 on cpu (float32, fake)." in told
+    found = messages(database, job_id)
+    assert found.count("The engine was ended by SIGKILL.") == 2
+    assert "Training resumed from step 5 on cpu (float32, fake)." in found
 
 
 def test_an_engine_that_dies_before_any_checkpoint_poisons_its_job(
@@ -79,8 +79,8 @@ def test_garbage_in_the_event_file_is_dropped_and_counted(
     run_job(worker)
     assert read_job(database, job_id).state == "succeeded"
     assert metric_steps(database, job_id) == list(range(1, 11))
-    told = messages(database, job_id, "warn")
-    assert told == ["Dropped 3 unreadable lines of the engine's events."]
+    found = messages(database, job_id, "warn")
+    assert found == ["Dropped 3 unreadable lines of the engine's events."]
 
 
 def test_a_paused_job_continues_where_it_stopped(
@@ -143,9 +143,9 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(
     with database.transaction() as session:
         session.execute(update(Job).values(not_before=0))
     run_job(worker)
-    told = messages(database, job_id)
-    assert "The checkpoint of step 6 is skipped: the stored object has the wrong sha256" in told
-    assert "Training resumed from step 4 on cpu (float32, fake)." in told
+    found = messages(database, job_id)
+    assert "The checkpoint of step 6 is skipped: the stored object has the wrong sha256" in found
+    assert "Training resumed from step 4 on cpu (float32, fake)." in found
     assert read_job(database, job_id).state == "succeeded"
     assert weights(database, storage, job_id) == expected_weights()
     assert metric_steps(database, job_id) == list(range(1, 11))

@@ -91,21 +91,21 @@ def test_retention_keeps_the_newest_and_the_best(
 
 
 @pytest.mark.parametrize(
-    ("ask", "ending"), [(queue.request_cancel, "cancelled"), (queue.request_pause, "paused")]
+    ("request_stop", "ending"), [(queue.request_cancel, "cancelled"), (queue.request_pause, "paused")]
 )
 def test_a_running_job_stops_with_its_checkpoint(
     worker: Worker,
     database: Database,
     submit: Submit,
     wait_for: Callable[..., None],
-    ask: Callable[..., object],
+    request_stop: Callable[..., object],
     ending: str,
 ) -> None:
     job_id = submit({"*": {"step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})
     thread = in_background(worker)
     wait_for(job_id, phase="training")
     with database.transaction() as session:
-        ask(session, "acme", job_id)
+        request_stop(session, "acme", job_id)
     thread.join()
     job = read_job(database, job_id)
     assert job.state == ending

@@ -1,4 +1,4 @@
-"""Storage that is away, lies or is full, and a worker's own full disk."""
+"""Storage that is unavailable, damaged or full, and a full disk of the worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def not_stored(step: int) -> str:
 
 @pytest.fixture
 def outage(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing of a job can be stored until this file is removed."""
+    """A file that prevents the storage of job objects until it is removed."""
     monkeypatch.setattr("worker.attempt.attempt.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("worker.attempt.attempt.LAST_PAUSE_SECONDS", 0.05)
     barrier = Path(worker.settings.storage_location.removeprefix("file://")) / "jobs"

@@ -1,4 +1,4 @@
-"""A worker whose storage is S3: cut, away, refusing, and objects that were damaged in the store."""
+"""A worker with an S3 storage that disconnects, is unavailable, denies access or holds damaged objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DENIED_RESULTS = "The results were not stored: the storage denies access."
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """What is tested here does not depend on the database."""
+    """One database: no test here depends on it."""
     return sqlite_url
 
 
@@ -44,7 +44,7 @@ def settings(settings: Settings, bucket: Bucket) -> Settings:
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker's own tries alone, and sooner."""
+    """Disable the client's retries and shorten the worker's pauses."""
     monkeypatch.setitem(RETRIES, "max_retries", 0)
     monkeypatch.setattr("worker.attempt.attempt.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr("worker.attempt.attempt.LAST_PAUSE_SECONDS", 0.05)
@@ -153,10 +153,10 @@ def test_a_denial_is_reported_without_credentials(
     job_id = submit()
     bucket.proxy.rule = strike(403, ALL)
     run_job(worker)
-    told = "".join(capsys.readouterr()) + "".join(messages(database, job_id))
-    assert "403 Forbidden" in told
+    found = "".join(capsys.readouterr()) + "".join(messages(database, job_id))
+    assert "403 Forbidden" in found
     for secret in (SECRET, SESSION_TOKEN, KEY_ID):
-        assert secret not in told
+        assert secret not in found
 
 
 def test_denied_results_are_not_retried_endlessly(
@@ -169,9 +169,9 @@ def test_denied_results_are_not_retried_endlessly(
     assert job.failure is not None
     assert (job.state, job.attempt, job.failure["code"]) == ("failed", 3, "poisoned")
     assert job.failure["message"].endswith(f"The last: {DENIED_RESULTS}")
-    told = messages(database, job_id)
-    assert told.count(DENIED_RESULTS) == 3
-    assert "The checkpoint of step 5 was not stored: the storage denies access." in told
+    found = messages(database, job_id)
+    assert found.count(DENIED_RESULTS) == 3
+    assert "The checkpoint of step 5 was not stored: the storage denies access." in found
 
 
 def test_a_missing_bucket_is_not_reported_as_a_deleted_dataset(
@@ -201,8 +201,8 @@ def test_a_truncated_checkpoint_in_the_bucket_is_skipped_for_the_previous_one(
     with database.transaction() as session:
         session.execute(update(Job).values(not_before=0))
     run_job(worker)
-    told = messages(database, job_id)
-    assert "The checkpoint of step 6 is skipped: the stored object has the wrong sha256" in told
-    assert "Training resumed from step 4 on cpu (float32, fake)." in told
+    found = messages(database, job_id)
+    assert "The checkpoint of step 6 is skipped: the stored object has the wrong sha256" in found
+    assert "Training resumed from step 4 on cpu (float32, fake)." in found
     assert weights(database, storage, job_id) == expected_weights()
     assert metric_steps(database, job_id) == list(range(1, 11))

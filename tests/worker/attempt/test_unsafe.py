@@ -1,4 +1,4 @@
-"""A worker without a sandbox whose operator insists: what it claims, and how the job says so."""
+"""A worker that may run graders without a sandbox: its claims, its engines, its jobs' warnings."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def test_a_job_run_without_a_sandbox_is_marked_in_warnings_and_events(
     assert read_job(database, job_id).warnings == [UNSAFE_WARNING]
     assert read_job(database, other).warnings == []
     with database.reading() as session:
-        told = select(JobEvent.job_id, JobEvent.level).where(JobEvent.message == UNSAFE_WARNING["message"])
-        assert session.execute(told).all() == [(job_id, "warn")]
+        warnings = select(JobEvent.job_id, JobEvent.level).where(
+            JobEvent.message == UNSAFE_WARNING["message"]
+        )
+        assert session.execute(warnings).all() == [(job_id, "warn")]
 
 
 def test_an_unsafe_worker_claims_nothing_with_a_second_tenant(

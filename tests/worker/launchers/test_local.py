@@ -56,7 +56,7 @@ def test_processes_started_by_the_engine_end_with_it(tmp_path: Path) -> None:
 def test_sigkill_follows_sigterm_after_the_grace_period(tmp_path: Path) -> None:
     program = (
         "import os, signal, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'sigterm\\n'))\n"
         "print('ready', flush=True)\n"
         "while True: time.sleep(1)"
     )
@@ -65,7 +65,7 @@ def test_sigkill_follows_sigterm_after_the_grace_period(tmp_path: Path) -> None:
     engine.stop(grace_seconds=1.5)
     engine.stop(grace_seconds=1.5)
     assert engine.wait(20) == -signal.SIGKILL
-    assert engine.log_tail() == ("ready", "asked")
+    assert engine.log_tail() == ("ready", "sigterm")
     engine.close()
 
 
@@ -95,7 +95,7 @@ def test_the_log_of_a_flood_of_output_is_bounded(tmp_path: Path, monkeypatch: py
     assert engine.log_tail(1) == ("99999",)
     engine.close()
     sizes = [path.stat().st_size for path in tmp_path.glob("engine.log*")]
-    assert 1 <= len(sizes) <= 2  # one where the last piece filled it
+    assert 1 <= len(sizes) <= 2  # 1 if the last piece filled it
     assert max(sizes) < 200_000
 
 

@@ -1,4 +1,4 @@
-"""The engine that waits for the next job: used once, replaced, given up where it died, never left behind."""
+"""The warm engine: used once, replaced, dropped if it died, never left running."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def prepared(engines: WarmPool) -> int:
-    """Process id of the engine that waits now."""
+    """Process id of the warm engine."""
     engines.warm_up()
     assert engines.warm_pid is not None
     return engines.warm_pid
@@ -196,7 +196,7 @@ def test_a_warm_engine_ends_with_its_worker(processes: Processes, number: signal
     (waiting,) = wait_until(lambda: waiting_engines(worker.pid), 45)
     worker.send_signal(number)
     worker.wait(timeout=10)
-    wait_until(lambda: not is_alive(waiting), 2, "the waiting engine ends")
+    wait_until(lambda: not is_alive(waiting), 2, "the warm engine ends")
 
 
 def test_a_draining_worker_warms_no_engine(

@@ -1,4 +1,4 @@
-"""What becomes of an answer when a process dies, a client leaves, or a job wants the GPUs."""
+"""Chat when a process dies, a client disconnects, or a job needs the GPUs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def http(settings: Settings, database: Database) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def start(processes: Processes, database: Database) -> Callable[[], subprocess.Popen[bytes]]:
-    """`python -m worker.serving.chat`, a process to be ended; it answers when this returns."""
+    """A running `python -m worker.serving.chat`, ready to answer."""
 
     def start() -> subprocess.Popen[bytes]:
         process = processes.start("-m", "worker.serving.chat")
@@ -75,7 +75,7 @@ def start(processes: Processes, database: Database) -> Callable[[], subprocess.P
 
 @pytest.fixture
 def answer(settings: Settings) -> Iterator[Callable[..., None]]:
-    """A thread of this process that answers, with other settings if need be."""
+    """Answer in a thread of this process."""
     with ExitStack() as stack:
         yield lambda **changed: stack.enter_context(answering(settings.model_copy(update=changed)))  # type: ignore[func-returns-value]
 
@@ -85,8 +85,8 @@ def body(text: str, model: str = "tiny", **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def begun(http: httpx.Client, text: str = "hang on") -> Iterator[Iterator[dict[str, Any]]]:
-    """Events of a stream of which some text has come."""
+def started_stream(http: httpx.Client, text: str = "hang on") -> Iterator[Iterator[dict[str, Any]]]:
+    """Events of a stream that has already sent text."""
     with http.stream("POST", CHAT, json=body(text, stream=True)) as answer:
         assert answer.status_code == 200, answer.read()
         lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: "))
@@ -97,13 +97,13 @@ def begun(http: httpx.Client, text: str = "hang on") -> Iterator[Iterator[dict[s
 
 
 def last_code(events: Iterator[dict[str, Any]]) -> str | None:
-    """Of the error that a stream ends with."""
+    """Code of the error that ends a stream."""
     *_, last = events
     return last.get("error", {}).get("code")
 
 
 def samplers() -> list[int]:
-    """Pids of the samplers of this process and its children."""
+    """Process ids of the model processes below this process."""
     return talking_engines(os.getpid())
 
 
@@ -111,10 +111,10 @@ def test_a_killed_worker_ends_its_streams_and_its_sampler(
     http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]], database: Database
 ) -> None:
     worker = start()
-    with begun(http) as events:
+    with started_stream(http) as events:
         (sampler,) = samplers()
         worker.kill()
-        with database.transaction() as session:  # its lease ends
+        with database.transaction() as session:  # expires its lease
             session.execute(update(Generation).values(lease_expires_at=0.0))
         assert last_code(events) == "worker_lost"
     wait_until(lambda: not is_alive(sampler), 10, "the sampler dies with its worker")
@@ -126,7 +126,7 @@ def test_a_stopping_worker_ends_its_streams_with_an_error(
     http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     worker = start()
-    with begun(http) as events:
+    with started_stream(http) as events:
         worker.terminate()
         assert last_code(events) == "worker_stopping"
     assert worker.wait(timeout=10) == 0
@@ -141,7 +141,7 @@ def test_a_killed_sampler_fails_its_requests_and_is_replaced(
     answer()
     refused = http.post(CHAT, json=body("die now"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "sampler_died")
-    with begun(http) as events:
+    with started_stream(http) as events:
         (sampler,) = samplers()
         os.kill(sampler, signal.SIGKILL)
         assert last_code(events) == "sampler_died"
@@ -153,11 +153,11 @@ def test_a_request_whose_client_has_left_frees_its_model_slot(
     http: httpx.Client, answer: Callable[..., None], database: Database, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer(chat_models=1)
-    with begun(http):
+    with started_stream(http):
         pass
     with pytest.raises(httpx.ReadTimeout):
         http.post(CHAT, json=body("hang on"), timeout=1)
-    wait_until(lambda: num_generations(database) == 0, 15, "nobody waits any more")
+    wait_until(lambda: num_generations(database) == 0, 15, "all requests are deleted")
     assert http.post(CHAT, json=body("hello", "other")).status_code == 200
     assert "client left" in capfd.readouterr().err
 
@@ -198,7 +198,7 @@ def test_jobs_take_precedence_over_chat_on_gpus(
 ) -> None:
     answer(gpus=1)
     with client_of(settings, database) as http:
-        with begun(http) as events:
+        with started_stream(http) as events:
             here = {"state": "running", "lease_owner": f"{socket.gethostname()}:1"}
             job_id = insert_job(database, "file-1", fence=1, lease_expires_at=9e9, **here)
             assert last_code(events) == "workers_training"
@@ -218,9 +218,9 @@ def test_prompts_and_answers_are_not_logged(
     answer()
     for text in ("confidential", "refuse confidential", "die confidential"):
         http.post(CHAT, json=body(text))
-    told = "".join(capfd.readouterr())
-    assert "request answered" in told
-    assert "confidential" not in told
+    output = "".join(capfd.readouterr())
+    assert "request answered" in output
+    assert "confidential" not in output
 
 
 def test_a_stale_claim_writes_nothing(database: Database) -> None:

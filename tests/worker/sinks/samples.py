@@ -1,4 +1,4 @@
-"""Jobs with stored metrics and sinks, and the process of a sink as its keeper starts it."""
+"""Jobs with stored metrics and sinks, and processes of sinks like those of the keeper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BASELINE = {"baseline": {"step": 0, "reward": 0.25}}
 
 
 def add_job(database: Database, *integrations: dict[str, Any], steps: int = 0, **values: Any) -> str:
-    """Id of a running job that has made `steps` steps and evaluated before them."""
+    """Add a running job with a baseline evaluation and `steps` steps. Returns its id."""
     given = {"state": JobState.RUNNING.value, "evaluation": BASELINE, "integrations": list(integrations)}
     job_id = insert_job(database, **(given | values))
     with database.transaction() as session:
@@ -38,11 +38,11 @@ def add_job(database: Database, *integrations: dict[str, Any], steps: int = 0, *
 
 
 def reward(step: int) -> float:
-    return step / 128  # the same as a 32-bit number
+    return step / 128  # exact in 32 bits
 
 
 def make_steps(database: Database, job_id: str, first: int, last: int) -> None:
-    """Steps as the recorder stores them; every fifth is evaluated."""
+    """Store the metrics of steps; every fifth step is evaluated."""
     rows: list[tuple[int, Mapping[str, float]]] = []
     for step in range(first, last + 1):
         rows.append((step, {"reward": reward(step), "rewards/a.b/mean": 0.5}))
@@ -63,13 +63,13 @@ def claim(database: Database, pool: str = "default") -> outbox.Claim | None:
 
 
 def rows_of(database: Database, job_id: str) -> dict[str, JobSink]:
-    """By sink."""
+    """The job's rows by sink."""
     with database.reading() as session:
         return {row.type: row for row in session.scalars(select(JobSink).where(JobSink.job_id == job_id))}
 
 
 def row_of(database: Database, job_id: str) -> JobSink:
-    """Of a job with one sink."""
+    """The row of a job with one sink."""
     (row,) = rows_of(database, job_id).values()
     return row
 
@@ -85,7 +85,7 @@ def make_due(database: Database, job_id: str) -> None:
 
 
 def environment(settings: Settings, *packages: Path, **more: str) -> dict[str, str]:
-    """What `worker.sinks` needs; folders of `packages` come before what is installed."""
+    """Variables for `worker.sinks`; folders of `packages` take precedence over installed packages."""
     path = os.pathsep.join([*(str(folder) for folder in packages), str(ROOT)])
     given = {"GRPO_HOME": str(settings.home), "PYTHONPATH": path, "WANDB_MODE": "offline"}
     if settings.database_url:
@@ -100,7 +100,7 @@ def start(found: outbox.Claim, env: dict[str, str]) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str]) -> str:
-    """Its log, once it has ended well."""
+    """Wait for a successful exit. Returns the log."""
     with process:
         _, log = process.communicate(timeout=60)
     assert process.returncode == 0, log

@@ -1,4 +1,4 @@
-"""Sinks that fail in every way: none harms its job, each tells itself once, and what it missed follows."""
+"""Failures of sinks: they never harm the job, are reported once, and missed steps are sent later."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def database_url(sqlite_url: str) -> str:
 
 
 def package(folder: Path, source: str) -> Path:
-    """A folder with a `wandb` of our own."""
+    """A folder with a fake `wandb` package."""
     (folder / "wandb").mkdir(parents=True)
     (folder / "wandb" / "__init__.py").write_text(source)
     return folder
@@ -63,18 +63,18 @@ def package(folder: Path, source: str) -> Path:
 
 @contextmanager
 def wandb_is(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For the processes that are started meanwhile."""
+    """Replace `wandb` in processes that start inside the block."""
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{package(folder, source)}{os.pathsep}{os.environ['PYTHONPATH']}")
         yield
 
 
 def started_with(keeper: Keeper, folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sink's process whose `wandb` has begun to end so."""
-    marker = folder / "begun"
+    """Start a sink's process and wait until it runs `ending` while it imports `wandb`."""
+    marker = folder / "started"
     with wandb_is(folder, f"import time; open({str(marker)!r}, 'w'); {ending}", monkeypatch):
         keeper.check_once()
-        wait_until(marker.exists, 60, "its process has begun")
+        wait_until(marker.exists, 60, "the process has started")
 
 
 def ends(keeper: Keeper) -> bool:
@@ -82,8 +82,8 @@ def ends(keeper: Keeper) -> bool:
     return not keeper.num_running
 
 
-def told_here(database: Database, settings: Settings) -> None:
-    """One claim from its beginning to its end, in this process."""
+def run_sink(database: Database, settings: Settings) -> None:
+    """Claim the due sink and run it in this process."""
     found = claim(database)
     assert found is not None
     assert run(database, settings, found, threading.Event()) == 0
@@ -94,7 +94,7 @@ def test_the_error_names_the_extra_of_a_missing_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     job_id = add_job(database, WANDB, steps=3)
-    told_here(database, settings)
+    run_sink(database, settings)
     reason = "wandb is not installed on the worker; install it there: pip install 'grpo-service[wandb]'."
     assert row_of(database, job_id).reason == reason
     message = f"wandb did not accept the metrics: {reason} {TAIL}"
@@ -116,7 +116,7 @@ def test_a_crashed_process_is_reported_by_its_signal_and_retried(
     with wandb_is(tmp_path, "import os; os.abort()", monkeypatch):
         keeper.check_once()
         assert keeper.num_running == 1
-        wait_until(lambda: ends(keeper), 60, "it is buried")
+        wait_until(lambda: ends(keeper), 60, "it is reaped")
     row = row_of(database, job_id)
     assert (row.reason, row.failures, row.state) == ("its process was killed by SIGABRT.", 1, "pending")
 
@@ -128,7 +128,7 @@ def test_a_process_that_hangs_is_killed_when_its_claim_expires(
     started_with(keeper, tmp_path, "time.sleep(600)", monkeypatch)
     with database.transaction() as session:
         session.execute(update(JobSink).values(due_at=0.0))
-        session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
+        session.execute(update(Job).values(step=0))  # so that it is not claimed again at once
     keeper.check_once()
     assert keeper.num_running == 0
     assert row_of(database, job_id).reason == "it hung and was killed; its server may be unreachable."
@@ -147,7 +147,7 @@ def test_a_process_that_ends_slowly_after_its_release_did_not_hang(
     started_with(keeper, tmp_path, f"time.sleep(2); open({str(ended)!r}, 'w')", monkeypatch)
     with database.transaction() as session:
         assert let_go(session, outbox.Claim(job_id, "wandb", 1))
-        session.execute(update(Job).values(step=0))  # so that it is not taken up again at once
+        session.execute(update(Job).values(step=0))  # so that it is not claimed again at once
     keeper.check_once()
     assert (keeper.num_running, ended.exists()) == (0, True)
     row = row_of(database, job_id)
@@ -159,11 +159,11 @@ def test_a_stopped_keeper_lets_sinks_write_the_steps_already_read(
 ) -> None:
     job_id = add_job(database, TENSORBOARD, steps=5)
     keeper.check_once()
-    wait_until(lambda: row_of(database, job_id).step == 4, 60, "four steps are told")
+    wait_until(lambda: row_of(database, job_id).step == 4, 60, "four steps are written")
     keeper.end_all()
     row = row_of(database, job_id)
     assert (row.state, row.failures) == ("pending", 0)
-    assert claim(database) is None, "there is nothing new to tell"
+    assert claim(database) is None, "there are no new metrics"
     make_steps(database, job_id, 6, 6)
     assert claim(database) == outbox.Claim(job_id, "tensorboard", 3)
 
@@ -172,12 +172,12 @@ def test_steps_missed_during_a_failure_are_sent_later(database: Database, settin
     blocked = settings.tensorboard_root
     blocked.write_text("a file where the folder should be")
     job_id = add_job(database, TENSORBOARD, steps=3)
-    told_here(database, settings)
+    run_sink(database, settings)
     assert row_of(database, job_id).failures == 1
     blocked.unlink()
     end(database, job_id)
     make_due(database, job_id)
-    told_here(database, settings)
+    run_sink(database, settings)
     assert (row_of(database, job_id).state, row_of(database, job_id).step) == ("done", 3)
     (warning,) = warnings_of(database, job_id)
     assert warning["code"] == "sink_tensorboard"

@@ -1,4 +1,4 @@
-"""Which sink is due, for whom, and what follows from a failure; on both databases."""
+"""Due sinks, claims and failures, on both databases."""
 
 from __future__ import annotations
 

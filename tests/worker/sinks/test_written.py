@@ -1,6 +1,6 @@
-"""Each sink's real local form, written by its own processes and read back by its own reader.
+"""The local files of each sink, written by sink processes and read by the sink's own reader.
 
-One job has all three sinks. Their processes are killed in the middle, and others go on.
+One job has all three sinks. Their processes are killed while they write, and new ones continue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.worker.sinks.samples import (
 from worker.sinks.wandb_files import BLOCK_BYTES, HEADER_BYTES, messages, newest_step, records, rows
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::sqlalchemy.exc.SADeprecationWarning"  # of MLflow's own statements
+    "ignore::sqlalchemy.exc.SADeprecationWarning"  # in MLflow's own statements
 )
 Points = list[tuple[int, float]]
 KINDS = ("mlflow", "tensorboard", "wandb")
@@ -47,13 +47,13 @@ KINDS = ("mlflow", "tensorboard", "wandb")
 
 @dataclass(frozen=True)
 class Written:
-    """A job that has ended and been told."""
+    """A finished job that all sinks have written."""
 
     settings: Settings
     database: Database
     job_id: str
     logs: tuple[str, ...]
-    """Of the processes that ended by themselves."""
+    """Logs of the processes that were not killed."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def written(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (settings.home / "grpo.db").write_bytes(sqlite_template.read_bytes())
     database = connect(settings)
     job_id = add_job(database, WANDB, TENSORBOARD, MLFLOW, steps=7)
-    _tell_and_kill(settings, database, job_id)
+    _write_and_kill(settings, database, job_id)
     make_steps(database, job_id, 10, 12)
     end(database, job_id, JobState.FAILED)
     make_due(database, job_id)
@@ -77,14 +77,14 @@ def _claims(database: Database) -> list[Any]:
     return [claim(database) for _ in KINDS]
 
 
-def _tell_and_kill(settings: Settings, database: Database, job_id: str) -> None:
-    """Six of seven steps are told, two more, and then nobody is there any more."""
+def _write_and_kill(settings: Settings, database: Database, job_id: str) -> None:
+    """Let the sinks write six of seven steps, then two more, and kill their processes."""
     with ExitStack() as stack:
         processes = [stack.enter_context(start(found, environment(settings))) for found in _claims(database)]
         for last in (7, 9):
             make_steps(database, job_id, last, last)
             rows = rows_of(database, job_id)
-            wait_until(lambda last=last: _all_are_at(database, job_id, last - 1), 300, f"told: {rows}")
+            wait_until(lambda last=last: _all_are_at(database, job_id, last - 1), 300, f"written: {rows}")
             make_steps(database, job_id, last + 1, last + 1)
         for process in processes:
             process.send_signal(signal.SIGKILL)
@@ -191,7 +191,7 @@ def test_a_truncated_wandb_file_is_read_up_to_its_last_complete_record(
 
 
 def test_records_across_blocks_are_joined(tmp_path: Path) -> None:
-    """As LevelDB's log format cuts them."""
+    """Blocks are cut as in LevelDB's log format."""
     long = bytes(range(256)) * 300
     first, rest = long[: BLOCK_BYTES - 2 * HEADER_BYTES], long[BLOCK_BYTES - 2 * HEADER_BYTES :]
     second, last = rest[: BLOCK_BYTES - HEADER_BYTES], rest[BLOCK_BYTES - HEADER_BYTES :]
