@@ -1,6 +1,6 @@
-"""The API as a process of its own, started by the command that `grpo serve` becomes.
+"""The API as a process, started by the command of `grpo serve`.
 
-Boundary: a process, its port and its log. What is in its database and who calls it, the callers know.
+Boundary: a process, its port and its log.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ START_SECONDS = 60
 def start_api(
     port: int, environment: Mapping[str, str], log: Path, *, within: Sequence[str] = (), path: str = "/readyz"
 ) -> subprocess.Popen[bytes]:
-    """Answers with 200 at `path` when this returns; ends with this process, however that ends.
+    """Start the API and wait until `path` returns 200. The kernel kills it when this process ends.
 
-    `within`: a program that stays around it. What the process says is added to `log`.
+    `within`: a program that runs it. Output is appended to `log`.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -38,7 +38,7 @@ def start_api(
         assert process.poll() is None, log.read_text(errors="replace")
         return is_ok(f"http://127.0.0.1:{port}{path}")
 
-    wait_until(answers, START_SECONDS, f"the API answers: {log}")
+    wait_until(answers, START_SECONDS, f"the API is ready: {log}")
     return process
 
 
@@ -46,7 +46,7 @@ def start_api(
 def running_api(
     port: int, environment: Mapping[str, str], log: Path, *, within: Sequence[str] = (), path: str = "/readyz"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`start_api`; it is asked to end with the block, and waited for."""
+    """`start_api`; the process is terminated at the end of the block."""
     process = start_api(port, environment, log, within=within, path=path)
     try:
         yield process

@@ -1,8 +1,8 @@
-"""What a capable model would say behind a chat endpoint, and a task that only a lesson makes easy.
+"""A scripted capable model behind a chat endpoint, and a task that requires a lesson.
 
-The task: `zorb(a, b)`, which is a·b + 1. Without the lesson in its prompt the model takes the product, but
-for one lucky attempt of each group; with the lesson it is always right. Asked to reflect, it finds the lesson
-in what the winners did. Used by the engine's, the service's and the end-to-end tests.
+The task is `zorb(a, b)` = a·b + 1. Without the lesson in its prompt the model answers with the product,
+except for one lucky attempt per group; with the lesson it is always right. In reflections it derives the
+lesson from the best attempts. Used by tests of the engine and the service, and end to end.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def zorb_rows(count: int, first: int = 0) -> list[dict[str, Any]]:
 
 
 def write_endpoints(path: Path, url: str, **more: Any) -> Path:
-    """The operator's list with one endpoint, `helper`; its path belongs into GRPO_ENDPOINTS."""
+    """Write the operator's list with one endpoint, `helper`. GRPO_ENDPOINTS must name its path."""
     path.write_text(json.dumps({"helper": {"url": url, "api_key": KEY, "models": [MODEL], **more}}))
     return path
 
 
 def on_endpoint(**hyperparameters: Any) -> dict[str, Any]:
-    """Hyperparameters of a job whose model and reflection are both the endpoint's."""
+    """Hyperparameters of a job that uses the endpoint as model and for reflection."""
     asked = {"endpoint": "helper", "model": MODEL}
     small = {"n_epochs": 2, "prompts_per_step": 4, "group_size": 4, "max_completion_tokens": 64}
     return {"rollouts": asked, "reflection": asked, **small, **hyperparameters}
 
 
 class CapableModel:
-    """`answer` of a `ChatServer`. Every `lucky_every`-th attempt at a task is right without the lesson."""
+    """The `answer` of a `ChatServer`. Every `lucky_every`-th attempt is right without the lesson."""
 
     def __init__(self, lucky_every: int = 4) -> None:
         self.lucky_every = lucky_every

@@ -1,10 +1,10 @@
-"""Scripted HTTP servers on 127.0.0.1: a chat server and a grader, real sockets, answers from the test.
+"""Scripted HTTP servers on 127.0.0.1: a chat server and a grader with replies from the test.
 
     with ChatServer(lambda request: "4") as server:
         ChatClient(server.url, "judge").complete([...])   # with GRPO_ALLOWED_HOSTS = server.host
 
-An answer is a text, JSON, or a `Reply` that fails, stalls, drips, floods or redirects. Requests are recorded
-in `server.requests`.
+A reply is a text, JSON, or a `Reply` that fails, stalls, drips, floods or redirects. Requests are recorded in
+`server.requests`.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Reply:
-    """What to answer where a text is not enough."""
+    """A reply with status, headers or faults."""
 
     status: int = 200
     body: bytes | dict[str, Any] | str = b""
-    """Bytes as they are; a dictionary as JSON; a text as the model's answer (chat) or as it is."""
+    """Bytes are sent unchanged, a dictionary as JSON, a text as the model's answer (chat) or unchanged."""
     headers: Mapping[str, str] = field(default_factory=dict)
     stall: bool = False
-    """Say nothing until the server closes."""
+    """Send nothing until the server closes."""
     drip_seconds: float = 0.0
-    """Send the body one byte at a time, with such pauses, and break off when the server closes."""
+    """Send the body byte by byte with these pauses, until the server closes."""
     flood_bytes: int = 0
-    """Send that many bytes instead of the body, or fewer where the client hangs up."""
+    """Send this many bytes instead of the body, or fewer if the client disconnects."""
     drop: bool = False
-    """Close the connection without an answer."""
+    """Close the connection without a response."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One request as it arrived."""
+    """A received request."""
 
     path: str
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header names in lower case."""
     body: bytes
 
     @property
@@ -59,13 +59,13 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up, or does not trust the certificate, is part of the test; others are told."""
+        """Ignore clients that disconnect or do not trust the certificate; report other errors."""
         if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):
             super().handle_error(request, client_address)
 
 
 class ScriptedServer:
-    """Answers every POST with what `answer(recorded)` returns. Use as a context manager."""
+    """Responds to every POST with the result of `answer(recorded)`. Use as a context manager."""
 
     path = "/"
 
@@ -86,14 +86,14 @@ class ScriptedServer:
         return f"http://{self.host}{self.path}"
 
     def wrap(self, context: ssl.SSLContext) -> None:
-        """Speak TLS. Before it starts."""
-        # The handshake is the connection's own thread's: a client that breaks it off stops nobody.
+        """Use TLS. Call it before the server starts."""
+        # The connection's own thread does the handshake, so a client that aborts it blocks no other.
         self._server.socket = context.wrap_socket(
             self._server.socket, server_side=True, do_handshake_on_connect=False
         )
 
     def reply(self, recorded: Recorded) -> Reply:
-        """The answer as it goes out."""
+        """The response as it is sent."""
         answer = self.answer(recorded)
         return answer if isinstance(answer, Reply) else Reply(body=answer)
 
@@ -111,7 +111,7 @@ class ScriptedServer:
 
 
 class EndpointServer(ScriptedServer):
-    """A grader: `answer` gets the request's JSON and gives a score, a dictionary or a Reply."""
+    """A grader: `answer` takes the request's JSON and returns a score, a dictionary or a Reply."""
 
     path = "/grade"
 
@@ -124,10 +124,9 @@ class EndpointServer(ScriptedServer):
 
 
 class ChatServer(ScriptedServer):
-    """OpenAI's `/v1/chat/completions`: `answer` gets the request's JSON, gives the model's text or a Reply.
+    """OpenAI's `/v1/chat/completions`: `answer` takes the request's JSON and returns text or a Reply.
 
-    A dictionary is sent as the text that it is as JSON: what a model writes under a schema. Tokens are
-    counted as words.
+    A dictionary is sent as JSON text, like the output of a model under a schema. A token is a word.
     """
 
     path = "/v1"
@@ -151,7 +150,7 @@ class ChatServer(ScriptedServer):
 
 
 def chat_completion(request: Mapping[str, Any], text: str | None, **message: Any) -> dict[str, Any]:
-    """The body of an answer; `message` adds fields such as `refusal`."""
+    """The body of a response; `message` adds fields such as `refusal`."""
     words = sum(len(str(each.get("content", "")).split()) for each in request["messages"])
     usage = {"prompt_tokens": words, "completion_tokens": len((text or "").split())}
     return {
@@ -184,7 +183,7 @@ def _handler_of(script: ScriptedServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self._send(script.reply(recorded))
             except (BrokenPipeError, ConnectionResetError):
-                return  # the client hung up, as it may
+                return  # the client disconnected
 
         def _send(self, reply: Reply) -> None:
             if reply.stall:
@@ -222,6 +221,6 @@ def _handler_of(script: ScriptedServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(bytes([byte]))
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: tests read `requests`."""
+            """Write no log: tests read `requests`."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""docker/seccomp.json as the kernel would enforce it, without a container engine: libseccomp compiles it.
+"""Enforces docker/seccomp.json without a container engine: libseccomp compiles it.
 
-`python -m tests.container_profile CALL COMMAND…` puts itself under the profile without that system call
-(`nothing`: under the whole one) and becomes the command.
+`python -m tests.container_profile CALL COMMAND…` applies the profile without that system call (`nothing`: the
+whole profile) and executes the command.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def read() -> dict[str, Any]:
 
 
 def enforce(profile: dict[str, Any], without: str) -> None:
-    """This process and all it starts are under the profile from now on. Raises OSError."""
+    """Apply the profile to this process and its future children. Raises OSError."""
     library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ERRNO | errno.EPERM)))
@@ -47,7 +47,7 @@ def enforce(profile: dict[str, Any], without: str) -> None:
         for name in rule["names"]:
             number = library.seccomp_syscall_resolve_name(name.encode())
             if number < 0 or name == without:
-                continue  # also a call of the other machine, or one that is newer than the library
+                continue  # also a call of another architecture, or one that is newer than the library
             _check(
                 library.seccomp_rule_add_array(
                     context, ctypes.c_uint32(action), number, len(given), (_Argument * len(given))(*given)

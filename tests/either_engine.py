@@ -1,6 +1,6 @@
-"""The fake engine for jobs whose first row tells its faults, the real engine for all others.
+"""Runs the fake engine for jobs whose first row has `faults`, the real engine for all others.
 
-So one deployment runs both: `GRPO_ENGINE_MODULE=tests.either_engine`.
+With `GRPO_ENGINE_MODULE=tests.either_engine` one deployment runs both.
 """
 
 from __future__ import annotations

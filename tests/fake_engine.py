@@ -1,9 +1,9 @@
-"""An engine without a model: speaks the same door in ten milliseconds a step, and fails on request.
+"""An engine without a model: writes the same files, needs ten milliseconds per step, and fails on request.
 
 `python -m tests.fake_engine --config c.json --run-dir d`. Its weights are a digest over (seed, steps), so a
-resumed run can be compared with an uninterrupted one byte for byte. Row 0 of the training file tells its
+resumed run can be compared with an uninterrupted one byte for byte. Row 0 of the training file contains its
 faults: `{"faults": {"<fence, or *>": {fault: value}}}`, where the fence is the run directory's name:
-`die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`; and what is no fault:
+`die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`. Two are not faults:
 `guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward falls after this step).
 """
 
@@ -52,9 +52,9 @@ PROBED = {
     "score_seconds": 0.1,
     "peak_memory_bytes": 1000,
 }
-"""What every probe finds."""
+"""The result of every probe."""
 FINGERPRINT = "f" * 64
-"""Of the weights that it would have loaded."""
+"""Fingerprint of the weights that it would have loaded."""
 
 
 class FakeEngine:
@@ -95,7 +95,7 @@ class FakeEngine:
         return self._end()
 
     def _export(self) -> int:
-        """Its merged model is a copy of the adapter's files."""
+        """Copy the adapter's files as the merged model."""
         merged = self.run_dir / "merged"
         merged.mkdir()
         for path in Path(self.config.model.adapter or self.config.model.path).glob("*"):
@@ -155,7 +155,7 @@ class FakeEngine:
         return True
 
     def _probe(self, num_prompts: int) -> int:
-        """One step a prompt, each a group of one right and one wrong answer."""
+        """One step per prompt, each a group of one right and one wrong answer."""
         while self.step < num_prompts and not self.stopping:
             self._train_step()
         done = {"prompts": self.step, "groups_with_signal": self.step, "passed": self.step}
@@ -219,7 +219,7 @@ class FakeEngine:
         return {"reward": self.step / 100}
 
     def _evaluate(self) -> None:
-        """The held-out rows and every retention set, of which the files' rows are counted."""
+        """Evaluate the held-out rows and every retention set, with the numbers of rows in their files."""
         peak = self.faults.get("peak_at", self.step)
         reward = 0.1 + (self.step - 2 * max(0, self.step - peak)) / 100
         is_final = self.step == self.total_steps

@@ -1,8 +1,8 @@
-"""A serving engine without a model: says back what it was told, a word a piece, and fails on request.
+"""A serving engine without a model: repeats the prompt word by word, and fails on request.
 
-`python -m tests.fake_serving --answers-to FD`. The last message (or the prompt) tells its faults by its first
-word: `die` and `hang` after one word, `refuse`, `slowly`. An adapter says it louder.
-A model of the name `broken` cannot be loaded.
+`python -m tests.fake_serving --answers-to FD`. The first word of the last message (or prompt) can be a fault:
+`die` and `hang` after one word, `refuse`, `slowly`. With an adapter the answer ends with `!`. A model named
+`broken` cannot be loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from grpo_engine.serve.protocol import (
 
 
 def words_of(ask: Ask, model: ServedModel) -> list[str]:
-    """`Base: …` or `Adapter: …!`, and the seed where the completion is random."""
+    """`Base: …` or `Adapter: …!`, with the seed if the completion is random."""
     asked = ask.prompt if ask.messages is None else str(ask.messages[-1].get("content"))
     start, end = ("Base:", "") if model.model.adapter is None else ("Adapter:", "!")
     seed = f" ({ask.seed})" if ask.temperature and asked and asked.startswith("random") else ""

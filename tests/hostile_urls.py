@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# PORT is a listening socket's on every local address: nothing may knock there.
+# PORT belongs to a socket that listens on every local address and must receive no connection.
 REFUSED = [
     "http://example.com/",
     "http://127.0.0.1:PORT/",

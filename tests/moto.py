@@ -1,4 +1,4 @@
-"""An S3-compatible store as a process of its own (moto's server)."""
+"""An S3-compatible store in its own process (moto's server)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.servers import Server, is_ok
 
 
 class Moto(Server):
-    """An S3-compatible store that forgets everything when it ends. It takes any credentials."""
+    """An S3-compatible store in memory that accepts any credentials."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,16 +29,16 @@ class Moto(Server):
         return is_ok(self.url)
 
     def new_bucket(self) -> str:
-        """An empty bucket's name."""
+        """Create an empty bucket. Returns its name."""
         name = f"bucket-{next(self.numbers)}"
         httpx.put(f"{self.url}/{name}").raise_for_status()
         return name
 
     def num_unfinished_uploads(self, bucket: str) -> int:
-        """Multipart uploads that were begun, and neither completed nor aborted."""
+        """Multipart uploads that were neither completed nor aborted."""
         return httpx.get(f"{self.url}/{bucket}?uploads").raise_for_status().text.count("<Upload>")
 
     def keys(self, bucket: str) -> list[str]:
-        """Of all its objects, sorted."""
+        """Sorted keys of all its objects."""
         listed = httpx.get(f"{self.url}/{bucket}?list-type=2").raise_for_status().text
         return sorted(re.findall(r"<Key>([^<]+)</Key>", listed))

@@ -1,6 +1,6 @@
-"""A TCP proxy before PostgreSQL or Redis that can refuse, stall, cut and delay: networks fail in these ways.
+"""A TCP proxy before PostgreSQL or Redis that can refuse, stall, cut and delay connections.
 
-One thread per direction of a connection. What it does is changed while it runs, from the test's thread.
+One thread per direction of a connection. The test changes the behaviour while it runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PIECE_BYTES = 65_536
 
 
 class Proxy:
-    """Listens on a free port of 127.0.0.1 and passes on to `target_port`. Use as a context manager."""
+    """Forwards a free port of 127.0.0.1 to `target_port`. Use as a context manager."""
 
     def __init__(self, target_port: int) -> None:
         self.port = free_port()
         self.delay_seconds = 0.0
-        """Added to each piece in both directions."""
+        """Seconds of delay for each piece, in both directions."""
         self.num_cut = 0
-        """Connections that `cut_after` has cut."""
+        """Number of connections that `cut_after` has cut."""
         self._target_port = target_port
         self._flowing = threading.Event()
         self._flowing.set()
@@ -43,12 +43,12 @@ class Proxy:
         self.flow()
 
     def accept(self) -> None:
-        """New connections are taken (again)."""
+        """Accept new connections (again)."""
         self._listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
     def refuse(self) -> None:
-        """No new connection, and those that are there are cut."""
+        """Refuse new connections and close open ones."""
         if self._listener is not None:
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
@@ -56,22 +56,22 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Every open connection ends."""
+        """Close every open connection."""
         with self._lock:
             open_, self._open = self._open, set()
         for each in open_:
             _close(each)
 
     def stall(self) -> None:
-        """Connections are taken, and nothing comes through any of them."""
+        """Accept connections, but forward nothing."""
         self._flowing.clear()
 
     def flow(self) -> None:
-        """The end of `stall`."""
+        """End `stall`."""
         self._flowing.set()
 
     def cut_after(self, *patterns: bytes) -> None:
-        """Once: after the patterns were sent in this order, the answer to the last never arrives."""
+        """Once, after the patterns were sent in this order, cut the connection before the response."""
         self._patterns = list(patterns)
 
     def _serve(self, listener: socket.socket) -> None:
@@ -98,7 +98,7 @@ class Proxy:
                     self._flowing.wait()
                     time.sleep(self.delay_seconds)
                     is_last = watch(piece)
-                    if is_last:  # deaf before the server can answer
+                    if is_last:  # stop reading before the server can respond
                         _close(source)
                     target.sendall(piece)
                     if is_last:
@@ -109,7 +109,7 @@ class Proxy:
         threading.Thread(target=run, daemon=True).start()
 
     def _watcher(self) -> Callable[[bytes], bool]:
-        """For one connection: whether a piece completes the patterns of `cut_after`."""
+        """A function for one connection: whether a piece completes the patterns of `cut_after`."""
         num_seen = 0
 
         def completes(piece: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""A bucket of an S3-compatible store behind a proxy that can hurt: what tests of S3 start from."""
+"""A bucket of an S3-compatible store behind a proxy that can inject faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bucket:
 
     @property
     def keys(self) -> list[str]:
-        """Of all that is visible, without the prefix."""
+        """Keys of all visible objects, without the prefix."""
         return [key.removeprefix("a/prefix/") for key in self.store.keys(self.name)]
 
     @property
@@ -38,7 +38,7 @@ class Bucket:
 
 
 def aws_environment(endpoint: str) -> dict[str, str]:
-    """The `AWS_…` variables of a store at this endpoint, as its users set them."""
+    """The `AWS_…` variables of a store at this endpoint."""
     return {
         "AWS_ENDPOINT": endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -51,7 +51,7 @@ def aws_environment(endpoint: str) -> dict[str, str]:
 
 @contextmanager
 def new_bucket(store: Moto) -> Iterator[Bucket]:
-    """An empty one; the `AWS_…` variables lead to it."""
+    """An empty bucket; the `AWS_…` variables are set for it."""
     with S3Proxy(store.port) as proxy, pytest.MonkeyPatch.context() as patch:
         for name, value in aws_environment(proxy.url).items():
             patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Between a client and an S3-compatible store: passes requests on, or does to them what a bad network does.
+"""A proxy before an S3-compatible store that forwards requests or injects network faults.
 
 Boundary: HTTP/1.1 with `Content-Length` bodies, as S3 has it; without buckets and signatures.
 Each fault is for the requests a test names; how often it struck is counted.
@@ -16,18 +16,18 @@ from typing import Self
 
 PIECE_BYTES = 2**16
 CUT = -1
-"""Instead of a status: half of the request reaches the store, then both connections break."""
+"""Instead of a status: forward half of the request, then close both connections."""
 CUT_ANSWER = -2
 """The store does the request, and half of its response is returned."""
 HANG = -3
 """No response."""
 KEY_ID = "AKIATESTTESTTEST"
 Rule = Callable[[str, str], int | None]
-"""(method, path with query) → an HTTP status to answer with, one of the three above, or None: pass it on."""
+"""(method, path with query) → an HTTP status to return, one of the three above, or None to forward it."""
 
 
 def pass_all(_method: str, _path: str) -> None:
-    """The rule of a good network."""
+    """The rule of a network without faults."""
 
 
 def strike(fault: int, methods: str, words: str = "", *, times: int = 1_000_000) -> Rule:
@@ -42,14 +42,14 @@ def strike(fault: int, methods: str, words: str = "", *, times: int = 1_000_000)
 
 @dataclass
 class S3Proxy:
-    """A thread on a free port before the store at `store_port`. Use as a context manager."""
+    """Forwards a free port to the store at `store_port`. Use as a context manager."""
 
     store_port: int
     rule: Rule = pass_all
     struck: list[str] = field(default_factory=list)
-    """`METHOD path` of each request that a fault befell."""
+    """`METHOD path` of each request with a fault."""
     seen: list[str] = field(default_factory=list)
-    """`METHOD path` of all."""
+    """`METHOD path` of all requests."""
 
     def __post_init__(self) -> None:
         handler = type("Handler", (_Handler,), {"proxy": self})
@@ -63,7 +63,7 @@ class S3Proxy:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def hold(self) -> None:
-        """Returns when the proxy ends."""
+        """Wait until the proxy ends."""
         self._ended.wait()
 
     def __enter__(self) -> Self:
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {name.lower(): value for name, value in answer.getheaders()}
             self._answer(answer.status, headers, body, is_cut=fault == CUT_ANSWER)
         except ConnectionError:
-            self.close_connection = True  # one of the two has left: so does the other
+            self.close_connection = True  # one side has closed, so close the other
         finally:
             store.close()
 
@@ -141,10 +141,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or is_cut
 
     def log_message(self, *_arguments: object) -> None:
-        """Its log is `seen`."""
+        """Write no log: tests read `seen`."""
 
 
 def error_body(status: int) -> bytes:
-    """An answer as S3 gives it; that of a 403 names the key id, as S3's does."""
+    """An error response like S3's, which names the key id for status 403."""
     code = {403: "InvalidAccessKeyId", 404: "NoSuchBucket", 503: "SlowDown"}.get(status, "InternalError")
     return f"<Error><Code>{code}</Code><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId></Error>".encode()

@@ -1,8 +1,7 @@
 """Real PostgreSQL and Redis servers and an S3-compatible store for the tests, each on a free port.
 
-Each has its own temporary folder. A server can be stopped, killed and started again on the same port and
-data. It ends with the test process, however that ends. Started as root, PostgreSQL runs under an
-unprivileged user.
+Each has its own temporary folder. A server can be stopped, killed and restarted on the same port and data.
+The kernel kills it when the test process ends. Under root, PostgreSQL runs as an unprivileged user.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ MEMORY_BYTES = 2 << 30
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on."""
+    """An unused TCP port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 10.0, what: str = "") -> Any:
-    """The condition's first true value. Raises TimeoutError after `seconds`.
+    """Wait for the condition's first true value and return it. Raises TimeoutError after `seconds`.
 
-    The longer it takes, the rarer it asks: what is waited for needs the processor itself.
+    The pauses between checks grow, because the awaited process needs the processor too.
     """
     begun = time.monotonic()
     while not (value := condition()):
@@ -53,9 +52,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = 10.0, what: str = 
 
 
 def answer_of(url: str, seconds: float = 5) -> httpx.Response | None:
-    """What is answered to GET; None where nobody answers.
+    """The response to a GET request; None without a server.
 
-    Without TLS: to load its certificates takes a hundred times as long as the request.
+    Without TLS: loading certificates takes a hundred times as long as the request.
     """
     try:
         return httpx.get(url, timeout=seconds, verify=False)
@@ -64,7 +63,7 @@ def answer_of(url: str, seconds: float = 5) -> httpx.Response | None:
 
 
 def is_ok(url: str, seconds: float = 5) -> bool:
-    """Whether GET is answered with 200."""
+    """Whether a GET request returns 200."""
     answer = answer_of(url, seconds)
     return answer is not None and answer.status_code == 200
 
@@ -84,7 +83,7 @@ def _version(folder: Path) -> float:
 
 
 def _memory() -> Path | None:
-    """A folder in memory, where there is one with room: a busy disk must not stop a server for seconds."""
+    """A folder in memory if it has enough space: a busy disk could block a server for seconds."""
     shared = Path("/dev/shm")
     has_room = shared.is_dir() and shutil.disk_usage(shared).free >= MEMORY_BYTES
     return shared if has_room and os.access(shared, os.W_OK) else None
@@ -95,7 +94,7 @@ class Server(ABC):
 
     stop_signal = signal.SIGTERM
     is_in_memory = True
-    """Its folder, where there is room; what is to cost what a disk costs says no."""
+    """Keep its folder in memory if possible. Set it to False to measure the cost of a disk."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -115,10 +114,10 @@ class Server(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether it serves."""
+        """Whether it accepts requests."""
 
     def start(self) -> Self:
-        """Starts (again) on the same port and data; returns when it answers."""
+        """Start (again) on the same port and data, and wait until it responds."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self._spawn()
@@ -145,15 +144,15 @@ class Server(ABC):
         return (self.folder / "log").read_text(errors="replace")[-2000:]
 
     def stop(self) -> None:
-        """Ends it in an orderly way and waits for its end."""
+        """Shut it down and wait for its end."""
         self._end(self.stop_signal)
 
     def abort(self) -> None:
-        """Ends it at once, without a clean-up of its own (PostgreSQL: immediate)."""
+        """End it at once without clean-up (PostgreSQL: immediate)."""
         self._end(signal.SIGQUIT)
 
     def kill(self) -> None:
-        """SIGKILL, as a lost machine."""
+        """Send SIGKILL, as if the machine were lost."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: int) -> None:
@@ -176,10 +175,10 @@ class Server(ABC):
 class Postgres(Server):
     """PostgreSQL for superuser `grpo`, no password, TCP on 127.0.0.1 only.
 
-    Without fsync: what was committed survives SIGKILL, though not a power cut.
+    Without fsync: committed data survive SIGKILL, but not a power failure.
     """
 
-    stop_signal = signal.SIGINT  # "fast": open sessions are ended
+    stop_signal = signal.SIGINT  # "fast" ends open sessions
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,19 +227,19 @@ class Postgres(Server):
         return True
 
     def execute(self, statement: str) -> None:
-        """One statement outside any transaction, on the maintenance database."""
+        """Run a statement outside of any transaction, on the maintenance database."""
         with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
             connection.execute(statement.encode())
 
     def copy(self, template: str, name: str) -> None:
-        """A new database like that one, copied as files: half as dear as the way that is usual since 15."""
+        """Copy a database by copying its files: twice as fast as the default since version 15."""
         with psycopg.connect(self.url, autocommit=True, connect_timeout=5) as connection:
             way = " STRATEGY FILE_COPY" if connection.info.server_version >= 150_000 else ""
             connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}{way}".encode())
 
 
 class Redis(Server):
-    """Redis as a broker should be: it never evicts. Without persistence."""
+    """Redis that never evicts, as a broker must, without persistence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +257,7 @@ class Redis(Server):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def new_url(self) -> str:
-        """A database of one deployment: two with the same would take each other's wake-ups."""
+        """URL of a new Redis database: deployments must not receive each other's wake-ups."""
         return f"redis://127.0.0.1:{self.port}/{next(self.numbers)}"
 
     def client(self) -> redis.Redis:
@@ -274,7 +273,7 @@ class Redis(Server):
             client.close()
 
     def evict(self) -> None:
-        """What a broker must never do: throw messages away to make room."""
+        """Set an eviction policy, which a broker must not have, and wait until messages are evicted."""
         client = self.client()
         client.config_set("maxmemory-policy", "allkeys-random")
         client.config_set("maxmemory", "1")
@@ -284,7 +283,7 @@ class Redis(Server):
         client.close()
 
     def flush(self) -> None:
-        """FLUSHALL: every wake-up is lost."""
+        """Delete all keys (FLUSHALL), so that every wake-up is lost."""
         client = self.client()
         client.flushall()
         client.close()

@@ -1,7 +1,8 @@
 #!/bin/sh
-# What the tests need beside Python: gcc, for what pip compiles of the engine, PostgreSQL and Redis (they start
-# servers of their own on free ports and stop them), bubblewrap, the sandbox of untrusted code, libseccomp, which compiles the container's profile,
-# faketime, a wrong clock, and Chromium, which shows the dashboard. Installs what is missing on Debian as root; elsewhere says what to install.
+# System packages of the tests: gcc (compiles the engine's extension), PostgreSQL and Redis (the tests start their own
+# servers on free ports), bubblewrap (sandbox of untrusted code), libseccomp (compiles the container's profile),
+# faketime (wrong clocks) and Chromium (shows the dashboard). Installs missing ones on Debian as root, otherwise
+# prints their names.
 find_postgres() { command -v pg_ctl || ls -d /usr/lib/postgresql/*/bin/pg_ctl 2>/dev/null | tail -n 1; }
 missing=""
 command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
@@ -15,5 +16,5 @@ command -v chromium >/dev/null || missing="$missing chromium"
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $missing >/dev/null && exit 0
 fi
-echo "The tests need these programs, and they are not installed:$missing" >&2
+echo "Missing system packages for the tests:$missing" >&2
 exit 1

@@ -1,6 +1,6 @@
-"""What can be said of the container files without a container engine.
+"""Checks of the container files that need no container engine.
 
-They parse, are non-root, hold no secret, and start only what the tests start or what imports here.
+They parse, run as non-root, contain no secret, and their commands exist here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SECRETS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
-    """(instruction, arguments) with continued lines joined and comments left out."""
+    """(instruction, arguments) without comments; continued lines are joined."""
     lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ")
     parts = (line.split(maxsplit=1) for line in joined.splitlines() if line.strip())
@@ -59,7 +59,7 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 
 def commands() -> dict[str, list[str]]:
-    """All commands of our own images: compose's, the health checks', and the images' defaults."""
+    """All commands of the project's images: of compose, health checks and the images' defaults."""
     found = {f"{name} in compose": SERVICES[name]["command"] for name in OURS}
     for name in OURS:
         if "healthcheck" in SERVICES[name]:
@@ -82,7 +82,7 @@ def check_uvicorn(arguments: list[str]) -> None:
 
 def check_celery(arguments: list[str]) -> None:
     assert arguments == ["-A", "worker.app", "worker", "--concurrency=1", "--loglevel=INFO"]
-    # in a process of its own: the module reads its settings and hooks Celery's signals when imported
+    # in another process: the module reads its settings and connects Celery's signals when imported
     program = "from worker.app import app; print(app.main, *(name for name in app.tasks if name == 'wake'))"
     env = {**os.environ, "GRPO_BROKER_URL": "redis://127.0.0.1:9/0", "GRPO_MODE": "embedded"}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
@@ -105,16 +105,16 @@ CHECKS = {"uvicorn": check_uvicorn, "celery": check_celery, "python": check_pyth
 
 
 @pytest.mark.parametrize("where", commands())
-def test_every_command_is_one_that_exists_here(where: str) -> None:
+def test_every_command_exists(where: str) -> None:
     program, *arguments = commands()[where]
     CHECKS[program](arguments)
 
 
-def test_the_deployment_has_its_six_parts() -> None:
+def test_the_deployment_has_six_services() -> None:
     assert set(SERVICES) == {"postgres", "redis", "migrate", "api", "worker", "maintenance"}
 
 
-def test_migrations_run_once_before_all_that_need_the_schema() -> None:
+def test_migrations_run_once_before_services_that_need_the_schema() -> None:
     assert SERVICES["migrate"]["restart"] == "no"
     for name in ("api", "worker", "maintenance"):
         assert SERVICES[name]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
@@ -146,18 +146,18 @@ def test_only_the_api_is_reachable_and_only_from_this_host() -> None:
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis", "api"])
-def test_what_others_wait_for_says_when_it_is_healthy(name: str) -> None:
+def test_services_that_others_depend_on_have_health_checks(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
 
 
-def test_the_benchmarked_database_runs_with_the_shipped_one_s_settings() -> None:
+def test_benchmarks_use_the_database_settings_of_compose() -> None:
     server, *settings = SERVICES["postgres"]["command"]
     assert server == "postgres"
     assert set(settings) <= set(DurablePostgres().command())
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_containers_have_no_privileges(name: str) -> None:
+def test_containers_have_no_privileges(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"][0] == "no-new-privileges:true"
@@ -165,14 +165,14 @@ def test_our_containers_have_no_privileges(name: str) -> None:
     assert (ROOT / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
 
 
-def test_only_the_worker_may_make_the_sandboxes_namespaces() -> None:
+def test_only_the_worker_may_create_sandbox_namespaces() -> None:
     opened = {name: SERVICES[name]["security_opt"][1:] for name in OURS}
     assert opened.pop("worker") == ["seccomp=seccomp.json", "apparmor=unconfined"]
     assert set(map(tuple, opened.values())) == {()}
     assert container_profile.PROFILE == ROOT / "docker" / "seccomp.json"
 
 
-def test_the_profile_allows_by_name_and_refuses_the_rest() -> None:
+def test_the_seccomp_profile_is_an_allow_list() -> None:
     profile = container_profile.read()
     assert (profile["defaultAction"], profile["defaultErrnoRet"]) == ("SCMP_ACT_ERRNO", 1)
     machines = {each["architecture"]: each["subArchitectures"] for each in profile["archMap"]}
@@ -189,14 +189,14 @@ def test_the_profile_allows_by_name_and_refuses_the_rest() -> None:
 
 
 @pytest.mark.parametrize("taken", ["nothing", "mount"])
-def test_under_the_profile_the_sandbox_holds_and_without_its_own_calls_it_says_so(taken: str) -> None:
+def test_the_sandbox_works_under_the_profile_and_reports_missing_calls(taken: str) -> None:
     script = "from grpo_engine.sandbox import self_test; print(self_test().available)"
     command = [sys.executable, "-m", "tests.container_profile", taken, sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == (f"{taken == 'nothing'}\n", "")
 
 
-def test_the_worker_gets_a_gpu_and_time_for_its_last_checkpoint() -> None:
+def test_the_worker_has_a_gpu_and_time_for_its_last_checkpoint() -> None:
     (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert SERVICES["worker"]["stop_grace_period"] == "180s"
@@ -218,7 +218,7 @@ def test_an_image_ends_as_an_unprivileged_user(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
-def test_an_image_has_only_known_instructions_and_pinned_parents(path: Path) -> None:
+def test_an_image_has_known_instructions_and_pinned_parents(path: Path) -> None:
     found = instructions(path)
     assert {name for name, _ in found} <= INSTRUCTIONS
     parents = [rest.split(" AS ")[0] for name, rest in found if name == "FROM"]

@@ -1,4 +1,4 @@
-"""The examples are what users copy: every job file is accepted, every row fits its job's grader."""
+"""Users copy the examples: every job file is accepted, and every row fits its job's grader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows_of(path: Path, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def test_every_job_file_is_known() -> None:
+def test_all_job_files_are_listed() -> None:
     assert [path.stem for path in JOB_FILES] == [
         "arithmetic_grpo",
         "first",
@@ -45,7 +45,7 @@ def test_every_job_file_is_known() -> None:
 
 
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
-def test_a_job_file_is_what_the_api_accepts_and_the_engine_runs(path: Path) -> None:
+def test_a_job_file_is_accepted_by_api_and_engine(path: Path) -> None:
     body, method = load(path)
     assert isinstance(method, Reinforcement | Supervised)
     assert body["method"]["type"] == method.type
@@ -53,7 +53,7 @@ def test_a_job_file_is_what_the_api_accepts_and_the_engine_runs(path: Path) -> N
 
 
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.stem)
-def test_every_row_of_an_example_is_a_usable_row(path: Path) -> None:
+def test_every_row_of_an_example_is_valid(path: Path) -> None:
     body, method = load(path)
     for name in DATASETS:
         if name in body:
@@ -73,7 +73,7 @@ def test_every_template_of_an_example_resolves_in_every_row(path: Path) -> None:
             assert method.reinforcement.grader.unresolved(item) == []
 
 
-def test_the_gpu_job_asks_for_a_group_of_eight_and_pays_for_answer_and_shape() -> None:
+def test_the_gpu_job_has_groups_of_eight_and_rewards_answer_and_format() -> None:
     body, method = load(EXAMPLES / "jobs" / "gsm8k_qwen3_0.6b.json")
     assert body["model"] == "Qwen/Qwen3-0.6B"
     assert method.reinforcement.hyperparameters.group_size == 8
@@ -101,7 +101,7 @@ def flatten(rows): return [value for row in rows for value in row]
 ```"""
 
 
-def test_the_code_job_pays_for_the_right_functions_and_for_no_others() -> None:
+def test_the_code_job_rewards_only_right_functions() -> None:
     path = EXAMPLES / "jobs" / "functions_code_tests.json"
     body, method = load(path)
     grader = method.reinforcement.grader
@@ -114,7 +114,7 @@ def test_the_code_job_pays_for_the_right_functions_and_for_no_others() -> None:
         )
 
 
-def test_the_right_answer_of_every_sum_earns_one_and_the_next_number_nothing() -> None:
+def test_only_the_right_sum_is_rewarded() -> None:
     path = EXAMPLES / "jobs" / "arithmetic_grpo.json"
     body, method = load(path)
     for row in rows_of(path, body):
@@ -124,7 +124,7 @@ def test_the_right_answer_of_every_sum_earns_one_and_the_next_number_nothing() -
         assert grader.grade(Sample(output_text=str(int(answer) + 1)), item).reward == 0.0
 
 
-def test_held_out_sums_are_never_trained_on_and_the_seed_decides_all() -> None:
+def test_held_out_sums_are_not_trained_on_and_depend_on_the_seed() -> None:
     train, held_out = make_rows(2000, 100, seed=5)
     asked = {row["messages"][0]["content"] for row in train}
     assert len(train) == 2000
@@ -135,12 +135,12 @@ def test_held_out_sums_are_never_trained_on_and_the_seed_decides_all() -> None:
     assert held_out != make_rows(2000, 100, seed=6)[1]
 
 
-def test_more_held_out_rows_than_sums_is_an_error() -> None:
+def test_too_many_held_out_rows_are_an_error() -> None:
     with pytest.raises(ValueError, match="25 sums cannot hold out 25"):
         make_rows(10, 25, left=range(5), right=range(5))
 
 
-def test_supervised_rows_end_in_the_answer(tmp_path: Path) -> None:
+def test_supervised_rows_end_with_the_answer(tmp_path: Path) -> None:
     rows = supervised_rows(make_rows(3, 1, seed=1)[0])
     assert all(row["messages"][-1] == {"role": "assistant", "content": row["answer"]} for row in rows)
     read = write_jsonl(tmp_path / "rows.jsonl", rows).read_text().splitlines()
@@ -148,7 +148,7 @@ def test_supervised_rows_end_in_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
-def test_a_tiny_model_loads_and_speaks_one_token_a_character(family: Family, tmp_path: Path) -> None:
+def test_a_tiny_model_has_one_token_per_character(family: Family, tmp_path: Path) -> None:
     folder = make_model(tmp_path / family, family=family, hidden=64, layers=1, seed=3)
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -171,7 +171,7 @@ def test_equal_seeds_make_equal_weights(tmp_path: Path) -> None:
     assert one.read_bytes() != other.read_bytes()
 
 
-def test_a_chart_has_a_column_a_value_and_the_mean_of_many_in_one() -> None:
+def test_a_chart_has_one_column_per_value_or_mean() -> None:
     assert chart([0.0, 0.25, 0.5, 1.0], height=2).splitlines() == [
         " 1.0 │   █",
         " 0.0 │ ▄██",
@@ -182,19 +182,19 @@ def test_a_chart_has_a_column_a_value_and_the_mean_of_many_in_one() -> None:
     assert wide.splitlines()[0] == " 0.0 │" + "▄" * 10
 
 
-def test_accuracy_is_the_share_of_texts_that_are_their_row_s_answer() -> None:
+def test_accuracy_is_the_share_of_right_texts() -> None:
     rows, _ = make_rows(4, 1, seed=1)
     texts = [rows[0]["answer"], f" {rows[1]['answer']}\n", "", rows[3]["answer"] + "0"]
     assert accuracy(texts, rows) == 0.5
 
 
-def test_sums_have_their_digits_in_the_same_places() -> None:
+def test_sums_have_aligned_digits() -> None:
     train, held_out = make_rows(500, 100, seed=1)
     assert {len(row["messages"][0]["content"]) for row in [*train, *held_out]} == {5}
     assert {len(row["answer"]) for row in [*train, *held_out]} == {2}
 
 
-def test_a_forgotten_carry_is_ten_too_few_and_sums_without_one_stay_right() -> None:
+def test_only_sums_with_a_carry_are_wrong_without_it() -> None:
     rows, _ = make_rows(600, 1, seed=1)
     missing = {"carry": 0, "none": 0}
     for row, shown in zip(rows, supervised_rows(rows, forgotten_carries=0.65, seed=2), strict=True):

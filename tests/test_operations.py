@@ -1,4 +1,4 @@
-"""The commands of docs/operate/operations.md run, and its alerts name metrics that exist."""
+"""The commands of docs/operate/operations.md work, and its alerts name existing metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 
 
 def run_block(title: str, settings: Settings, backup: Path) -> None:
-    """The guide's commands with this deployment's settings; PostgreSQL's programs are those of its server."""
+    """Run the guide's commands with this deployment's settings and the server's PostgreSQL programs."""
     (block,) = (block for name, block in BLOCKS.items() if name.startswith(title))
     path = [str(Path(sys.executable).parent), str(Path(find_program("pg_dump")).parent), os.environ["PATH"]]
     given = {
@@ -49,13 +49,13 @@ def run_block(title: str, settings: Settings, backup: Path) -> None:
 
 
 def fill(database: Database, settings: Settings) -> str:
-    """A job with its file and an event; its id."""
+    """Add a job with a file and an event. Returns its id."""
     file_id = insert_dataset(database, open_storage(settings.storage_location))
     return insert_job(database, file_id, state="running", fence=3, attempt=2, lease_expires_at=1.0)
 
 
 def check(database: Database, settings: Settings, job_id: str) -> None:
-    """All of it is there, and the service is ready with it."""
+    """Check that all of it exists and the service is ready."""
     with database.reading() as session:
         job = session.get_one(Job, job_id)
         (key,) = session.scalars(text("SELECT storage_key FROM files"))
@@ -66,7 +66,7 @@ def check(database: Database, settings: Settings, job_id: str) -> None:
 
 
 @on_postgresql
-def test_a_production_backup_made_while_it_runs_can_be_restored_elsewhere(
+def test_a_backup_of_running_production_can_be_restored_elsewhere(
     settings: Settings, database: Database, tmp_path: Path, postgres_server: Postgres
 ) -> None:
     job_id = fill(database, settings)
@@ -83,7 +83,7 @@ def test_a_production_backup_made_while_it_runs_can_be_restored_elsewhere(
 
 
 @on_sqlite
-def test_an_embedded_backup_made_while_it_is_written_to_can_be_restored_elsewhere(
+def test_a_backup_of_a_busy_embedded_service_can_be_restored_elsewhere(
     database: Database, tmp_path: Path
 ) -> None:
     here = settings_for(tmp_path / "home")
@@ -99,7 +99,7 @@ def test_an_embedded_backup_made_while_it_is_written_to_can_be_restored_elsewher
     restored.engine.dispose()
 
 
-def test_all_commands_of_the_guide_are_run_here() -> None:
+def test_all_commands_of_the_guide_are_tested() -> None:
     assert [title.partition(":")[0] for title in BLOCKS] == [
         *("backup, production", "restore, production"),
         *("backup, embedded", "restore, embedded"),
@@ -122,7 +122,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 @on_sqlite
-def test_alerts_and_table_name_metrics_that_there_are(exposed: set[str]) -> None:
+def test_alerts_and_table_name_existing_metrics(exposed: set[str]) -> None:
     used = set(re.findall(r"\bgrpo_\w+", " ".join(rule["expr"] for rule in alerts())))
     bases = {re.sub(r"_(count|bucket|sum)$", "", name) for name in used}
     assert bases <= exposed

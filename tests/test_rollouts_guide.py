@@ -1,4 +1,4 @@
-"""What docs/read-a-run/rollouts.md says is done here: its commands are run, and what they say is true."""
+"""The commands of docs/read-a-run/rollouts.md work and print what the page shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def database_url(sqlite_url: str) -> str:
 
 @pytest.fixture
 def shell(settings: Settings, database: Database, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a user with a job of two steps."""
+    """Environment of a user with a job of two steps."""
     make_model(settings.home)
     job_id = add_graded_job(settings, database)
     formed = said("<answer>9</answer>", 0.0, 1.0)
@@ -53,7 +53,7 @@ def run(block: str, shell: dict[str, str], folder: Path) -> str:
     return done.stdout
 
 
-def test_the_commands_of_the_guide_say_what_it_promises(shell: dict[str, str], tmp_path: Path) -> None:
+def test_the_commands_of_the_guide_print_what_it_shows(shell: dict[str, str], tmp_path: Path) -> None:
     look, ask, export, again, rescore = BLOCKS
     assert run(look, shell, tmp_path).count("<answer>9</answer>") == 2 + 2 + 2
     assert '"parts":["accuracy","format"]' in run(ask, shell, tmp_path)
@@ -71,7 +71,7 @@ def test_the_commands_of_the_guide_say_what_it_promises(shell: dict[str, str], t
     assert summary["num_sign_changes"] == 2
 
 
-def test_an_export_that_is_refused_leaves_no_file(shell: dict[str, str], tmp_path: Path) -> None:
+def test_a_refused_export_leaves_no_file(shell: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     command = "grpo rollouts $JOB --export sft --min-reward 5 -o out/best.jsonl"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Engines that wait for a job or work on one, as the process table shows them."""
+"""Warm and working engines, from the process table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def is_alive(pid: int) -> bool:
 
 
 def waiting_engines(worker: int) -> list[int]:
-    """Engines that wait for a job of this worker process, or of a process that it has forked."""
+    """Process ids of the warm engines of this worker process and its forks."""
     return [pid for pid in _engines_ahead(Path("/")) if worker in _ancestors(pid)]
 
 
 def talking_engines(worker: int) -> list[int]:
-    """Fake serving engines of this worker process."""
+    """Process ids of the fake serving engines of this worker process."""
     found = [
         int(path.name) for path in Path("/proc").glob("[0-9]*") if b"tests.fake_serving" in _command(path)
     ]
@@ -31,7 +31,7 @@ def _command(process: Path) -> list[bytes]:
 
 
 def working_engines(folder: Path) -> list[int]:
-    """Engines that were started ahead and now work somewhere in this folder."""
+    """Process ids of engines that were warm and now work in this folder."""
     return _engines_ahead(folder.resolve())
 
 

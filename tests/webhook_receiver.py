@@ -40,7 +40,7 @@ def verified(recorded: Recorded, secret: str) -> Any:
 
 
 def deliveries(database: Database) -> list[WebhookDelivery]:
-    """All of them, oldest first."""
+    """All deliveries, oldest first."""
     with database.reading() as session:
         return list(session.scalars(select(WebhookDelivery).order_by(WebhookDelivery.created_at)))
 

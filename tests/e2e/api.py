@@ -1,4 +1,4 @@
-"""The API as a process of its own that a test may kill and start again on the same port."""
+"""The API as a process that a test may kill and restart on the same port."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Api:
         return folder
 
     def start(self, fault: str = "") -> None:
-        """Ready when this returns; it fails as `fault` (`GRPO_FAULT`) says, once."""
+        """Start and wait until it is ready; `fault` (`GRPO_FAULT`) strikes once."""
         faults = {"GRPO_FAULT": fault, "GRPO_FAULT_MARKS": str(self.marks)} if fault else {}
         variables = environment_of(self.settings) | faults
         self.process = start_api(self.port, variables, self.settings.home / "api.log")
@@ -69,7 +69,7 @@ class Api:
         return self.client.post("/v1/files", files={"file": ("train.jsonl", content)}, data=data)
 
     def post_job(self, training_file: str, key: str) -> httpx.Response:
-        """A job with an idempotency key."""
+        """Create a job with an idempotency key."""
         return self.client.post(
             "/v1/fine_tuning/jobs", json=job_body(training_file), headers={"Idempotency-Key": key}
         )
@@ -78,7 +78,7 @@ class Api:
         return list(self.client.get("/v1/fine_tuning/jobs").json()["data"])
 
     def messages(self, job_id: str, after: int, limit: int) -> list[tuple[int, str]]:
-        """(Number, message) of `limit` events of the live stream after this number."""
+        """Read (number, message) of `limit` events of the live stream after a number."""
         found: list[tuple[int, str]] = []
         fields: dict[str, str] = {}
         path = f"/v1/fine_tuning/jobs/{job_id}/stream"
@@ -108,7 +108,7 @@ def job_body(training_file: str) -> dict[str, Any]:
 
 @contextmanager
 def api_process(settings: Settings) -> Iterator[Api]:
-    """An API that is not started yet, on a migrated database; it ends with the block."""
+    """An API on a migrated database, not started yet; it is killed at the end of the block."""
     make_model(settings.home)
     api = Api(settings)
     try:

@@ -1,4 +1,4 @@
-"""A deployment full of planted secrets, led through successes and failures, and all that it said."""
+"""A deployment with planted secrets, its successes and failures, and everything that it has written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BUCKET = "canaries"
 
 
 class LockedRedis(Redis):
-    """With a password."""
+    """A Redis with a password."""
 
     def command(self) -> list[str]:
         return [*super().command(), "--requirepass", BROKER]
@@ -42,29 +42,29 @@ class LockedRedis(Redis):
 
 
 @dataclass
-class Told:
-    """What the deployment said, by who said it; `secrets` must be in none of it."""
+class Output:
+    """Everything that the deployment has written, by source; none of it may contain `secrets`."""
 
     secrets: dict[str, str]
     texts: dict[str, str] = field(default_factory=dict)
     engine_environment: str = ""
 
     def leaks(self) -> list[tuple[str, str]]:
-        """(who, which secret)"""
+        """(source, secret)"""
         return [
-            (who, name)
-            for who, text in self.texts.items()
+            (source, name)
+            for source, text in self.texts.items()
             for name, secret in self.secrets.items()
             if secret in text
         ]
 
-    def add(self, who: str, *texts: str) -> None:
-        self.texts[who] = "\n".join((self.texts.get(who, ""), *texts))
+    def add(self, source: str, *texts: str) -> None:
+        self.texts[source] = "\n".join((self.texts.get(source, ""), *texts))
 
 
 @contextmanager
 def store() -> Iterator[str]:
-    """An S3-compatible store with the bucket; its URL."""
+    """Start an S3-compatible store with the bucket. Yields its URL."""
     with Moto() as server:
         httpx.put(f"{server.url}/{BUCKET}").raise_for_status()
         yield server.url
@@ -92,66 +92,66 @@ def deployment(
         yield running
 
 
-def story(running: Production, postgres: Postgres, redis: Redis, store_url: str, rows: Path) -> Told:
-    """Everything in order: refusals, a store that lost its bucket, a job, a bug, servers that are away."""
+def story(running: Production, postgres: Postgres, redis: Redis, store_url: str, rows: Path) -> Output:
+    """In order: refused requests, a missing bucket, a job, a bug, unavailable servers."""
     created = run_grpo("keys", "create", "--tenant", "acme", environment=running.environment)
     key = created.stdout.strip()
     names = {"database": DATABASE, "broker": BROKER, "store": STORE, "endpoint": ENDPOINT_KEY, "query": QUERY}
     names |= {"scheme": OTHER_SCHEME, "signature": SIGNATURE, "key": key.rsplit("_", 1)[1]}
-    told = Told(names | {"wrong key": WRONG_KEY.rsplit("_", 1)[1]})
-    told.add("cli", created.stderr)
+    output = Output(names | {"wrong key": WRONG_KEY.rsplit("_", 1)[1]})
+    output.add("cli", created.stderr)
     with httpx.Client(base_url=running.url, timeout=30) as http, Client(running.url, key) as client:
-        _refused(http, key, told)
+        _refused(http, key, output)
         httpx.delete(f"{store_url}/{BUCKET}").raise_for_status()
-        _without_bucket(http, key, rows, told)
+        _without_bucket(http, key, rows, output)
         httpx.put(f"{store_url}/{BUCKET}").raise_for_status()
-        _job(running, client, rows, told)
-        _bug(http, key, postgres, told)
-        _fails(running, told, "--api-key", WRONG_KEY, "list", GRPO_URL=running.url)
-        _settings_that_cannot_be(running, told)
-        _away(http, key, running, postgres, redis, told)
+        _job(running, client, rows, output)
+        _bug(http, key, postgres, output)
+        _fails(running, output, "--api-key", WRONG_KEY, "list", GRPO_URL=running.url)
+        _settings_that_cannot_be(running, output)
+        _away(http, key, running, postgres, redis, output)
     running.stop_all()
     for name in ("api", "worker", "maintenance"):
-        told.add(name, running.log(name).read_text())
-    told.add("rows", _all_rows(postgres))
-    return told
+        output.add(name, running.log(name).read_text())
+    output.add("rows", _all_rows(postgres))
+    return output
 
 
-def _refused(http: httpx.Client, key: str, told: Told) -> None:
-    """Wrong keys in every place, and an endpoint that does not answer."""
+def _refused(http: httpx.Client, key: str, output: Output) -> None:
+    """Send wrong keys in every place, and name an endpoint that does not respond."""
     for header in (f"Bearer {WRONG_KEY}", f"Basic {OTHER_SCHEME}", WRONG_KEY, f"Bearer {key}x"):
-        told.add("answers", http.get("/v1/files", headers={"authorization": header}).text)
-    told.add("answers", http.get(f"/v1/files?api_key={QUERY}&purpose={QUERY}").text)
-    told.add("answers", http.get(f"/v1/files/{key}", headers={"authorization": f"Bearer {WRONG_KEY}"}).text)
+        output.add("answers", http.get("/v1/files", headers={"authorization": header}).text)
+    output.add("answers", http.get(f"/v1/files?api_key={QUERY}&purpose={QUERY}").text)
+    output.add("answers", http.get(f"/v1/files/{key}", headers={"authorization": f"Bearer {WRONG_KEY}"}).text)
     grader = {"type": "endpoint", "endpoint": "checker", "timeout_seconds": 1}
-    asked = {"grader": grader, "model_sample": "4", "item": {"answer": "4"}}
+    body = {"grader": grader, "model_sample": "4", "item": {"answer": "4"}}
     path, headers = "/v1/fine_tuning/alpha/graders/run", {"authorization": f"Bearer {key}"}
-    answer = http.post(path, json=asked, headers=headers)
+    answer = http.post(path, json=body, headers=headers)
     assert answer.json()["scorable"] is False, answer.text
-    told.add("answers", answer.text)
+    output.add("answers", answer.text)
 
 
-def _without_bucket(http: httpx.Client, key: str, rows: Path, told: Told) -> None:
+def _without_bucket(http: httpx.Client, key: str, rows: Path, output: Output) -> None:
     headers, files = {"authorization": f"Bearer {key}"}, {"file": ("rows.jsonl", rows.read_bytes())}
     answer = http.post("/v1/files", headers=headers, data={"purpose": "fine-tune"}, files=files)
     assert answer.status_code == 503
-    told.add("answers", answer.text, http.get("/readyz").text)
+    output.add("answers", answer.text, http.get("/readyz").text)
 
 
-def _job(running: Production, client: Client, rows: Path, told: Told) -> None:
-    """It trains, and its engine is looked at meanwhile."""
+def _job(running: Production, client: Client, rows: Path, output: Output) -> None:
+    """Train a job, and inspect its engine meanwhile."""
     job_id = client.create(JOBS, grpo_job(client.upload(rows)["id"], steps=40))["id"]
     wait_until(lambda: client.get(f"{JOBS}/{job_id}")["progress"]["step"] > 1, 60)
     for pid in processes_of_engines(running.home):
-        told.engine_environment += Path(f"/proc/{pid}/environ").read_text()
-    told.add("engine logs", *(path.read_text() for path in running.home.glob("runs/**/engine.log")))
+        output.engine_environment += Path(f"/proc/{pid}/environ").read_text()
+    output.add("engine logs", *(path.read_text() for path in running.home.glob("runs/**/engine.log")))
     job = watch_job(client, job_id)
     assert job["status"] == "succeeded"
-    told.add("answers", json.dumps(job), json.dumps(client.get(f"{JOBS}/{job_id}/events")))
+    output.add("answers", json.dumps(job), json.dumps(client.get(f"{JOBS}/{job_id}/events")))
 
 
 def processes_of_engines(home: Path) -> list[int]:
-    """Pids whose working folder is a run of this home."""
+    """Process ids whose working folder is a run of this home."""
     return [
         int(path.name)
         for path in Path("/proc").glob("[0-9]*")
@@ -166,43 +166,43 @@ def _works_below(process: Path, folder: Path) -> bool:
         return False
 
 
-def _bug(http: httpx.Client, key: str, postgres: Postgres, told: Told) -> None:
-    """A table is not what the code thinks: an exception that nobody expects."""
+def _bug(http: httpx.Client, key: str, postgres: Postgres, output: Output) -> None:
+    """Rename a table, so that a request raises an unexpected exception."""
     postgres.execute("ALTER TABLE files RENAME COLUMN filename TO renamed")
     answer = http.get("/v1/files", headers={"authorization": f"Bearer {key}"})
     postgres.execute("ALTER TABLE files RENAME COLUMN renamed TO filename")
     assert answer.status_code == 500
-    told.add("answers", answer.text, http.get("/metrics").text)
+    output.add("answers", answer.text, http.get("/metrics").text)
 
 
 def _away(
-    http: httpx.Client, key: str, running: Production, postgres: Postgres, redis: Redis, told: Told
+    http: httpx.Client, key: str, running: Production, postgres: Postgres, redis: Redis, output: Output
 ) -> None:
-    """Without broker, then without database too, and what commands say then."""
+    """Stop the broker, then the database too, and run the commands."""
     headers = {"authorization": f"Bearer {key}"}
     redis.stop()
-    told.add("answers", http.get("/readyz").text)
+    output.add("answers", http.get("/readyz").text)
     postgres.stop()
     answer = http.get("/v1/files", headers=headers)
     assert answer.status_code == 503
-    told.add("answers", answer.text, http.get("/readyz").text, http.get("/metrics").text)
-    _fails(running, told, "doctor", "--json", GRPO_ENGINE_PYTHON="/nowhere/python")
-    _fails(running, told, "migrate")
+    output.add("answers", answer.text, http.get("/readyz").text, http.get("/metrics").text)
+    _fails(running, output, "doctor", "--json", GRPO_ENGINE_PYTHON="/nowhere/python")
+    _fails(running, output, "migrate")
     redis.start()
     postgres.start()
     wait_until(running.ready, 60, "the API is ready again")
 
 
-def _settings_that_cannot_be(running: Production, told: Told) -> None:
-    _fails(running, told, "serve", GRPO_BROKER_URL=f"redis://:{BROKER}/x@127.0.0.1:1/0")
-    _fails(running, told, "worker", GRPO_SELF_FENCE_SECONDS="500")
-    _fails(running, told, "migrate", GRPO_DATABASE_URL=f"postgresql://grpo:{DATABASE}@host:port/x")
+def _settings_that_cannot_be(running: Production, output: Output) -> None:
+    _fails(running, output, "serve", GRPO_BROKER_URL=f"redis://:{BROKER}/x@127.0.0.1:1/0")
+    _fails(running, output, "worker", GRPO_SELF_FENCE_SECONDS="500")
+    _fails(running, output, "migrate", GRPO_DATABASE_URL=f"postgresql://grpo:{DATABASE}@host:port/x")
 
 
-def _fails(running: Production, told: Told, *arguments: str, **changed: str) -> None:
+def _fails(running: Production, output: Output, *arguments: str, **changed: str) -> None:
     done = run_grpo(*arguments, environment={**running.environment, **changed})
     assert done.returncode == 1, (arguments, done.stdout, done.stderr)
-    told.add("cli", done.stdout, done.stderr)
+    output.add("cli", done.stdout, done.stderr)
 
 
 def _all_rows(postgres: Postgres) -> str:

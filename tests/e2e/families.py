@@ -1,6 +1,6 @@
 """Small tasks for every kind of reinforcement job: rows to imitate, rows to train on, and the job's method.
 
-Each pupil has seen right and wrong ways to answer, so its groups have signal, and the reward says which.
+Each initial model has learned right and wrong answers, so its groups have signal.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ GRPO = {
 @dataclass(frozen=True)
 class Task:
     imitated: list[Row]
-    """Rows of the supervised job: the pupil's habits, right and wrong."""
+    """Rows of the supervised job: right and wrong answers."""
     rows: list[Row]
     held_out: list[Row]
     method: dict[str, Any]
     supervised_steps: int = 250
     points: float = 10.0
-    """What the held-out reward must gain, in hundredths."""
+    """Required gain of the held-out reward, in hundredths."""
     needs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,7 +54,7 @@ def user(text: str, **item: Any) -> Row:
 
 
 def answered(row: Row, *turns: tuple[str, str]) -> Row:
-    """The row's conversation with further (role, content) turns."""
+    """The row's conversation with more (role, content) turns."""
     further = [{"role": role, "content": content} for role, content in turns]
     return {"messages": [*row["messages"], *further]}
 
@@ -71,7 +71,7 @@ def split(rows: Iterable[Row], held_out: int, seed: int) -> tuple[list[Row], lis
 
 
 def process_task(seed: int = 0) -> Task:
-    """Three digits are added in two lines; the pupil slips in each of them, and every line has its reward."""
+    """Add three digits in two lines; the model makes mistakes in both, and each line is rewarded."""
     drawn = random.Random(seed)
 
     def lines(a: int, b: int, c: int) -> str:
@@ -91,15 +91,15 @@ def process_task(seed: int = 0) -> Task:
 
 
 def tool_task(seed: int = 0) -> Task:
-    """Products that the pupil gets wrong in its head; more seldom it asks the interpreter and copies."""
+    """Products that the model gets wrong, unless it uses the interpreter, which it rarely does at first."""
     pairs = list(itertools.product(range(2, 10), repeat=2))
     imitated = []
     for index, (a, b) in enumerate(pairs * 10):
         call = json.dumps({"name": "python", "arguments": {"code": f"print({a}*{b})"}})
-        asked = user(f"{a}*{b}")
+        question = user(f"{a}*{b}")
         called = ("assistant", f"<tool_call>{call}</tool_call>")
-        imitated.append(answered(asked, called, ("tool", str(a * b)), ("assistant", str(a * b))))
-        imitated.append(answered(asked, called if index % 5 < 2 else ("assistant", str(a * b + 1))))
+        imitated.append(answered(question, called, ("tool", str(a * b)), ("assistant", str(a * b))))
+        imitated.append(answered(question, called if index % 5 < 2 else ("assistant", str(a * b + 1))))
     train, held_out = split([user(f"{a}*{b}", answer=str(a * b)) for a, b in pairs], 24, seed)
     return Task(
         imitated,
@@ -122,7 +122,7 @@ def tool_task(seed: int = 0) -> Task:
 
 
 def code_task(seed: int = 0) -> Task:
-    """Functions of a number; the pupil mostly adds, whatever it is asked, and the tests tell."""
+    """Functions of a number, graded by tests; the model mostly adds, whatever the task."""
     drawn = random.Random(seed)
     operators: dict[str, tuple[str, Callable[[int, int], int]]] = {
         "plus": ("+", lambda a, b: a + b),
@@ -145,7 +145,7 @@ def code_task(seed: int = 0) -> Task:
 
 
 def sums(seed: int, wrong: float) -> tuple[list[Row], list[Row], list[Row]]:
-    """Sums of two digits, imitated with that share of mistakes by one; rows to train on, held out."""
+    """Supervised rows with this share of off-by-one sums, and rows to train on."""
     drawn = random.Random(seed)
     pairs = list(itertools.product(range(10), repeat=2))
     rows = [user(f"{a}+{b}=", answer=str(a + b), question=f"{a}+{b}") for a, b in pairs]
@@ -157,7 +157,7 @@ def sums(seed: int, wrong: float) -> tuple[list[Row], list[Row], list[Row]]:
 
 
 def judge_task(seed: int = 0) -> Task:
-    """Sums, judged by another model behind an OpenAI-compatible endpoint."""
+    """Sums that another model judges behind an OpenAI-compatible endpoint."""
     imitated, train, held_out = sums(seed, wrong=0.6)
     grader = {
         "type": "score_model",
@@ -170,7 +170,7 @@ def judge_task(seed: int = 0) -> Task:
 
 
 def distillation_task(seed: int = 0) -> Task:
-    """Sums that the pupil gets wrong, though it can read a correction: what it reads is distilled into it."""
+    """Sums that the model gets wrong unless its prompt has a correction, which is distilled into it."""
     imitated, train, held_out = sums(seed, wrong=0.6)
     drawn = random.Random(seed)
     for _ in range(8):

@@ -1,6 +1,6 @@
 """The production deployment as processes: the commands of `docker/compose.yaml` on this machine.
 
-Real PostgreSQL and Redis from `tests.servers`; nothing shared with the embedded mode but the code.
+Real PostgreSQL and Redis from `tests.servers`. Only the code is shared with the embedded mode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END_SECONDS = 60
 
 @dataclass
 class Production:
-    """The deployment's settings and its running processes by their name in compose."""
+    """The deployment's settings, and its running processes by their names in compose."""
 
     home: Path
     port: int
@@ -63,7 +63,7 @@ class Production:
         return self.home / f"{name}.log"
 
     def stop(self, name: str) -> int:
-        """SIGTERM, as `docker stop`; the exit code."""
+        """Send SIGTERM, like `docker stop`. Returns the exit code."""
         process = self.running.pop(name)
         process.terminate()
         try:
@@ -74,7 +74,7 @@ class Production:
             raise
 
     def kill(self, name: str) -> None:
-        """SIGKILL of the service and its children, as of a lost machine."""
+        """Send SIGKILL to the service and its children, as if the machine were lost."""
         process = self.running.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -84,12 +84,12 @@ class Production:
             self.stop(name)
 
     def ready(self) -> dict[str, Any] | None:
-        """What `/readyz` says once it says 200."""
+        """Wait for status 200 of `/readyz`. Returns its body."""
         answer = answer_of(f"{self.url}/readyz")
         return dict(answer.json()) if answer is not None and answer.status_code == 200 else None
 
     def key(self) -> str:
-        """A new one of tenant `acme`."""
+        """Create an API key of tenant `acme`."""
         created = run_grpo("keys", "create", "--tenant", "acme", environment=self.environment)
         assert created.returncode == 0, created.stderr
         return created.stdout.strip()
@@ -101,7 +101,7 @@ class Production:
 
 @contextmanager
 def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more: str) -> Iterator[Production]:
-    """A migrated deployment whose API, worker and maintenance run; all of them end with it."""
+    """A migrated deployment with running API, worker and maintenance; all end with the block."""
     home.mkdir(parents=True)
     catalogue = home / "catalogue.json"
     catalogue.write_text(json.dumps({"tiny": {"path": str(model)}}))
@@ -126,7 +126,7 @@ def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more:
 
 @contextmanager
 def empty_database(server: Postgres, name: str) -> Iterator[str]:
-    """A database without tables; its URL."""
+    """URL of a new database without tables."""
     server.execute(f"CREATE DATABASE {name}")
     yield server.url_of(name)
     server.execute(f"DROP DATABASE {name} WITH (FORCE)")

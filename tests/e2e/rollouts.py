@@ -1,4 +1,4 @@
-"""The service's own greedy completions of held-out rows, as its rollout export has them."""
+"""The service's greedy completions of held-out rows, from its rollout export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from service.cli.http.client import JOBS, Client
 
 
 def evaluations(client: Client, job_id: str) -> dict[int, list[list[int]]]:
-    """Step → token ids of the service's own greedy completions, in the order of the held-out rows."""
+    """Token ids of the greedy completions by step, in the order of the held-out rows."""
     path = f"{JOBS}/{job_id}/rollouts.jsonl"
     with client.streaming(path, headers={}, split="validation") as response:
         groups = [json.loads(line) for line in response.iter_lines()]

@@ -1,4 +1,4 @@
-"""An API that dies, loses its database or finds it busy in the middle of a request: one job, nothing half."""
+"""The API dies or loses its database during a request: one job is made, and no partial file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def proxy(postgres_server: Postgres) -> Iterator[Proxy]:
 
 @pytest.fixture
 def far_api(settings: Settings, postgres_url: str, proxy: Proxy) -> Iterator[Api]:
-    """An API that reaches its PostgreSQL through the proxy."""
+    """An API that connects to PostgreSQL through the proxy."""
     name = postgres_url.rpartition("/")[2]
     there = f"postgresql://grpo@127.0.0.1:{proxy.port}/{name}"
     with api_process(settings_for(**settings.model_dump() | {"database_url": there})) as api:
@@ -42,12 +42,12 @@ def far_api(settings: Settings, postgres_url: str, proxy: Proxy) -> Iterator[Api
 
 
 def all_of(points: Sequence[str]) -> str:
-    """`GRPO_FAULT` of an API that dies at each of these points once, one start after another."""
+    """`GRPO_FAULT` of an API that dies once at each of these points."""
     return ",".join(f"{point}:kill" for point in points)
 
 
 def test_a_post_repeated_after_the_api_was_killed_makes_one_job(api: Api) -> None:
-    """Before and after the commit: the same key leads to the same one job."""
+    """Before and after the commit, the same key leads to one job."""
     points = ("job.checked", "job.inserted", "job.committed", "job.rung")
     api.start(all_of(points))
     file_id, made = api.upload().json()["id"], list[str]()
@@ -58,7 +58,7 @@ def test_a_post_repeated_after_the_api_was_killed_makes_one_job(api: Api) -> Non
         assert (api.marks / point).exists()
         api.start(all_of(points))
         made += [job["id"] for job in api.jobs() if job["id"] not in made]
-    assert len(made) == 2, "of the two that were killed after the commit"
+    assert len(made) == 2, "two requests were killed after the commit"
     again = [api.post_job(file_id, point) for point in points]
     assert [answer.status_code for answer in again] == [200] * len(points)
     assert [answer.json()["id"] for answer in again[2:]] == made
@@ -90,9 +90,9 @@ def test_a_stream_continues_without_loss_after_the_api_was_killed(api: Api, data
     first = api.messages(job_id, 0, 4)
     api.kill()
     api.start()
-    told = [*first, *api.messages(job_id, first[-1][0], 4)]
-    assert [number for number, _ in told] == list(range(1, 9))
-    assert [message for _, message in told[2:]] == [f"note {number}" for number in range(6)]
+    received = [*first, *api.messages(job_id, first[-1][0], 4)]
+    assert [number for number, _ in received] == list(range(1, 9))
+    assert [message for _, message in received[2:]] == [f"note {number}" for number in range(6)]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -120,15 +120,15 @@ def test_an_upload_with_an_unconfirmed_commit_is_complete(far_api: Api, proxy: P
 def test_requests_that_wait_for_a_locked_table_are_refused_with_retry_after(
     api: Api, postgres_url: str
 ) -> None:
-    """All connections wait; nobody waits for ever, the process is alive, and afterwards all is as before."""
+    """All connections wait: requests time out, the process stays alive, and it recovers afterwards."""
     api.start()
     with psycopg.connect(postgres_url) as other, ThreadPoolExecutor(30) as crowd:
         other.execute("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE")
-        asked = [crowd.submit(api.client.get, "/v1/fine_tuning/jobs") for _ in range(30)]
-        refused = next(each.result() for each in asked if each.result().status_code != 200)
+        responses = [crowd.submit(api.client.get, "/v1/fine_tuning/jobs") for _ in range(30)]
+        refused = next(each.result() for each in responses if each.result().status_code != 200)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert refused.json()["error"]["type"] == "server_error"
         assert httpx.get(f"{api.url}/livez").status_code == 200
         other.rollback()
-        assert {each.result().status_code for each in asked} <= {200, 503}
+        assert {each.result().status_code for each in responses} <= {200, 503}
     assert api.client.get("/v1/fine_tuning/jobs").status_code == 200

@@ -1,4 +1,4 @@
-"""Secrets stay where they were put: real processes, one story, and a search through all that was said."""
+"""No secret leaks: real processes in one scenario, and a search through everything that they have written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from examples.tiny_model import make_model
 from grpo_engine.sandbox import run_python
-from tests.e2e.canaries import LockedRedis, Told, deployment, store, story
+from tests.e2e.canaries import LockedRedis, Output, deployment, store, story
 from tests.servers import Postgres
 from tests.service.embedded import write_rows
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def output(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Output]:
     home = tmp_path_factory.mktemp("canaries") / "home"
     model = make_model(home.parent / "tiny", hidden=32, layers=1)
     rows = write_rows(home.parent / "rows.jsonl", faults={"step_seconds": 0.05})
@@ -31,40 +31,40 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         yield story(running, postgres, redis, store_url, rows)
 
 
-def lines_of(told: Told, who: str) -> list[dict[str, Any]]:
-    """Celery writes one line of its own, without any logger, when it is stopped."""
-    lines = (line for line in told.texts[who].splitlines() if line)
+def lines_of(output: Output, source: str) -> list[dict[str, Any]]:
+    """When Celery is stopped, it writes one line without a logger."""
+    lines = (line for line in output.texts[source].splitlines() if line)
     return [json.loads(line) for line in lines if line != "worker: Warm shutdown (MainProcess)"]
 
 
-def test_no_log_response_row_or_command_contains_a_secret(told: Told) -> None:
-    assert set(told.texts) == {"answers", "api", "cli", "engine logs", "maintenance", "rows", "worker"}
-    assert [who for who, text in told.texts.items() if len(text) < 10] == []
-    assert told.leaks() == []
+def test_no_log_response_row_or_command_contains_a_secret(output: Output) -> None:
+    assert set(output.texts) == {"answers", "api", "cli", "engine logs", "maintenance", "rows", "worker"}
+    assert [source for source, text in output.texts.items() if len(text) < 10] == []
+    assert output.leaks() == []
 
 
-def test_the_engine_receives_only_the_signing_key(told: Told) -> None:
-    found = [name for name, secret in told.secrets.items() if secret in told.engine_environment]
+def test_the_engine_receives_only_the_signing_key(output: Output) -> None:
+    found = [name for name, secret in output.secrets.items() if secret in output.engine_environment]
     assert found == ["signature"]
 
 
-@pytest.mark.parametrize("who", ["api", "worker", "maintenance"])
-def test_every_log_line_is_one_json_object(told: Told, who: str) -> None:
-    lines = lines_of(told, who)
+@pytest.mark.parametrize("source", ["api", "worker", "maintenance"])
+def test_every_log_line_is_one_json_object(output: Output, source: str) -> None:
+    lines = lines_of(output, source)
     assert lines
     assert [line for line in lines if not {"event", "level", "timestamp"} <= set(line)] == []
 
 
-def test_log_lines_about_a_job_name_the_attempt(told: Told) -> None:
-    lines = lines_of(told, "worker")
+def test_log_lines_about_a_job_name_the_attempt(output: Output) -> None:
+    lines = lines_of(output, "worker")
     (started,) = [line for line in lines if line["event"] == "engine started"]
     assert (started["tenant"], started["attempt"], started["fence"]) == ("acme", 1, 1)
     assert started["job"].startswith("ftjob-")
     assert ":" in started["worker"]
 
 
-def test_a_bug_is_logged_as_one_line_with_its_trace_and_without_data(told: Told) -> None:
-    lines = lines_of(told, "api")
+def test_a_bug_is_logged_as_one_line_with_its_trace_and_without_data(output: Output) -> None:
+    lines = lines_of(output, "api")
     (line,) = [line for line in lines if line["event"] == "unexpected error"]
     assert (line["route"], line["tenant"]) == ("/v1/files", "acme")
     assert "UndefinedColumn" in line["exception"]

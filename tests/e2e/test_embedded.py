@@ -36,7 +36,7 @@ TRAIN, HELD_OUT = make_rows(256, 24, left=range(10), right=range(10), seed=2)
 
 @dataclass(frozen=True)
 class Trained:
-    """Both jobs as they ended, and what they left, unpacked; the service still runs."""
+    """Both finished jobs with their unpacked results; the service still runs."""
 
     up: Up
     supervised: dict[str, Any]
@@ -173,7 +173,7 @@ SETUP, VALIDATE, PROBE = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
 
 
 def run_block(up: Up, block: str) -> str:
-    """What the guide's commands print, in the repository and with `grpo` on the path."""
+    """Output of the guide's commands, run in the repository with `grpo` on the path."""
     program = up.home / "bin" / "grpo"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m service.cli "$@"\n')
@@ -196,5 +196,5 @@ def test_the_guide_s_request_is_valid_and_gets_a_time_estimate(trained: Trained)
 
 def test_the_guide_s_probe_finds_no_signal_in_a_random_model(trained: Trained) -> None:
     assert run_block(trained.up, PROBE).startswith("0 of 128 completions scored")
-    assert len(trained.up.json("list")) == 2, "a probe is no job"
+    assert len(trained.up.json("list")) == 2, "a probe is not a job"
     assert trained.up.grpo("audit").returncode == 0

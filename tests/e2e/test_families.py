@@ -1,6 +1,6 @@
-"""Every kind of reinforcement job through HTTP on a small real model, and each improves on its own task.
+"""Every kind of reinforcement job through HTTP, on a small real model that it improves.
 
-One `grpo up`; for each task a supervised job makes the pupil and a reinforcement job corrects it.
+One `grpo up`; for each task a supervised job makes the initial model and a reinforcement job improves it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def judged(request: dict[str, Any]) -> str:
-    """The scripted judge reads `3+4=7` in its last message and answers as a capable model would."""
+    """The scripted judge checks `3+4=7` in its last message."""
     found = re.fullmatch(r"(\d+)\+(\d+)=(\d+)", request["messages"][-1]["content"].strip())
     right = bool(found) and int(found[1]) + int(found[2]) == int(found[3])  # type: ignore[index]
     return json.dumps({"score": float(right)})
@@ -52,7 +52,7 @@ def succeed(client: Client, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def pupil(client: Client, task: Task, folder: Path) -> str:
-    """A model with the task's habits."""
+    """Train the initial model of a task."""
     hyperparameters = {
         "n_steps": task.supervised_steps,
         "batch_size": 32,

@@ -1,4 +1,4 @@
-"""A job on two devices through the whole service: two CPU processes stand in for them."""
+"""A job on two devices through the whole service; two CPU processes replace the devices."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def job_on(gpus: int, file_id: str) -> dict[str, Any]:
 
 
 def ranks_of(home: Path) -> set[bytes]:
-    """Ranks that work below this home now."""
+    """Process ids of the ranks that work in this home."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (process / "cwd").readlink().is_relative_to(home.resolve()):
                 found |= set((process / "environ").read_bytes().split(b"\0"))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has just ended, or is another's
+            continue  # it has just ended, or belongs to another user
     return {variable for variable in found if variable.startswith(b"RANK=")}
 
 
@@ -64,7 +64,7 @@ def test_a_job_on_two_devices_makes_the_same_adapter_as_on_one(tmp_path: Path) -
             for gpus in (1, 2):
                 job_id = client.create(JOBS, job_on(gpus, file_id))["id"]
                 if gpus == 2:
-                    wait_until(lambda: len(ranks_of(up.home)) == 2, 60, "the gang never came")
+                    wait_until(lambda: len(ranks_of(up.home)) == 2, 60, "both ranks work")
                 job = watch_job(client, job_id)
                 assert job["status"] == "succeeded", job["failure"]
                 assert job["resources"] == {"gpus": gpus}

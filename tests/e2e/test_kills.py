@@ -1,4 +1,4 @@
-"""SIGKILL of the engine, the worker and the API while a job trains: it succeeds once, with the same bytes."""
+"""A job survives SIGKILL of engine, worker and API while it trains, with a byte-identical result."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ SHORT_LEASE = {
     "GRPO_SWEEP_SECONDS": "1",
     "GRPO_RETRY_BACKOFF_SECONDS": "0.2",
 }
-"""A killed worker's job is free again when its lease ends."""
+"""Seconds until the job of a killed worker can be claimed."""
 
 
 def pids_of(home: Path, *words: str) -> list[int]:
-    """Processes of this home whose command holds all the words; a working engine is known by its folder."""
+    """Process ids of this home whose command contains all words; engines are identified by their folder."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().decode().split("\0")
             works_here = (folder / "cwd").readlink().is_relative_to(home.resolve())
-        except OSError:  # it has ended, or is not ours to look at
+        except OSError:  # it has ended, or belongs to another user
             continue
         here = works_here or int(folder.name) in processes_of(home)
         if here and all(word in command for word in words):
@@ -46,7 +46,7 @@ def pids_of(home: Path, *words: str) -> list[int]:
 
 
 def kill(home: Path, *words: str) -> None:
-    """SIGKILL the one process, once it is there."""
+    """Send SIGKILL to the process once it runs."""
     wait_until(lambda: len(pids_of(home, *words)) == 1, seconds=60)
     os.kill(pids_of(home, *words)[0], signal.SIGKILL)
 
@@ -54,7 +54,7 @@ def kill(home: Path, *words: str) -> None:
 def run(
     folder: Path, disturb: Callable[[Up, Client, str], None], **more: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A GRPO job through `grpo up`; what it answers at its end and its metrics without the clocks."""
+    """Run a GRPO job through `grpo up`. Returns the finished job and its metrics without timings."""
     make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_jsonl(folder / "train.jsonl", make_rows(64, 1, left=range(10), right=range(10), seed=2)[0])
     with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", **(SHORT_LEASE | more)) as up:

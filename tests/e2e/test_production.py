@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployment(
     tmp_path_factory: pytest.TempPathFactory, model: Path, postgres_server: Postgres, redis_server: Redis
 ) -> Iterator[Production]:
-    """With the fake engine."""
+    """A deployment with the fake engine."""
     home = tmp_path_factory.mktemp("production") / "home"
     with (
         empty_database(postgres_server, "production_fake") as url,
@@ -65,12 +65,12 @@ def test_the_health_check_finds_the_worker_alive(deployment: Production) -> None
 
 
 def test_the_machine_is_announced_without_warnings(deployment: Production) -> None:
-    def told() -> str:
+    def exposed() -> str:
         return httpx.get(f"{deployment.url}/metrics").text
 
-    wait_until(lambda: 'grpo_worker_hosts{pool="default"} 1.0' in told(), 60)
+    wait_until(lambda: 'grpo_worker_hosts{pool="default"} 1.0' in exposed(), 60)
     assert not [
-        line for line in told().splitlines() if line.startswith("grpo_warning") and line[-3:] != "0.0"
+        line for line in exposed().splitlines() if line.startswith("grpo_warning") and line[-3:] != "0.0"
     ]
 
 
@@ -125,7 +125,7 @@ def test_a_stopped_deployment_leaves_no_process(
 
 
 def talk(client: Client, model: str, row: Mapping[str, Any]) -> str:
-    """What the worker's sampler answers, greedily."""
+    """The greedy answer of the worker's sampler."""
     body = {"model": model, "messages": row["messages"], "temperature": 0, "max_tokens": 5}
     return str(client.post("/v1/chat/completions", body)["choices"][0]["message"]["content"])
 
@@ -151,15 +151,15 @@ def test_an_adapter_trained_in_production_decodes_and_chats_as_evaluated(
         body["validation_file"] = client.upload(write_jsonl(tmp_path / "held_out.jsonl", held_out))["id"]
         reinforcement = body["method"]["reinforcement"]
         reinforcement["hyperparameters"] |= {"max_completion_tokens": 5, "learning_rate": 0.02}
-        # a random model never answers right, but the lengths of its answers differ within a group
+        # a random model is never right, but the lengths of its answers differ within a group
         length = {"type": "length", "mode": "linear", "unit": "characters", "target": 0, "maximum": 6}
         reinforcement["grader"] = {"type": "multi", "graders": {"l": length}, "calculate_output": "0 - l"}
         job = watch_job(client, client.create(JOBS, body)["id"])
         assert job["status"] == "succeeded", job["failure"]
         adapter = unpack(fetch_adapter(client, job["id"], tmp_path)[0])
         evaluated = evaluations(client, job["id"])
-        said = [talk(client, name, held_out[0]) for name in (job["model"], job["fine_tuned_model"])]
-    assert said == [
+        replies = [talk(client, name, held_out[0]) for name in (job["model"], job["fine_tuned_model"])]
+    assert replies == [
         answers(model, held_out[:1], max_tokens=5)[0],
         answers(model, held_out[:1], adapter=adapter, max_tokens=5)[0],
     ]

@@ -42,7 +42,7 @@ def s3(moto_server: Moto) -> Iterator[Bucket]:
 def deployment(
     tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, redis_server: Redis, s3: Bucket
 ) -> Iterator[Production]:
-    """With the fake engine."""
+    """A deployment with the fake engine."""
     model = make_model(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=1)
     home = tmp_path_factory.mktemp("production_s3") / "home"
     settings = {"GRPO_STORAGE_URL": s3.location, **LOST_WORKER}
@@ -78,7 +78,7 @@ def listed(http: httpx.Client, path: str, **params: int) -> list[dict[str, Any]]
 
 
 def tensors(archive: bytes, folder: Path) -> bytes:
-    """The fake engine's."""
+    """The adapter that the fake engine makes."""
     (folder / "adapter.tar.gz").write_bytes(archive)
     with tarfile.open(folder / "adapter.tar.gz") as packed:
         member = packed.extractfile("adapter_model.safetensors")
@@ -93,7 +93,7 @@ def test_a_killed_worker_s_job_resumes_from_its_checkpoint_in_the_bucket(
     rows = write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.05})
     file_id = upload(http, rows)
     job_id = http.post(JOBS, json=grpo_job(file_id, steps=STEPS)).raise_for_status().json()["id"]
-    # the first upload of a checkpoint breaks off in its middle, too
+    # the first upload of a checkpoint is interrupted as well
     s3.proxy.rule = strike(CUT, "PUT", "/checkpoints/", times=1)
     wait_until(lambda: any("/checkpoints/10-" in key for key in s3.keys), 60, "a checkpoint is in the bucket")
     deployment.kill("worker")
@@ -102,8 +102,8 @@ def test_a_killed_worker_s_job_resumes_from_its_checkpoint_in_the_bucket(
     deployment.start("worker")
     job = ended(http, job_id)
     assert (job["status"], job["attempt"] >= 2) == ("succeeded", True), job["failure"]
-    told = [event["message"] for event in listed(http, f"{JOBS}/{job_id}/events", limit=100)]
-    assert any(message.startswith("Training resumed from step ") for message in told)
+    messages = [event["message"] for event in listed(http, f"{JOBS}/{job_id}/events", limit=100)]
+    assert any(message.startswith("Training resumed from step ") for message in messages)
     steps = [row["step"] for row in listed(http, f"{JOBS}/{job_id}/metrics", after_step=0)]
     assert steps == list(range(1, STEPS + 1))
     check_results(http, job, s3, tmp_path)
@@ -112,7 +112,7 @@ def test_a_killed_worker_s_job_resumes_from_its_checkpoint_in_the_bucket(
 
 
 def check_results(http: httpx.Client, job: dict[str, Any], s3: Bucket, folder: Path) -> None:
-    """Whole, in ranges, by its tag, as a file: the bytes of a run that nobody disturbed."""
+    """Whole, in ranges, by its tag and as a file: the bytes equal those of an undisturbed run."""
     (adapter,) = (each for each in job["artifacts"] if each["kind"] == "adapter")
     path = f"{JOBS}/{job['id']}/adapter"
     whole = http.get(path)

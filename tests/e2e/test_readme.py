@@ -1,6 +1,6 @@
 """The shell blocks of the README and the guides install, first job and exports run in a clean home.
 
-One service, started by the README's block, serves all of them; the install guide starts it alike.
+One service, started by the README's block, serves all pages; the install guide starts it the same way.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.service.embedded import run_shell
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_of_this_test"
-NOT_RUN = {"make setup": "it asks a package index; the environment of the tests is what it makes"}
-"""Lines of the pages that are left out, and why."""
+NOT_RUN = {"make setup": "it downloads packages; the tests run in its environment"}
+"""Lines of the pages that are not run, and why."""
 
 
 def shell_blocks(page: str) -> list[str]:
@@ -47,7 +47,7 @@ def words(block: str) -> list[list[str]]:
 
 @dataclass
 class Checkout:
-    """A folder in which the pages' lines find what they name, beside a service on a port of its own."""
+    """A folder with the files that the pages name, and a service on its own port."""
 
     folder: Path
     environment: dict[str, str]
@@ -57,11 +57,11 @@ class Checkout:
         return block.replace("grpo up", f"grpo up --port {self.port}").replace("8000", str(self.port))
 
     def run(self, block: str, **more: str) -> str:
-        """What the block says."""
+        """Run a block. Returns its output."""
         return run_shell(self.here(block), self.folder, self.environment | more)
 
     def start(self) -> subprocess.Popen[bytes]:
-        """A shell that has run the README's start; it ends the service when its input ends."""
+        """A shell that has run the README's start command; it stops the service when its input ends."""
         script = self.here(START) + "touch ready\nread -r _ || true\nkill $!\nwait\n"
         with (self.folder / "up.log").open("wb") as log:
             return subprocess.Popen(
@@ -108,7 +108,7 @@ def quick_start(checkout: Checkout) -> str:
 
 @pytest.fixture(scope="module")
 def first_job(checkout: Checkout) -> str:
-    """What the first-job guide's commands say, and the job's id in the end."""
+    """Output of the first-job guide's commands, and the job's id."""
     return checkout.run(FIRST_JOB + "echo $JOB\n")
 
 
@@ -138,7 +138,7 @@ def test_the_export_commands_work_as_described(checkout: Checkout, quick_start: 
     block = EXPORTS.replace("JOB", first_job.split()[-1]).replace("OTHER", quick_start)
     with hub(TOKEN) as here:
         more = {"HF_ENDPOINT": here.url, "HF_HUB_DISABLE_XET": "1"}
-        said = checkout.run(block.replace("HF_TOKEN=…", f"HF_TOKEN={TOKEN}"), **more)
+        output = checkout.run(block.replace("HF_TOKEN=…", f"HF_TOKEN={TOKEN}"), **more)
     assert list((checkout.folder / "model").glob("*.safetensors"))
-    assert "ftjob-" in said.replace(first_job.split()[-1], "").replace(quick_start, "")  # the run again
+    assert "ftjob-" in output.replace(first_job.split()[-1], "").replace(quick_start, "")  # the run again
     assert {"adapter_model.safetensors", "README.md"} <= here.files.keys()

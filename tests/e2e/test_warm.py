@@ -1,4 +1,4 @@
-"""The engine that waits, in production: it lives in Celery's pool child, which lives from job to job."""
+"""The warm engine in production: it is a child of Celery's pool child, which runs many jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def deployment(tmp_path: Path, postgres_server: Postgres, redis_server: Redis) -> Iterator[Production]:
-    """With the fake engine."""
+    """A deployment with the fake engine."""
     model = make_model(tmp_path / "tiny", hidden=32, layers=1)
     with (
         empty_database(postgres_server, "production_warm") as url,
@@ -32,7 +32,7 @@ def deployment(tmp_path: Path, postgres_server: Postgres, redis_server: Redis) -
 
 
 def waiting(deployment: Production) -> int:
-    """Process id of the one engine that waits."""
+    """Process id of the warm engine."""
     worker = deployment.running["worker"].pid
     (pid,) = wait_until(lambda: len(waiting_engines(worker)) == 1 and waiting_engines(worker), 30)
     return int(pid)
@@ -57,15 +57,15 @@ def test_jobs_of_a_celery_worker_start_on_warm_engines(deployment: Production, t
     last = waiting(deployment)
     assert last not in used
     assert deployment.stop("worker") == 0
-    wait_until(lambda: not is_alive(last), 2, "the waiting engine ends with its worker")
+    wait_until(lambda: not is_alive(last), 2, "the warm engine ends with its worker")
 
 
 def test_the_warm_engine_of_a_killed_pool_child_is_replaced(deployment: Production) -> None:
     log = deployment.home / "worker.log"
-    wait_until(lambda: "ready." in log.read_text(), 30, "Celery minds the loss of a child from here on")
+    wait_until(lambda: "ready." in log.read_text(), 30, "Celery watches its pool child")
     first = waiting(deployment)
     child = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
     assert child != deployment.running["worker"].pid
     os.kill(child, signal.SIGKILL)
-    wait_until(lambda: not is_alive(first), 2, "the waiting engine ends with the child")
+    wait_until(lambda: not is_alive(first), 2, "the warm engine ends with the child")
     assert waiting(deployment) != first

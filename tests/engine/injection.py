@@ -1,4 +1,4 @@
-"""Completions and rewards that are given, not sampled: for tests that compare two ways to train on them."""
+"""Given completions and rewards, for tests that compare two ways to train on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trained_batch(group: Group) -> PackedBatch:
 
 @dataclass(frozen=True)
 class Given:
-    """One completion and what it earns."""
+    """A completion and its reward."""
 
     token_ids: tuple[int, ...]
     reward: float | None
@@ -46,7 +46,7 @@ Groups = Sequence[tuple[tuple[int, ...], Sequence[Given]]]
 
 @dataclass
 class InjectedSampler:
-    """Step 1, 2, … → its groups. A completion's text is its reward, for `InjectedGrading` to read."""
+    """The groups of steps 1, 2, …. A completion's text is its reward, which `InjectedGrading` reads."""
 
     steps: Sequence[Groups]
     shares_weights: bool = True
@@ -100,7 +100,7 @@ class InjectedGrading:
 def random_steps(
     steps: int, prompts: int, group_size: int, *, longest: int = 9, seed: int = 0, vocab: int = 60
 ) -> list[Groups]:
-    """Random prompts, completions of unequal length and rewards, one group of each step without signal."""
+    """Random prompts, rewards and completions of unequal length; one group per step has no signal."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(low: int, high: int) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def random_steps(
 
 
 def steps_of(config: RunConfig, steps: int = 3) -> list[Groups]:
-    """As many groups a step, of as many completions, as the job says."""
+    """Groups with the sizes of the job."""
     assert isinstance(config.method, Reinforcement)
     settings = config.method.reinforcement.hyperparameters
     return random_steps(steps, settings.prompts_per_step, settings.group_size)
@@ -132,7 +132,7 @@ def steps_of(config: RunConfig, steps: int = 3) -> list[Groups]:
 def injected_trainer(
     config: RunConfig, steps: Sequence[Groups], sampler: InjectedSampler | None = None
 ) -> Trainer:
-    """A trainer on the configuration's model that is handed its completions."""
+    """A trainer for the configuration's model with injected completions."""
     assert isinstance(config.method, Reinforcement)
     method = config.method.reinforcement
     policy = load_policy(config.model, method.hyperparameters, CPU, torch.float32, config.seed)
@@ -147,7 +147,7 @@ def injected_trainer(
 
 
 def metrics_of_step(trainer: Trainer, step: int) -> dict[str, float]:
-    """Make the step; its metrics."""
+    """Run the step. Returns its metrics."""
     (metrics,) = [
         event.metrics for event in trainer.step(step) if isinstance(event, StepFinished | StepSkipped)
     ]
@@ -157,7 +157,7 @@ def metrics_of_step(trainer: Trainer, step: int) -> dict[str, float]:
 def after_steps(
     config: RunConfig, steps: Sequence[Groups], *, shares_prompts: bool = True
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Parameters after all the steps, and the last step's metrics."""
+    """Parameters after all steps, and the last step's metrics."""
     trainer = injected_trainer(config, steps)
     trainer.policy.shares_prompts &= shares_prompts
     metrics: dict[str, float] = {}

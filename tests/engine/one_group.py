@@ -1,4 +1,4 @@
-"""A step of one group of two completions, and what its term leaves on the parameters."""
+"""A step of one group of two completions, and the gradients of a loss term."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TWO = (completion(FIRST), completion(SECOND))
 def term(
     policy: Policy, group: ScoredGroup, *, correction: str = "none", **fields: Any
 ) -> tuple[PolicyGradient, PackedBatch]:
-    """The term of a step of one group, and the step as one micro-batch."""
+    """A loss term for a step of one group, and the step as one micro-batch."""
     options = settings(**fields)
     groups = training_groups([group], options)
     made = PolicyGradient(policy, options, groups, beta=options.beta, correction=correction)
@@ -48,7 +48,7 @@ def term(
 
 
 def gradients_of(policy: Policy, run: Callable[[], object]) -> list[Tensor]:
-    """What `run` leaves on the parameters."""
+    """Gradients of the parameters after `run`."""
     for parameter in policy.trainable.values():
         parameter.grad = None
     run()
