@@ -1,1 +1,1 @@
-"""Measurements behind the claims: each file says the command that repeats it."""
+"""Benchmarks. The docstring of each program names its command."""

@@ -1,4 +1,4 @@
-"""What a field means: its description, which is the docstring below it in the model."""
+"""Meanings of fields: their descriptions, which are the docstrings below them in the model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 @cache
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Field → its meaning. Raises LookupError for a field that has none."""
+    """Meaning by field. Raises LookupError for a field without a description."""
     found = {name: field.description for name, field in model.model_fields.items()}
     if "type" in found:
         found["type"] = found["type"] or "Kind of the object."
     if missing := [name for name, text in found.items() if not text]:
-        raise LookupError(f"{model.__name__} does not say what these fields mean: {', '.join(missing)}")
+        raise LookupError(f"{model.__name__} has fields without a description: {', '.join(missing)}")
     return {name: inspect.cleandoc(text or "") for name, text in found.items()}
 
 

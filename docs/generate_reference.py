@@ -46,7 +46,7 @@ DEFAULTS = {"guards": "every kind, action `warn`"}
 
 
 def type_and_range(schema: Schema) -> tuple[str, str]:
-    """What a value may be, and its bounds (empty: none)."""
+    """The types of a value and its bounds (empty: none)."""
     options: list[Schema] = schema.get("anyOf") or schema.get("oneOf") or []
     if "anyOf" in schema or 0 < len(options) < 4:
         found = [type_and_range(option) for option in options if option != NULL]
@@ -109,11 +109,11 @@ def cell(text: str) -> str:
 
 def field_rows(model: type[BaseModel], *, skip: tuple[str, ...] = ()) -> Iterator[str]:
     """A row for each field of an object: name, type, range, default, meaning."""
-    said, properties = meanings(model), model.model_json_schema()["properties"]
+    descriptions, properties = meanings(model), model.model_json_schema()["properties"]
     for name in model.model_fields:
         if name not in skip:
             kind, bounds = type_and_range(properties[name])
-            row = (f"`{name}`", kind, bounds, default_of(model, name), said[name])
+            row = (f"`{name}`", kind, bounds, default_of(model, name), descriptions[name])
             yield "| " + " | ".join(map(cell, row)) + " |"
 
 
@@ -134,14 +134,14 @@ def hyperparameter_section(name: str) -> str:
             applies.setdefault((kind, bounds, default_of(model, name)), []).append(method)
             texts.setdefault(meanings(model)[name], []).append(method)
     rows = [f"| {', '.join(methods)} | {' | '.join(map(cell, row))} |" for row, methods in applies.items()]
-    said = [
+    sentences = [
         text if len(texts) == 1 else f"{', '.join(methods).capitalize()}: {text}"
         for text, methods in texts.items()
     ]
     others = [f"`{alias}`" for alias, canonical in ALIASES.items() if canonical == name]
     also = [f"Also accepted as {', '.join(others)}."] if others else []
     head = "| method | type | range | default |\n|---|---|---|---|"
-    return "\n\n".join((f"### {name}", "\n".join((head, *rows)), *said, *also))
+    return "\n\n".join((f"### {name}", "\n".join((head, *rows)), *sentences, *also))
 
 
 def recipe_rows() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Sums as a dataset: a rule that a small model can learn and a reward that nobody can argue with.
+"""A dataset of sums: a rule that a small model can learn, with an exact reward.
 
     python -m examples.arithmetic FOLDER [--train 2000] [--held-out 100] [--forgotten-carries 0.65]
 
@@ -34,9 +34,9 @@ def make_rows(
 ) -> tuple[list[Row], list[Row]]:
     """Training and held-out sums of a number of `left` and one of `right`; no held-out pair is trained on.
 
-    By default each sum has the same digits in the same places. The order is the seed's. Training rows
-    repeat (in another order each time round) where `num_train` is more than there are pairs left.
-    Raises ValueError where the held-out rows leave nothing to train on.
+    By default the digits of all sums are aligned. The seed decides the order. If `num_train` exceeds the
+    number of remaining pairs, training rows repeat in another order. Raises ValueError if the held-out rows
+    leave no training rows.
     """
     shuffled = random.Random(seed)
     pairs = list(itertools.product(left, right))
@@ -52,10 +52,9 @@ def make_rows(
 
 
 def supervised_rows(rows: Iterable[Row], *, forgotten_carries: float = 0.0, seed: int = 0) -> list[Row]:
-    """The rows with an assistant's turn, by a pupil who forgets that share of the carries.
+    """The rows with an assistant's turn in which this share of carries is forgotten (37+5=32).
 
-    Imitation takes over the pupil's mistake where it is the rule (37+5=32); a reward for the right number
-    does not.
+    Imitation learns the mistake; a reward for the right number does not.
     """
     drawn = random.Random(seed)
     return [_demonstrated(row, forgets=drawn.random() < forgotten_carries) for row in rows]
@@ -69,7 +68,7 @@ def _demonstrated(row: Row, *, forgets: bool) -> Row:
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Row]) -> Path:
-    """One row a line."""
+    """Write one row per line."""
     path = Path(path)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

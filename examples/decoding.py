@@ -1,4 +1,4 @@
-"""Greedy answers of a model folder, with or without an adapter, the way any user of PEFT would get them."""
+"""Greedy answers of a model folder, with or without an adapter, using only transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 def greedy_tokens(
     model_folder: Path, rows: Sequence[Row], *, adapter: Path | None = None, max_tokens: int
 ) -> list[list[int]]:
-    """Token ids of one greedy completion a row, end-of-sequence token included, at most `max_tokens`."""
+    """Token ids of one greedy completion per row, with the end-of-sequence token, at most `max_tokens`."""
     tokenizer = AutoTokenizer.from_pretrained(model_folder, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
     if adapter is not None:
@@ -44,7 +44,7 @@ def answers(
 
 
 def accuracy(texts: Sequence[str], rows: Sequence[Row]) -> float:
-    """Share of texts that are their row's answer."""
+    """Share of texts that equal their row's answer."""
     return sum(text.strip() == row["answer"] for text, row in zip(texts, rows, strict=True)) / len(rows)
 
 

@@ -1,9 +1,9 @@
 """`make demo`: supervised, then GRPO, over HTTP on this machine.
 
 Makes a small random model and sums that it cannot do, starts the embedded service with `grpo up`, runs the
-two job files of `examples/jobs`, downloads what they trained, loads it with PEFT and asks it sums that
-neither job has seen. Exit code 0 where GRPO lifted the share of right answers by at least 20 points.
-Leaves nothing running and no file.
+two job files of `examples/jobs`, downloads the adapters, loads them with PEFT and evaluates
+them on held-out sums. Exit code 0 if GRPO increased the accuracy by at least 20 points. Leaves no process and
+no file.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from service.cli.terminal.errors import CommandError
 JOB_FILES = Path(__file__).parent / "jobs"
 NUM_TRAIN, NUM_HELD_OUT = 12_800, 140
 FORGOTTEN_CARRIES = 0.65
-"""The demonstrations' mistake, in two of three sums that carry: imitated by SFT, corrected by the reward."""
+"""Share of carries that the demonstrations forget: SFT imitates the mistake, the reward corrects it."""
 NEEDED_POINTS = 20.0
 STOP_SECONDS = 60
 
 
 @dataclass(frozen=True)
 class Task:
-    """Where the sums lie, and those that nobody trains on."""
+    """The folder of the sums, and the held-out ones."""
 
     folder: Path
     held_out: list[Row]
@@ -68,12 +68,12 @@ class JobFailed(Exception):
 
 @contextmanager
 def embedded(home: Path) -> Iterator[Client]:
-    """`grpo up` on `home` and a client of it; at the end the service drains and is gone."""
+    """`grpo up` on `home`, and its client; the service is stopped at the end of the block."""
     log = home / "service.log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "service.cli", "up", "--port", "0", "--json"],
-            # one thread a process: more than the cores have to spare only wait for one another
+            # one thread per process: more threads than cores would only wait for each other
             env={"OMP_NUM_THREADS": "1", **os.environ, "GRPO_HOME": str(home), "GRPO_MODE": "embedded"},
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -93,7 +93,7 @@ def embedded(home: Path) -> Iterator[Client]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM drains the service; what does not end then is killed, and its children with it."""
+    """Drain the service with SIGTERM; kill it and its children if it does not end in time."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -105,7 +105,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_job(client: Client, task: Task, job_file: str, model: str) -> dict[str, Any]:
-    """Submits a job file with the task's rows and shows it live to its end. Raises JobFailed."""
+    """Submit a job file with the task's rows and show its progress to the end. Raises JobFailed."""
     body = read_job(JOB_FILES / job_file) | {"model": model, "seed": task.seed}
     body |= {name: Path(value).name for name, value in body.items() if name.endswith("_file")}
     body = with_uploads(client, body, task.folder)
@@ -123,11 +123,11 @@ def rewards(client: Client, job: dict[str, Any]) -> list[float]:
 
 
 def run_demo(home: Path, seed: int) -> bool:
-    """The whole demonstration in a fresh folder; whether GRPO lifted enough."""
+    """Run the demonstration in a new folder. Returns whether GRPO increased the accuracy enough."""
     base = make_model(home / "models" / "tiny", seed=seed)
     task = Task.make(home / "rows", seed)
     with embedded(home) as client:
-        heading("Supervised: a random model imitates a pupil who forgets two carries of three")
+        heading("Supervised: a random model imitates sums in which two of three carries are forgotten")
         supervised = run_job(client, task, "supervised.json", "tiny")
         heading("GRPO: from that model, eight answers to each sum, paid for the right ones")
         reinforced = run_job(client, task, "arithmetic_grpo.json", supervised["fine_tuned_model"])
@@ -148,9 +148,7 @@ def run_demo(home: Path, seed: int) -> bool:
     heading("Reward of the GRPO steps")
     print(chart(curve))
     lifted = 100 * (scores["after GRPO"] - scores["after SFT"])
-    print(
-        f"\nGRPO lifted the right answers by {lifted:.1f} points (at least {NEEDED_POINTS:g} were asked for)."
-    )
+    print(f"\nGRPO increased the accuracy by {lifted:.1f} points (at least {NEEDED_POINTS:g} required).")
     return lifted >= NEEDED_POINTS
 
 
@@ -159,13 +157,13 @@ def heading(text: str) -> None:
 
 
 def main() -> int:
-    """Exit code: 0 lifted, 1 not, 2 a job or the service failed, 130 interrupted."""
+    """Exit code: 0 improved enough, 1 not, 2 a job or the service failed, 130 interrupted."""
     parser = argparse.ArgumentParser(description="Supervised, then GRPO, over HTTP on this machine.")
     parser.add_argument("--seed", type=int, default=1, help="of the weights, the rows and the jobs")
     options = parser.parse_args()
     started = time.monotonic()
     logging.disable_progress_bar()
-    # a polite kill ends the service too
+    # SIGTERM of the demo also ends the service
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="grpo-demo-", ignore_cleanup_errors=True) as folder:
         try:

@@ -1,9 +1,9 @@
-"""Reinforcement fine-tuning as OpenAI's guide has it, for their service; here it runs as it stands.
+"""Reinforcement fine-tuning as in OpenAI's guide, for their service; it runs unchanged on this one.
 
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=… python -m examples.openai_script
 
-Boundary: OpenAI's client and nothing of this repository. MODEL is a name that the operator gave to a model of
-theirs: `grpo models add o4-mini-2025-04-16 PATH`. The end writes the result files into the current folder.
+Boundary: OpenAI's client only. MODEL is a name that the operator gave to a model: `grpo models add
+o4-mini-2025-04-16 PATH`. The script writes the result files to the current folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA = {
         },
     },
 }
-GRADER: Any = {  # the client's types know a `multi` grader with one grader only
+GRADER: Any = {  # the client's types allow a `multi` grader with one grader only
     "type": "multi",
     "graders": {
         "exact": {
@@ -55,7 +55,7 @@ GRADER: Any = {  # the client's types know a `multi` grader with one grader only
     },
     "calculate_output": "0.8 * exact + 0.1 * near + 0.1 * short",
 }
-METHOD: Any = {  # they know no `response_format` of a method
+METHOD: Any = {  # the client's types lack the `response_format` of a method
     "type": "reinforcement",
     "reinforcement": {
         "grader": GRADER,
@@ -74,7 +74,7 @@ METHOD: Any = {  # they know no `response_format` of a method
 
 
 def rows(first: int, last: int) -> bytes:
-    """Sums, the answer beside the conversation."""
+    """Sums with the answer beside the conversation."""
     lines = [
         {
             "messages": [

@@ -1,9 +1,9 @@
-"""A small random language model in a folder: real architecture, real tokenizer, no download.
+"""A small random language model in a folder: a real architecture and tokenizer, without a download.
 
     python -m examples.tiny_model FOLDER [--family llama] [--hidden 64]
 
-One character is one token, so arithmetic has nothing to do with how numbers are cut into pieces. The
-folder loads with `from_pretrained` like any other; only its weights are random and its vocabulary small.
+One character is one token, so that tokenisation does not affect arithmetic. The folder loads with
+`from_pretrained`; its weights are random and its vocabulary is small.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|unknown|>", "<|system|>", "<|user|>",
 CHARACTERS = string.digits + string.ascii_letters + " \n+-*/=.,?!:;'\"()[]{}<>_%$^\\#&"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    # what a tool answers stands where a system turn would
+    # a tool's result takes the place of a system turn
     "{{ '<|' + ('system' if message['role'] == 'tool' else message['role']) + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
     "{% endfor %}"
@@ -41,7 +41,7 @@ HEAD_SIZE = 32
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, after the special tokens. Characters it does not know become `<|unknown|>`."""
+    """One token per character, after the special tokens. Unknown characters become `<|unknown|>`."""
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<|unknown|>"))
     tokenizer.decoder = decoders.Fuse()
@@ -76,7 +76,7 @@ def make_config(
             n_layer=layers,
             n_head=heads,
             n_positions=512,
-            # dropout would make the sampling pass and the training pass disagree
+            # with dropout, sampling and training would compute different log-probabilities
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
@@ -103,7 +103,7 @@ def make_model(
     seed: int = 0,
     tie_embeddings: bool = True,
 ) -> Path:
-    """Writes a random model with its tokenizer into `folder` and returns it. Equal seeds, equal files."""
+    """Write a random model with its tokenizer to `folder` and return it. Equal seeds give equal files."""
     folder = Path(folder)
     tokenizer = make_tokenizer()
     config = make_config(

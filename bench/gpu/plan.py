@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.trl.compare import RATIOS, complaints_about
+from bench.trl.compare import RATIOS, unfairness_of
 from bench.trl.models import Shape
 
 Kind = Literal["machine", "model", "train", "sample", "ours", "theirs"]
@@ -257,7 +257,7 @@ def _against_trl(parts: Iterable[Part], found: dict[str, Any]) -> dict[str, Any]
         if all(sides):
             ours, trl = sides
             ratios = {ratio: ours[key] / trl[key] for ratio, key in RATIOS.items() if trl[key]}
-            complaints = complaints_about({"ours": ours, "trl": trl})
+            complaints = unfairness_of({"ours": ours, "trl": trl})
             pairs[name] = {"ratios": ratios, "complaints": complaints}
     return pairs
 

@@ -171,8 +171,8 @@ def _reopened(deployment: Deployment, job_ids: Sequence[str]) -> list[str]:
 
 
 def _shown(scenario: str, figures: dict[str, float]) -> dict[str, float]:
-    told = ", ".join(f"{name} {value:g}" for name, value in figures.items())
-    print(f"{scenario:>12}: {told}", flush=True)
+    text = ", ".join(f"{name} {value:g}" for name, value in figures.items())
+    print(f"{scenario:>12}: {text}", flush=True)
     return figures
 
 

@@ -26,12 +26,12 @@ OPENING = 50
 GRACE_SECONDS = 15.0
 
 APPEND = text(
-    "WITH told AS (UPDATE jobs SET event_sequence = event_sequence + 1 WHERE id = ANY(:ids) "
+    "WITH numbered AS (UPDATE jobs SET event_sequence = event_sequence + 1 WHERE id = ANY(:ids) "
     "RETURNING id, event_sequence) "
     "INSERT INTO job_events (job_id, sequence, created_at, level, type, message, data, fence) "
     "SELECT id, event_sequence, extract(epoch FROM clock_timestamp()), 'info', 'metrics', 'Step', "
     "jsonb_build_object('step', event_sequence, 'reward', 0.5, 'at', extract(epoch FROM clock_timestamp())), "
-    "1 FROM told"
+    "1 FROM numbered"
 )
 
 

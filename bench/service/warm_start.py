@@ -59,7 +59,7 @@ def service(home: Path, *, warm: bool) -> Iterator[Client]:
 
 
 def body(training_file: str) -> dict[str, Any]:
-    """The demo's GRPO job without evaluations, so that it begins with the first step."""
+    """The demo's GRPO job without evaluations, so that it starts with the first step."""
     hyperparameters = {"group_size": 8, "prompts_per_step": 32, "n_steps": 10_000, "max_completion_tokens": 6}
     method = {
         "grader": {"type": "numeric", "reference": "{{item.answer}}"},

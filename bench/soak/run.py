@@ -83,13 +83,13 @@ class Load:
         steps = {"fake": FAKE_STEPS, "real": REAL_STEPS}[kind]
         body = grpo_job(self.files[kind], steps=steps)
         headers = {"Idempotency-Key": key}
-        return str(self.ask("POST", JOBS, json=body, headers=headers)["id"])
+        return str(self.request("POST", JOBS, json=body, headers=headers)["id"])
 
     def _num_unfinished(self) -> int:
-        jobs = self.ask("GET", JOBS, params={"limit": 100})["data"]
+        jobs = self.request("GET", JOBS, params={"limit": 100})["data"]
         return sum(job["status"] not in TERMINAL for job in jobs)
 
-    def ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         """Retry until there is a response. Raises HTTPStatusError if the request is wrong."""
         headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
         while True:
@@ -115,7 +115,7 @@ def soak(minutes: float, gap: tuple[float, float], seed: int) -> dict[str, Any]:
         expected = undisturbed(deployment, load)
         monkey = Monkey(deployment, postgres, redis, random.Random(seed), gap)
         run(load, monkey, minutes * 60)
-        wait_until(lambda: load.ask("GET", "/readyz")["status"] == "ready", 120, "all is up again")
+        wait_until(lambda: load.request("GET", "/readyz")["status"] == "ready", 120, "all is up again")
         seconds = settle(load)
         figures = judge(deployment, load, monkey, expected) | {"seconds_to_settle": round(seconds, 1)}
     return figures | {"left_processes": len(processes_of(home))}
@@ -141,12 +141,12 @@ def undisturbed(deployment: Production, load: Load) -> dict[str, str]:
 
 
 def is_over(load: Load, job_id: str) -> bool:
-    return load.ask("GET", f"{JOBS}/{job_id}")["status"] in TERMINAL
+    return load.request("GET", f"{JOBS}/{job_id}")["status"] in TERMINAL
 
 
 def adapter_of(load: Load, job_id: str) -> str:
     """The adapter's sha256; empty if there is none."""
-    artifacts = load.ask("GET", f"{JOBS}/{job_id}")["artifacts"]
+    artifacts = load.request("GET", f"{JOBS}/{job_id}")["artifacts"]
     return next((str(each["sha256"]) for each in artifacts if each["kind"] == "adapter"), "")
 
 
@@ -175,7 +175,7 @@ def judge(deployment: Production, load: Load, monkey: Monkey, expected: dict[str
         | {"storage_url": deployment.environment["GRPO_STORAGE_URL"]}
     )
     database = connect(settings)
-    states = {job_id: load.ask("GET", f"{JOBS}/{job_id}")["status"] for job_id in load.submitted}
+    states = {job_id: load.request("GET", f"{JOBS}/{job_id}")["status"] for job_id in load.submitted}
     others = [
         job_id
         for job_id, kind in load.submitted.items()

@@ -5,8 +5,8 @@
     python -m bench.trl.compare --standard --out bench/results
 
 Both run alternately in child processes, `--rounds` times; the last line on standard output is JSON with the
-medians of all rounds and the ratios ours ÷ TRL. Exit status 1: they did not do the same work, or one of them
-did not learn. On a shared machine only ratios of one run are meaningful.
+medians of all rounds and the ratios ours ÷ TRL. Exit status 1: the engines did different amounts of work, or
+one did not change its weights. On a shared machine only ratios of one run are meaningful.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             workload = _workload(name, options)
             rounds = options.rounds
             result = compare(workload, Path(folder) / name, rounds, options.threads, options.seed)
-            complaints += [f"{name}: {text}" for text in complaints_about(result)]
+            complaints += [f"{name}: {text}" for text in unfairness_of(result)]
             found[name] = {"workload": {"name": name, "rounds": rounds, **asdict(workload)}, **result}
             print(json.dumps(found[name]), flush=True)
     if options.out is not None:
@@ -110,7 +110,7 @@ def compare(workload: Workload, folder: Path, rounds: int, threads: int, seed: i
 
 
 def _matrix_rate(spec: Spec) -> float:
-    """The current rate of the machine, measured around each of our runs."""
+    """The current rate of the machine, measured before and after each run of this engine."""
     return machine.matrix_rate(spec.device, getattr(torch, spec.dtype), spec.threads)
 
 
@@ -139,24 +139,24 @@ def _model(workload: Workload, folder: Path) -> Path:
     if workload.model == "reasoning":
         return reasoning_model(folder)
     if workload.model.startswith("shape:"):
-        wish = workload.max_completion_tokens / 2 if workload.lengths == "natural" else None
+        mean_tokens = workload.max_completion_tokens / 2 if workload.lengths == "natural" else None
         dtype = getattr(torch, workload.dtype)
-        return shape_model(folder, Shape.parse(workload.model), dtype=dtype, mean_tokens=wish)
+        return shape_model(folder, Shape.parse(workload.model), dtype=dtype, mean_tokens=mean_tokens)
     return Path(workload.model)
 
 
 def _run(side: str, spec: Spec, folder: Path) -> Answer:
     """One run in a child process, so that its peak memory is its own."""
-    told, heard = folder / "spec.json", folder / "answer.json"
-    told.write_text(json.dumps(asdict(spec)))
+    spec_file, answer_file = folder / "spec.json", folder / "answer.json"
+    spec_file.write_text(json.dumps(asdict(spec)))
     # the engine's own defaults; TRL gets those that speed up any program
     own = DEFAULTS if side == "ours" else {"GOMP_SPINCOUNT": DEFAULTS["GOMP_SPINCOUNT"]}
     environment = {**os.environ, **own, "OMP_NUM_THREADS": str(spec.threads)}
-    command = [sys.executable, "-m", f"bench.trl.{side}", str(told), str(heard)]
+    command = [sys.executable, "-m", f"bench.trl.{side}", str(spec_file), str(answer_file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{side} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return read_answer(heard)
+    return read_answer(answer_file)
 
 
 def _medians(figures: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -175,17 +175,17 @@ def _fractions(spec: Spec, ours: dict[str, float], rate: float) -> dict[str, flo
     }
 
 
-def complaints_about(result: dict[str, Any]) -> list[str]:
+def unfairness_of(result: dict[str, Any]) -> list[str]:
     """Why the comparison is unfair; empty if it is fair."""
     ours, trl = result["ours"], result["trl"]
-    said = []
+    problems = []
     apart = ours["tokens_per_completion"] / trl["tokens_per_completion"] - 1
     if abs(apart) > SAME_WORK:
-        said.append(f"ours sampled {apart:+.0%} tokens a completion")
+        problems.append(f"ours sampled {apart:+.0%} tokens per completion")
     for name, side in (("ours", ours), ("TRL", trl)):
         if side["moved"] == 0:
-            said.append(f"{name} moved no weight")
-    return said
+            problems.append(f"{name} moved no weight")
+    return problems
 
 
 def write(folder: Path, found: dict[str, Any], names: Sequence[str]) -> None:
@@ -202,7 +202,7 @@ def write(folder: Path, found: dict[str, Any], names: Sequence[str]) -> None:
         "Written by `make bench`. Ratios are ours ÷ TRL, medians of alternating runs; a share is of the "
         "machine's measured matrix-product rate.",
         "",
-        "| workload | completions/s | sampled tokens/s | trained tokens/s | seconds a step | peak memory "
+        "| workload | completions/s | sampled tokens/s | trained tokens/s | seconds per step | peak memory "
         "| training's share | decoding's share |",
         "|---|---|---|---|---|---|---|---|",
     ]

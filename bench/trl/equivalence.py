@@ -237,7 +237,7 @@ def table(rows: Sequence[tuple[Case, Mapping[str, float]]]) -> Iterator[str]:
     yield ""
     yield (
         "TRL trains groups without signal for their KL term and multiplies the KL by the ratio; the engine "
-        "is told to do the same (`train_groups_without_signal`, `kl_ratio_weight`). `gspo` is TRL's "
+        "is configured to do the same (`train_groups_without_signal`, `kl_ratio_weight`). `gspo` is TRL's "
         '`importance_sampling_level="sequence"`; `dr_grpo` goes without the spread on both sides. A second '
         "iteration trains again on the completions of the first, so that its ratios are not 1. With Adam's "
         "usual ε of 1e-8 advantages, loss and gradient norm are as near, but a weight whose gradient is only "

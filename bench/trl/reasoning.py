@@ -39,11 +39,11 @@ def worked_sum(drawn: random.Random) -> tuple[str, str]:
     # short sums are more frequent
     count = min(drawn.randint(FEWEST, MOST), drawn.randint(FEWEST, MOST))
     numbers = [drawn.randint(1, 9) for _ in range(count)]
-    total, said = numbers[0], []
+    total, steps = numbers[0], []
     for number in numbers[1:]:
-        said.append(f"{total}+{number}={total + number};")
+        steps.append(f"{total}+{number}={total + number};")
         total += number
-    return "+".join(map(str, numbers)) + "=", "".join(said) + f"A{total}"
+    return "+".join(map(str, numbers)) + "=", "".join(steps) + f"A{total}"
 
 
 def _train(folder: Path) -> None:
@@ -51,8 +51,8 @@ def _train(folder: Path) -> None:
     drawn = random.Random(0)
     sums = [worked_sum(drawn) for _ in range(ROWS + PROMPTS)]
     rows = [
-        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]}
-        for asked, said in sums[:ROWS]
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]}
+        for question, solution in sums[:ROWS]
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     base = make_model(folder / "base", hidden=HIDDEN, layers=LAYERS)
@@ -61,8 +61,10 @@ def _train(folder: Path) -> None:
             if isinstance(event, StepFinished) and event.step % 25 == 0:
                 print(f"supervised step {event.step}: loss {event.metrics['loss']:.3f}", file=sys.stderr)
         newest = sorted((Path(run) / "checkpoints").glob("step-*"))[-1]
-        asked = [{"prompt": f"<|user|>{sum_}<|assistant|>", "target": said} for sum_, said in sums[ROWS:]]
-        (newest / "model" / PROMPTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in asked))
+        held_out = [
+            {"prompt": f"<|user|>{sum_}<|assistant|>", "target": solution} for sum_, solution in sums[ROWS:]
+        ]
+        (newest / "model" / PROMPTS_FILE).write_text("".join(json.dumps(row) + "\n" for row in held_out))
         shutil.rmtree(KEPT, ignore_errors=True)
         shutil.copytree(newest / "model", KEPT)
 
