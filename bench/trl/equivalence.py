@@ -221,10 +221,10 @@ def table(rows: Sequence[tuple[Case, Mapping[str, float]]]) -> Iterator[str]:
     yield ""
     yield (
         f"A two-layer random Qwen3-shaped model in float32, {STEPS} steps of {PROMPTS} × {GROUP_SIZE} given "
-        "completions with given rewards, one group of each step without signal. TRL's real `GRPOTrainer` "
+        "completions with given rewards, one group per step without signal. TRL's real `GRPOTrainer` "
         "trains from the same weights with its own advantages, loss, optimiser and loop. AdamW with learning "
         f"rate 1e-4 (all weights: 2e-5) and ε {ADAM_EPSILON:.0e}, gradient clip 1.0. A figure is the largest "
-        "absolute difference over all steps; *moved* is how far the farthest parameter went."
+        "absolute difference over all steps; *moved* is the largest change of a parameter."
     )
     yield ""
     yield "| loss | β | weights | advantages | loss | gradient norm | parameters | moved |"
@@ -238,10 +238,11 @@ def table(rows: Sequence[tuple[Case, Mapping[str, float]]]) -> Iterator[str]:
     yield (
         "TRL trains groups without signal for their KL term and multiplies the KL by the ratio; the engine "
         "is configured to do the same (`train_groups_without_signal`, `kl_ratio_weight`). `gspo` is TRL's "
-        '`importance_sampling_level="sequence"`; `dr_grpo` goes without the spread on both sides. A second '
-        "iteration trains again on the completions of the first, so that its ratios are not 1. With Adam's "
-        "usual ε of 1e-8 advantages, loss and gradient norm are as near, but a weight whose gradient is only "
-        "rounding goes a whole step in a random direction: one in ten thousand then differs by up to 2e-6."
+        '`importance_sampling_level="sequence"`; `dr_grpo` does not divide by the standard deviation on '
+        "either side. A second iteration trains on the completions of the first, so that its ratios are not "
+        "1. With Adam's default ε of 1e-8, advantages, loss and gradient norm agree as well, but a weight "
+        "whose gradient is only rounding error moves a whole step in a random direction: one weight in ten "
+        "thousand then differs by up to 2e-6."
     )
 
 
