@@ -6,7 +6,6 @@ job's history.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +126,8 @@ def _fetch_checkpoint(attempt: Attempt) -> None:
         try:
             _restore(attempt, checkpoint)
         except DamagedCheckpoint as damage:
-            attempt.write(_withdrawal(attempt, checkpoint.step, str(damage)))
+            withdraw = partial(publishing.withdraw_checkpoint, step=checkpoint.step, reason=str(damage))
+            attempt.write(partial(withdraw, job_id=attempt.job.id, fence=attempt.job.fence))
             continue
         return
     if attempt.job.checkpoint_step:
@@ -138,11 +138,6 @@ def _note_unsafe(attempt: Attempt) -> None:
     """Mark a job whose untrusted code this worker runs without a sandbox."""
     if UNSAFE in attempt.worker.capabilities and attempt.job.required_capabilities:
         attempt.write(lambda session: record_unsafe_run(session, attempt.job.id, attempt.job.fence))
-
-
-def _withdrawal(attempt: Attempt, step: int, reason: str) -> Callable[[Session], bool]:
-    job = attempt.job
-    return lambda session: publishing.withdraw_checkpoint(session, job.id, job.fence, step, reason)
 
 
 def _restore(attempt: Attempt, checkpoint: Checkpoint) -> None:

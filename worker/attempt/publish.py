@@ -71,7 +71,7 @@ def _publish(attempt: Attempt, event: CheckpointSaved) -> None:
     try:
         verify(folder, attempt.job.id)
         state = store_folder(attempt, folder, f"{prefix}/state.tar")
-        texts = beside_weights(attempt, step=event.step)
+        texts = descriptions(attempt, attempt.job.id, step=event.step)
         weights = store_folder(attempt, _weights_folder(folder), f"{prefix}/adapter.tar.gz", texts)
     except (DamagedCheckpoint, FileNotFoundError) as error:
         logger.warning("checkpoint not published", step=event.step, error=str(error))
@@ -101,7 +101,7 @@ def publish_results(attempt: Attempt, event: Finished) -> None:
     weights_folder = attempt.folder / event.path
     verify(weights_folder.parent, attempt.job.id)
     prefix = f"jobs/{attempt.job.id}/results/{attempt.job.fence}"
-    texts = beside_weights(attempt)
+    texts = descriptions(attempt, attempt.job.id)
     weights = store_folder(attempt, weights_folder, f"{prefix}/adapter.tar.gz", texts, is_patient=True)
     table = attempt.folder / "metrics.csv"
     rows = attempt.read(lambda s: metrics.metric_rows(s, attempt.job.tenant, attempt.job.id))
@@ -137,7 +137,9 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     job = attempt.job
     assert job.export is not None
     source, step = str(job.export["job_id"]), int(job.export["step"])
-    texts = _beside_merged(attempt, source, step)
+    job_now = attempt.read(lambda session: session.get_one(Job, source))
+    is_final = job_now.state == JobState.SUCCEEDED.value and step == job_now.step
+    texts = descriptions(attempt, source, step=None if is_final else step, is_merged=True)
     key = f"jobs/{source}/exports/{job.id}-{job.fence}.tar"
     stored = store_folder(attempt, attempt.folder / event.path, key, texts, is_patient=True)
     fault_point("export.uploaded")
@@ -155,39 +157,21 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     attempt.write(store_result)
 
 
-def beside_weights(attempt: Attempt, *, step: int | None = None) -> dict[str, str]:
-    """Model card and manifest for the archive of the results, or of the checkpoint of a step, by file name.
+def descriptions(
+    attempt: Attempt, job_id: str, *, step: int | None = None, is_merged: bool = False
+) -> dict[str, str]:
+    """Model card and manifest of a job's weights by file name. `step`: that of a checkpoint.
 
     They contain no attempts, ids or times, so that a resumed job's archive equals an undisturbed one's. A
     checkpoint's evaluation may still be missing, so it is left out.
     """
-    document = manifest_of(attempt, attempt.job.id)
-    return texts_of(document if step is None else at_checkpoint(document, step))
-
-
-def manifest_of(attempt: Attempt, job_id: str) -> manifest.Document:
-    """The manifest of a job's weights as they are now."""
     facts = attempt.read(lambda s: facts_of(s, s.get_one(Job, job_id), attempt.worker.catalog))
-    return manifest.document(facts)
-
-
-def at_checkpoint(document: manifest.Document, step: int) -> manifest.Document:
-    """The manifest of the job's weights after `step` steps."""
-    return document | {"evaluation": {}, "checkpoint": {"step": step}}
-
-
-def texts_of(document: manifest.Document) -> dict[str, str]:
-    """Model card and manifest by file name."""
+    document = manifest.document(facts)
+    if step is not None:
+        document |= {"evaluation": {}, "checkpoint": {"step": step}}
+    if is_merged and not holds_whole_model(document):
+        document |= {"weights": MERGED}
     return {"README.md": model_card(document), "manifest.json": manifest.text(document)}
-
-
-def _beside_merged(attempt: Attempt, job_id: str, step: int) -> dict[str, str]:
-    """Model card and manifest of the merged weights that the job had after `step` steps."""
-    job = attempt.read(lambda session: session.get_one(Job, job_id))
-    document = manifest_of(attempt, job_id)
-    if job.state != JobState.SUCCEEDED.value or step != job.step:
-        document = at_checkpoint(document, step)
-    return texts_of(document if holds_whole_model(document) else document | {"weights": MERGED})
 
 
 def add_artifact(

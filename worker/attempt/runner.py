@@ -7,7 +7,6 @@ full disk.
 
 from __future__ import annotations
 
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -24,7 +23,6 @@ from worker.attempt.follow import follow
 from worker.attempt.lease import Lease, Lost
 from worker.attempt.prepare import prepare
 from worker.attempt.run_directory import clean_up, run_directory
-from worker.launchers.local import EngineProcess
 from worker.launchers.warm_pool import WarmPool
 
 logger = structlog.get_logger()
@@ -93,21 +91,11 @@ def run_engine(attempt: Attempt, engines: WarmPool) -> None:
     """Prepare, start, follow, conclude. The next job's engine is warmed once this one trains. Raises Lost."""
     config = prepare(attempt)
     fault_point("job.prepared")
-    engine = start_engine(attempt, config, engines)
+    engine = engines.start(["--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder)
     try:
+        fault_point("engine.spawned")
+        attempt.lease.guard(engine)
         ending = follow(attempt, engine, on_step=engines.warm_up)
     finally:
         engine.close()
     conclude(attempt, ending)
-
-
-def start_engine(attempt: Attempt, config: Path, engines: WarmPool) -> EngineProcess:
-    """Start the engine; from now on the lease guards it. Raises Lost."""
-    engine = engines.start(["--config", str(config), "--run-dir", str(attempt.folder)], attempt.folder)
-    fault_point("engine.spawned")
-    try:
-        attempt.lease.guard(engine)
-    except Lost:
-        engine.close()
-        raise
-    return engine

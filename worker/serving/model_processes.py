@@ -65,10 +65,6 @@ class ModelProcess:
         """Messages to the process; it reads the first one after it has loaded the model."""
 
     @property
-    def pid(self) -> int | None:
-        return self._engine.pid if self._engine else None
-
-    @property
     def has_hung(self) -> bool:
         is_busy = bool(self.open) or not self.is_loaded
         return is_busy and monotonic() - self.last_message_at > SILENT_SECONDS
@@ -103,7 +99,7 @@ class ModelProcess:
         threads = ((self._read, (reading,)), (_write, (self._engine, _line(served), self._lines)))
         for target, arguments in threads:
             threading.Thread(target=target, args=arguments, name="model-process", daemon=True).start()
-        logger.info("model process started", model=self.model, pid=self.pid)
+        logger.info("model process started", model=self.model, pid=self._engine.pid)
 
     def ask(self, ask: Ask) -> None:
         self.used_at = self.last_message_at = monotonic()
