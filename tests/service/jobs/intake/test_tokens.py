@@ -116,5 +116,5 @@ def test_a_broken_tokenizer_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelTextError, match="the tokenizer of tiny cannot be read"):
         load_model_text(folder)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ModelTextError, match=r"holds no tokenizer\.json"):
+    with pytest.raises(ModelTextError, match=r"has no tokenizer\.json"):
         load_model_text(folder)
