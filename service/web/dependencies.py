@@ -27,16 +27,11 @@ def from_state(name: str) -> Callable[[Request], Any]:
     return read
 
 
-def _request_id(request: Request) -> str:
-    return str(request.state.request_id)
-
-
 SettingsDep = Annotated[Settings, Depends(from_state("settings"))]
 DatabaseDep = Annotated[Database, Depends(from_state("database"))]
 StorageDep = Annotated[Storage, Depends(from_state("storage"))]
 CatalogDep = Annotated[Catalog, Depends(from_state("catalog"))]
 RequestRateDep = Annotated[RequestRate, Depends(from_state("request_rate"))]
-RequestId = Annotated[str, Depends(_request_id)]
 RetryCount = Annotated[
     str,
     Header(
