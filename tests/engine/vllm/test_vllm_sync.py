@@ -157,7 +157,7 @@ def test_an_adapter_that_arrived_broken_is_noticed_at_once(
     sampler = make_sampler()
     move(sampler.policy, 0.01)
     monkeypatch.setattr("grpo_engine.rollout.sampler.vllm_sampler.save_adapter", save_halved)
-    with pytest.raises(PolicyMismatchError, match="serves as policy version 1 is not the trainer's"):
+    with pytest.raises(PolicyMismatchError, match="does not serve the trainer's weights as policy version 1"):
         sampler.load_policy(1)
 
 
