@@ -1,7 +1,5 @@
 """The limits of this machine, measured: `fraction_of_peak` is relative to them."""
 
-from __future__ import annotations
-
 import platform
 import re
 import time

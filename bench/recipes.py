@@ -6,8 +6,6 @@ The task is the demo's: a small model first learns sums with forgotten carries; 
 model. One thread; seconds are the process's CPU time, so that a busy machine does not change them.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import statistics

@@ -1,7 +1,5 @@
 """Meanings of fields: their descriptions, which are the docstrings below them in the model."""
 
-from __future__ import annotations
-
 import inspect
 from functools import cache
 

@@ -7,8 +7,6 @@ methods, `ABSENT` the others with the reason. `test_compatibility.py` makes the 
 service. Boundary: writing the page needs no service.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -6,8 +6,6 @@ Types, ranges and defaults come from the JSON schemas that validate a job, meani
 fields' descriptions. Boundary: pages are text; `docs/grader_examples.py` holds the examples.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

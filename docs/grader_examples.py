@@ -1,7 +1,5 @@
 """One example for each grader's reference page; the tests run those that need no other server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -6,8 +6,6 @@ Runs the demo's two jobs with a small random model under `grpo up` in a temporar
 in Chromium while it trains.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -6,8 +6,6 @@ writes `train.jsonl` and `held_out.jsonl` (prompts with an `answer` for the grad
 (the same training prompts with the assistant's turn).
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

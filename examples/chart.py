@@ -1,7 +1,5 @@
 """A curve drawn as text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

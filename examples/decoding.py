@@ -1,7 +1,5 @@
 """Greedy answers of a model folder, with or without an adapter, using only transformers and PEFT."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ Boundary: OpenAI's client only. MODEL is a name that the operator gave to a mode
 o4-mini-2025-04-16 PATH`. The script writes the result files to the current folder.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -6,8 +6,6 @@ One character is one token, so that tokenisation does not affect arithmetic. The
 `from_pretrained`; its weights are random and its vocabulary is small.
 """
 
-from __future__ import annotations
-
 import argparse
 import string
 from pathlib import Path

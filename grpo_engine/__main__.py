@@ -6,8 +6,6 @@ SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or s
 succeed (the `failed` event says why), 2 the configuration cannot be read; anything else is a crash.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

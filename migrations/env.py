@@ -3,8 +3,6 @@
 `platform/migrate.py` passes a connection in `config.attributes`; the `alembic` command opens its own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from alembic import context

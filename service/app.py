@@ -3,8 +3,6 @@
 Boundary: wiring only. It runs no migrations: with another schema in the database it stays unready.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

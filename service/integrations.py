@@ -3,8 +3,6 @@
 Boundary: schemas; `worker/sinks/` writes to the sinks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain
 from typing import Annotated, Any, Literal

@@ -3,8 +3,6 @@
 Boundary: job parameters are in `grpo_engine.config.job`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cached_property

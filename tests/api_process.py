@@ -3,8 +3,6 @@
 Boundary: a process, its port and its log.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ except for one lucky attempt per group; with the lesson it is always right. In r
 lesson from the best attempts. Used by tests of the engine and the service, and end to end.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -7,8 +7,6 @@ A reply is a text, JSON, or a `Reply` that fails, stalls, drips, floods or redir
 `server.requests`.
 """
 
-from __future__ import annotations
-
 import json
 import ssl
 import sys

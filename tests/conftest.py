@@ -1,7 +1,5 @@
 """Fixtures every test folder shares: real servers, and each database test on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -4,8 +4,6 @@
 whole profile) and executes the command.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -3,8 +3,6 @@
 With `GRPO_ENGINE_MODULE=tests.either_engine` one deployment runs both.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

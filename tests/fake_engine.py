@@ -7,8 +7,6 @@ faults: `{"faults": {"<fence, or *>": {fault: value}}}`, where the fence is the 
 `guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward falls after this step).
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -5,8 +5,6 @@
 `broken` cannot be loaded.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import queue

@@ -1,7 +1,5 @@
 """URLs that lead to private addresses or mislead a parser, and public ones, to test outgoing requests."""
 
-from __future__ import annotations
-
 # PORT belongs to a socket that listens on every local address and must receive no connection.
 REFUSED = [
     "http://example.com/",

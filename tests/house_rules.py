@@ -4,8 +4,6 @@ A file has at most 300 lines, a function at most 60, a folder at most 15 modules
 of a package have the same name.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

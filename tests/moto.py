@@ -1,7 +1,5 @@
 """An S3-compatible store in its own process (moto's server)."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

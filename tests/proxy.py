@@ -3,8 +3,6 @@
 One thread per direction of a connection. The test changes the behaviour while it runs.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

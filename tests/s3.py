@@ -1,7 +1,5 @@
 """A bucket of an S3-compatible store behind a proxy that can inject faults."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Boundary: HTTP/1.1 with `Content-Length` bodies, as S3 has it; without buckets a
 Each fault is for the requests a test names; how often it struck is counted.
 """
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import threading

@@ -4,8 +4,6 @@ Each has its own temporary folder. A server can be stopped, killed and restarted
 The kernel kills it when the test process ends. Under root, PostgreSQL runs as an unprivileged user.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import pwd

@@ -3,8 +3,6 @@
 They parse, run as non-root, contain no secret, and their commands exist here.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """Users copy the examples: every job file is accepted, and every row fits its job's grader."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The commands of docs/operate/operations.md work, and its alerts name existing metrics."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The commands of docs/read-a-run/rollouts.md work and print what the page shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,7 +15,7 @@ from service.platform.db import Database
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.service.job_samples import make_model
-from tests.service.rollouts.rollout_samples import add_graded_job, add_group, said
+from tests.service.rollouts.rollout_samples import add_graded_job, add_group, scored
 from tests.service.serving.processes import serving
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +33,9 @@ def shell(settings: Settings, database: Database, tmp_path: Path) -> Iterator[di
     """Environment of a user with a job of two steps."""
     make_model(settings.home)
     job_id = add_graded_job(settings, database)
-    formed = said("<answer>9</answer>", 0.0, 1.0)
-    add_group(database, job_id, 1, 0, [said("<answer>2</answer>", 1.0, 1.0), formed], row=1)
-    add_group(database, job_id, 2, 0, [said("4", 0.0, 0.0, finish="length"), formed], row=2)
+    formed = scored("<answer>9</answer>", 0.0, 1.0)
+    add_group(database, job_id, 1, 0, [scored("<answer>2</answer>", 1.0, 1.0), formed], row=1)
+    add_group(database, job_id, 2, 0, [scored("4", 0.0, 0.0, finish="length"), formed], row=2)
     with database.transaction() as session:
         key = create_key(session, "tenant-a")
     with serving(create_app(settings)) as url:

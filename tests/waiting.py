@@ -1,7 +1,5 @@
 """Warm and working engines, from the process table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Endpoints of a real webhook receiver on 127.0.0.1, their deliveries, and the check of its requests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import standardwebhooks

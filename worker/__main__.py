@@ -1,7 +1,5 @@
 """`python -m worker [--pool NAME] [--once]`: a polling worker."""
 
-from __future__ import annotations
-
 import argparse
 
 from service.platform import logs

@@ -5,8 +5,6 @@ an engine warm. SIGTERM (Celery's warm shutdown) sets a flag that the child shar
 job is released after a checkpoint. The main process also supervises two processes: the sweeper and chat.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

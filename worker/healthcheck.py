@@ -3,8 +3,6 @@
 It checks only the file that the main loop touches: an unavailable database or broker is no reason to restart.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

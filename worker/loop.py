@@ -1,7 +1,5 @@
 """The polling worker, the only one of the embedded mode: runs jobs one by one, and all helpers in threads."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Removes secrets from text that a job's owner may read."""
 
-from __future__ import annotations
-
 import os
 import re
 

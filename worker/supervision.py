@@ -4,8 +4,6 @@ A helper is a callable that runs until `stopping` is set: most use `run_rounds`,
 process uses `run_process`. Boundary: threads, processes and time; a helper's work is in its own module.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The process also sends webhooks. With `--beside-worker` it announces this machin
 sinks too. Otherwise it announces nothing, because machines that announce themselves count as workers.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ Slow receivers of one tenant occupy at most `MAX_OF_TENANT` threads.
 Boundary: threads; the consequences of an attempt are in `service/webhooks/outbox.py`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from dataclasses import dataclass, field

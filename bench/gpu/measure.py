@@ -9,8 +9,6 @@ leaves out sampling, scoring and the reference model (β is 0). A sampled comple
 so the number of tokens is known; prompts are random words.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -5,8 +5,6 @@ machine's limits, ratios to TRL and to the figures that prime-rl published.
 Boundary: parts are run by `run.py` and measured by `measure.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

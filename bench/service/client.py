@@ -4,8 +4,6 @@ Latency counts from the due time, so that a stalled server is charged for all re
 HTTP/1.1 with Content-Length, as this service uses it; no redirects, no TLS.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -4,8 +4,6 @@ Boundary: everything before the first measured request. The database syncs every
 is the server of the tests.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

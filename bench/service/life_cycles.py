@@ -4,8 +4,6 @@ Each worker claims, renews its lease once and finishes, through the functions th
 thousand workers hold a thousand jobs at any time. Boundary: no engine runs, and nothing is recorded.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time

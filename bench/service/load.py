@@ -7,8 +7,6 @@ missed. This process sends the load; the API and the workers run in processes of
 Boundary: no engine, no broker and one dataset; measures the database and HTTP.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -3,8 +3,6 @@
 Boundary: the worker's recording function and the API's metrics endpoints, one request at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -4,8 +4,6 @@ Boundary: opens the streams, writes events to the database like workers, and mea
 and whether each stream received every event once and in order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

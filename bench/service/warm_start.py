@@ -8,8 +8,6 @@ events. Prints one JSON document: medians in seconds.
 Left out: models other than the demo's; a larger one loads longer, warm or cold.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 Boundary: sends SIGKILL only to process ids that it has just looked up by folder or parent.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -8,8 +8,6 @@ process is left. Writes `bench/results/soak.json`.
 Boundary: processes are killed by `monkey.py`; the load retries requests without a response.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

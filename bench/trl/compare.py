@@ -9,8 +9,6 @@ medians of all rounds and the ratios ours ÷ TRL. Exit status 1: the engines did
 one did not change its weights. On a shared machine only ratios of one run are meaningful.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ are compared after each optimiser step. Writes a table to FILE (bench/equivalenc
 error exceeds its tolerance. TRL is a development dependency.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The cases of `bench.trl.equivalence`: ways to train, for this engine and for TRL, with the completions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ Required operations are counted once: prompts once per group, no weight gradient
 recomputation. Anything else that an engine computes lowers its fraction.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.trl.side import Spec

@@ -3,8 +3,6 @@
 If a model's folder contains `prompts.jsonl`, those are its prompts; otherwise random words of its vocabulary.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -1,7 +1,5 @@
 """This engine's run of a comparison: the real trainer with its own timings. See `bench.trl.side`."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

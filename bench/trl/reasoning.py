@@ -4,8 +4,6 @@ Its answers have 10 to 200 tokens, depending on the sum, which gives a benchmark
 trained once and kept under `build/`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

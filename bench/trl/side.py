@@ -4,8 +4,6 @@ python -m bench.trl.ours SPEC.json ANSWER.json
 python -m bench.trl.theirs SPEC.json ANSWER.json
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import statistics

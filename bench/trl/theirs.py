@@ -1,7 +1,5 @@
 """TRL's run of a comparison: its GRPOTrainer with the same settings, timed around its own methods."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -4,8 +4,6 @@ Pure functions of metrics; the training loop carries out the actions. A rule who
 (no KL at beta 0, nothing trained) neither trips nor recovers in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean

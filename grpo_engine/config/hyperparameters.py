@@ -1,7 +1,5 @@
 """Hyperparameters that all methods share, and those of the supervised method."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Annotated, Any, Literal, Self

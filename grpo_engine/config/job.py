@@ -5,8 +5,6 @@ on a typo. Recipes and other systems' names are expanded into a visible full con
 again changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, overload
 

@@ -4,8 +4,6 @@ Functions from dict to dict, run before validation. Expanding twice changes noth
 meaning must agree, so that no option is silently ignored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """GRPO and its relatives: the options of a reinforcement job, and the rules between them."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator

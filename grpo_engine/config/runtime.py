@@ -3,8 +3,6 @@
 Separate from `job.py`, so that a command that only reads the deployment's settings loads no grader.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

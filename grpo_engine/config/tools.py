@@ -1,7 +1,5 @@
 """Tools that a job gives its model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 

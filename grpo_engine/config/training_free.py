@@ -1,7 +1,5 @@
 """Options of a training-free job: the answering and reflecting models, the lessons, and the budget."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, Self
 

@@ -4,8 +4,6 @@ Every `EngineError` is deterministic: the same job fails again, so a worker does
 that ends an engine (a signal, a lost disk, a `MachineError`) is infrastructure and is retried.
 """
 
-from __future__ import annotations
-
 
 class EngineError(Exception):
     """The job cannot succeed; running it again would fail again."""

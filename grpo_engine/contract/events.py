@@ -3,8 +3,6 @@
 `files/event_log.py` writes them and sets `sequence` and `at`; the worker reads them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """A checkpoint's manifest: written last, verified by the engine and the worker before any use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Plain records that cross the engine's interface: samples, scores, rollouts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar

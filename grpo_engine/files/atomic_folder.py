@@ -3,8 +3,6 @@
 .tmp-step-00000020/ → every file → manifest.json → rename to step-00000020/ → fsync the parent
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

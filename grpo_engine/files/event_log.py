@@ -4,8 +4,6 @@ An unfinished line of a killed engine is cut off. A resumed run repeats the step
 events that the file (or the worker) already holds are not written again.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

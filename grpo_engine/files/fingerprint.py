@@ -7,8 +7,6 @@ the fingerprint; distributing the tensors over other files does not. Three small
 Not covered: the tokenizer, and a few numbers edited by hand.
 """
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from pathlib import Path

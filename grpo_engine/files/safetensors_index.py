@@ -3,8 +3,6 @@
 A file starts with eight bytes of length and a JSON header. Only these are read, and they are not trusted.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Set

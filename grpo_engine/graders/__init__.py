@@ -3,8 +3,6 @@
 `Grader` is a field type: `grader: Grader` in a pydantic model reads any kind by its `type`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -3,8 +3,6 @@
 A grader never raises for what a model wrote: it returns a `Score` with reward None and the reason.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Why a completion has no reward, as an exception inside graders; `GraderBase` turns it into a GradeError."""
 
-from __future__ import annotations
-
 from grpo_engine.contract.records import GradeErrorCode
 from grpo_engine.graders.feedback import storable
 

@@ -1,7 +1,5 @@
 """Feedback on a completion, of bounded length whatever the completion holds."""
 
-from __future__ import annotations
-
 import json
 
 MAX_FEEDBACK_CHARACTERS = 300

@@ -7,8 +7,6 @@ There is no eval: only the nodes in `_instruction` are accepted. Length and dept
 walked and evaluated in loops, so no formula exhausts the stack.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

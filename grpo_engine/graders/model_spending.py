@@ -3,8 +3,6 @@
 Kept in this process's memory: a restarted engine counts from 0 again.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import OrderedDict

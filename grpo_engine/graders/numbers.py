@@ -4,8 +4,6 @@ Numbers are exact (fractions, never floats). Expressions are not evaluated: `2+3
 the text around the last digit is read, and digits and exponents are bounded, so a text costs microseconds.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 RE2's syntax has no back-references and no look-around.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

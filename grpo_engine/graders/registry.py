@@ -1,7 +1,5 @@
 """The kinds of reward rules. A new kind is a file in `rules/` and a line here."""
 
-from __future__ import annotations
-
 from grpo_engine.graders.rules.code_tests import CodeTests
 from grpo_engine.graders.rules.endpoint import Endpoint
 from grpo_engine.graders.rules.format import Format

@@ -1,7 +1,5 @@
 """A model's text as the sample that graders see."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ Words of bleu, gleu and meteor are those of mteval-v13a, sacrebleu's default; wo
 and 0-9 in lower case only. The libraries are imported when they are used.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

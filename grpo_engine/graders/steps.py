@@ -4,8 +4,6 @@ Steps cover the whole text: a separator belongs to the step before it, and text 
 to that step. All patterns run in linear time (RE2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple

@@ -5,8 +5,6 @@ A path starts with `item` (the dataset row) or `sample` (the completion), follow
 again, formatted or evaluated. There are no filters, no conditions and no escape for a literal `{{`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

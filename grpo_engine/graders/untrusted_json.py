@@ -1,7 +1,5 @@
 """JSON that users' programs and servers or a model wrote: strict, with finite numbers only."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, NoReturn

@@ -3,8 +3,6 @@
 As in `logprobs.py`: chunks that are computed again in the backward pass, sums in float32.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Three ways to run a model over a packed micro-batch: our kernels, the model's own layers, whole rows."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

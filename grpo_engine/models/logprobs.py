@@ -4,8 +4,6 @@ The backward pass recomputes the output layer in chunks, so peak memory does not
 tokens times the vocabulary. Sums are in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast

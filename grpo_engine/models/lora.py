@@ -3,8 +3,6 @@
 Left out: LoRA on embeddings and on the output layer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

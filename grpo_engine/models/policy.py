@@ -4,8 +4,6 @@ Weights come from a folder or the hub at a pinned revision: safetensors only, no
 supports shared prompts and our own kernels is proven on random tokens at load.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

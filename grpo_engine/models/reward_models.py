@@ -3,8 +3,6 @@
 Safetensors only, no remote code, float32 on the CPU, one thread: grading processes run beside the training.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from pathlib import Path

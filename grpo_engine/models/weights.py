@@ -3,8 +3,6 @@
 Collecting and writing are two steps: with sharded weights every rank collects and only the first one writes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor

@@ -9,8 +9,6 @@ gets exactly 0. So does every completion of a group without signal, which is dec
 a rounded standard deviation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

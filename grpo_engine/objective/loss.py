@@ -8,8 +8,6 @@ optimiser step before its first micro-batch, so splitting, packing and ordering 
 GSPO (2507.18071), CISPO MiniMax-M1 (2506.13585), SAPO (2511.20347); LUSPO and BNPO as TRL 1.16 defines them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

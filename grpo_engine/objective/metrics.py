@@ -1,7 +1,5 @@
 """Metrics of a step under TRL's names: flat, finite and token-weighted."""
 
-from __future__ import annotations
-
 import math
 import resource
 import statistics

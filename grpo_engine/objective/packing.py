@@ -4,8 +4,6 @@ A group occupies a contiguous part of a row: the prompt once, then its completio
 the prompt for each. Rows hold groups up to a token budget, without padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self

@@ -3,8 +3,6 @@
 A row that could not be scored before or after training is left out of both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

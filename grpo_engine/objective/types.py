@@ -4,8 +4,6 @@ Notation: P prompts of a step, G samples of a prompt's group, N trained tokens o
 of a packed row. A trained token is one that the model sampled and that is not masked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,8 +9,6 @@ GRPO_ENDPOINTS is the path of a JSON file, name → OperatorEndpoint:
 The file is read again at each call. Keys are `SecretStr`: no message, log or record shows them.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ The host that httpcore passes is used for TLS and the Host header only. This mod
 `web.py` imports it when it is needed.
 """
 
-from __future__ import annotations
-
 import ssl
 import time
 from collections.abc import Iterable, Sequence

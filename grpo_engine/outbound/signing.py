@@ -1,7 +1,5 @@
 """Standard Webhooks signatures (standardwebhooks.com): they prove sender, content and time of a request."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hmac

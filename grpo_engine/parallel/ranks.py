@@ -5,8 +5,6 @@ gradients. All ranks make the same steps. Without torch.distributed there is one
 effect.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar

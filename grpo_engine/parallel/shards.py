@@ -1,7 +1,5 @@
 """Gathers and fills tensors that may be sharded over the ranks; plain tensors stay unchanged."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor

@@ -10,8 +10,6 @@ once across all processes; just before, it leaves an empty file named after its 
 Boundary: the standard library only. The variable is read at import; without it a point does nothing.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

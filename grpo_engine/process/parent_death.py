@@ -5,8 +5,6 @@ systems only check once, at the start. `python -I -S parent_death.py PID COMMAND
 the command; this file imports the standard library only, to start in milliseconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

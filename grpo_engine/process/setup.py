@@ -1,7 +1,5 @@
 """One-time setup of an engine process: libraries' defaults, the heap, imports, visible GPUs."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

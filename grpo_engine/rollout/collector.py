@@ -1,7 +1,5 @@
 """Collects a step's groups: samples, grades, and replaces groups without signal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

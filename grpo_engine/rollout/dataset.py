@@ -3,8 +3,6 @@
 The service checks every row at submit; this module rejects only what requires the tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Evaluates held-out rows and compares their rewards, row by row, with those before training."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass

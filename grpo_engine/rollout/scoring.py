@@ -3,8 +3,6 @@
 A grading error is counted and named, never a silent reward of 0.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """From a configuration to a training loop: device, weights, data, sampler, graders, method."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 Runs on the CPU, in the number format of the base's own files. The worker adds the model card and the archive.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -8,8 +8,6 @@ only. No device is initialised, no random number drawn and no thread started, so
 the job computes the same numbers as a fresh process.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -9,8 +9,6 @@ exit with 0. If one dies, the others are killed within seconds and its status (o
 Boundary: processes, no torch. Left out: ranks on several machines.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -10,8 +10,6 @@ together while the torch sampler samples, because ranks sample different numbers
 Left out: tensor parallelism, and loading models that do not fit one device.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ allows it (`unsafe.py`). Linux with bubblewrap and the standard library only; `m
 bubblewrap.
 """
 
-from __future__ import annotations
-
 from grpo_engine.sandbox.launch import SandboxUnavailable
 from grpo_engine.sandbox.probe import Capability, self_test, untrusted_interpreter
 from grpo_engine.sandbox.process import Limits, Outcome

@@ -9,8 +9,6 @@ waits unread in another pipe. The server compiles user code but never runs it. T
 nonce.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -4,8 +4,6 @@
 the same process may replace any of it, so the parent checks every answer again.
 """
 
-from __future__ import annotations
-
 import atexit
 import builtins
 import contextlib

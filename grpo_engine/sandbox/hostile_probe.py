@@ -5,8 +5,6 @@ outside: `flood` prints without end, `loop` never ends, `daemon` leaves a proces
 runs this file's text, so it imports the standard library only.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -6,8 +6,6 @@ separate mount namespace. Inside there is no network, /proc or /etc, no writable
 /tmp, no program except the interpreter, and no other process. Linux only.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

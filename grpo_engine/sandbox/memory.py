@@ -5,8 +5,6 @@ group would be exact, but few containers may create one; if the machine runs out
 the kernel kills a sandbox first (`launch.py`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 Fail closed: an attack that is not contained, or cannot be run, means that there is no sandbox here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

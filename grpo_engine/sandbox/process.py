@@ -4,8 +4,6 @@ Nothing that comes out is trusted. Answers are bounded in size and time and carr
 anything else ends the sandbox.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

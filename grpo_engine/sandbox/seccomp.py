@@ -9,8 +9,6 @@ Linux on x86_64 and aarch64 only; elsewhere there is no filter and no sandbox.
 Source: linux/seccomp.h, linux/bpf_common.h and the kernel's two system-call tables.
 """
 
-from __future__ import annotations
-
 import errno
 import struct
 

@@ -6,8 +6,6 @@ of time, memory and output, no privileges (root becomes an unprivileged user), e
 judged from outside. Linux only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -5,8 +5,6 @@ to all open requests.
 Boundary: plain data; the API creates the requests and the worker forwards them.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter

@@ -6,8 +6,6 @@ the process has the lowest CPU priority and is killed first when memory runs out
 Boundary: weights and sampler are those of training; the worker decides who may use the model.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import queue

@@ -4,8 +4,6 @@ Each request is its own decoding that pauses after every token (on a GPU: every 
 by taking turns, and an abandoned one is simply dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

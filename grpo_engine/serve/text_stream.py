@@ -3,8 +3,6 @@
 The pieces together equal the decoded whole completion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 BROKEN = "�"

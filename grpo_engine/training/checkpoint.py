@@ -4,8 +4,6 @@ A checkpoint is valid if its manifest names files of the right size and SHA-256.
 valid one and reports those it skipped. Nothing is pickled: tensors are safetensors, all else is JSON.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -3,8 +3,6 @@
 Boundary: no sampling, no scoring, no optimiser step. Gradients accumulate on the parameters.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass

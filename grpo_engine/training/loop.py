@@ -4,8 +4,6 @@ A `Method` makes the steps. The loop is a generator of events: the command line 
 collect them in a list.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

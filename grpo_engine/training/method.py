@@ -4,8 +4,6 @@ A method makes the steps (`trainer.py`, `supervised.py`, `probe.py`, `training_f
 is what a checkpoint holds beside the run's state. `loop.py` does everything around the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -4,8 +4,6 @@ Smaller micro-batches give the same result (`test_invariance.py`), so an out-of-
 repetition.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

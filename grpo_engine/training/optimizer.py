@@ -4,8 +4,6 @@ The schedule is a function of the step, so the only state is Adam's moments, sav
 name.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

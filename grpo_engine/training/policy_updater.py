@@ -1,7 +1,5 @@
 """Optimiser steps on a policy's weights, in micro-batches that fit the device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 A probe has no checkpoint: if interrupted, it starts again and draws the same completions.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

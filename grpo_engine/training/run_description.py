@@ -1,7 +1,5 @@
 """The `started` event: the device, libraries and model that a run uses."""
 
-from __future__ import annotations
-
 import platform
 from importlib.metadata import version
 from pathlib import Path

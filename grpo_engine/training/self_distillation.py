@@ -5,8 +5,6 @@ f the feedback on it, L = mean over the attempts' tokens of KL(π(·|x, y_<t) �
 The teacher uses the current weights, so nothing is kept between steps.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Steps that trained nothing: why, and when the job fails because of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from grpo_engine.config.job import ReinforcementHyperparameters

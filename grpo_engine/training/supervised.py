@@ -3,8 +3,6 @@
 It shares packing, log-probabilities and the updater with GRPO; a demonstration is a group of one completion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -4,8 +4,6 @@ DeepSeekMath (arXiv 2402.03300) §4: sample a group per prompt, score it, use th
 deviation as the baseline, update with the clipped surrogate and the KL to a frozen reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -3,8 +3,6 @@
 An attempt that the model failed to make is unscorable, like one that a grader could not score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

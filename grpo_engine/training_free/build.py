@@ -1,7 +1,5 @@
 """From a configuration to a training-free run; loads weights only if the job uses its own model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

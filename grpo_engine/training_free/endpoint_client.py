@@ -4,8 +4,6 @@ The chat client retries temporary errors. Another error fails only its answer, u
 in a row fail. Boundary: messages contain no key and no address.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 step-00000003/experiences/  experiences.json  prompt.txt  prompt.json  manifest.json
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

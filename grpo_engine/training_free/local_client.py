@@ -3,8 +3,6 @@
 Without a chat template, a conversation is joined into one text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The interface to a model that runs in this process or behind an endpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

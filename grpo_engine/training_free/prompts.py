@@ -4,8 +4,6 @@ Boundary: pure functions from records to messages. Text written by models is pla
 as data, because an attempt may contain instructions.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

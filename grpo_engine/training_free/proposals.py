@@ -3,8 +3,6 @@
 Strict: one JSON object, alone or in a code fence, with known and complete operations only.
 """
 
-from __future__ import annotations
-
 import re
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError

@@ -4,8 +4,6 @@ The semantic advantage of Training-Free GRPO (arXiv 2510.08191 §2): numeric adv
 won, a model describes why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -5,8 +5,6 @@ group's attempts, let a model describe what made the difference, change the libr
 `training/loop.py` drives the steps; the library is the run's artifact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The `grpo` command: its options, its sub-commands, and its errors."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

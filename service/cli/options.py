@@ -1,7 +1,5 @@
 """Options and arguments that several commands share, with their completion in a shell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

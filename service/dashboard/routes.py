@@ -1,7 +1,5 @@
 """`/` and the files it loads. Boundary: static files and their headers; no key, no database."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cheap checks of an uploaded dataset's bytes; its rows are checked when a job is created."""
 
-from __future__ import annotations
-
 import codecs
 import hashlib
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """OpenAI's files API: `/v1/files`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from anyio import CapacityLimiter, to_thread

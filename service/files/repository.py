@@ -1,7 +1,5 @@
 """Queries about files. Deleted and expired files are never found."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from sqlalchemy import Text, cast, or_, select, tuple_

@@ -1,7 +1,5 @@
 """The upload form, and OpenAI's `file` object with `sha256` added."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, Literal

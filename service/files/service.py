@@ -4,8 +4,6 @@ Upload: content into storage, then the row, then the response. Delete: the row, 
 No transaction is open while bytes move.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import BinaryIO
 

@@ -1,7 +1,5 @@
 """`/v1/fine_tuning/alpha/graders`: check a grader, run it on a completion."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter
 
 from service.graders import service

@@ -3,8 +3,6 @@
 Added to OpenAI's: `num_tokens` in requests, `scorable` and `grader_errors` in responses.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field

@@ -4,8 +4,6 @@ Rules that may hang or crash run in a grading process that is killed at the dead
 Boundary: no HTTP, no database.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 Boundary: a table from Axolotl's names to TRL's; `trl.py` has the rules for those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What TRL's and verl's fields have in common: the model, the datasets, checkpoints and the run's name."""
 
-from __future__ import annotations
-
 from service.importing.rules import Translation, whole
 
 NOT_IN_THE_CATALOGUE = (

@@ -3,8 +3,6 @@
 Boundary: pure; the command reads the files. The service's own classes decide whether it accepts the job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -6,8 +6,6 @@ timestamp. Every cell of a CSV file is a text.
 Boundary: the service checks the rows' fields.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

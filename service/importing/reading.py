@@ -1,7 +1,5 @@
 """Reads the configuration, the sources of reward functions and the dataset's rows, and runs none of them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Boundary: pure. The source is parsed here but never run; it runs in the sandbox, like every `python` grader.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

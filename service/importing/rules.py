@@ -3,8 +3,6 @@
 Boundary: pure. Each source's fields are in its own table (`trl.py`, `axolotl.py`, `verl.py`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

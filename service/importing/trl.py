@@ -4,8 +4,6 @@ Boundary: a table; fields that belong together are in `trl_groups.py`. The defau
 job contains each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

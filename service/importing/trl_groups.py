@@ -3,8 +3,6 @@
 Rewards are in `trl_rewards.py`.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

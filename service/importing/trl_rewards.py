@@ -3,8 +3,6 @@
 Boundary: `rewards.py` translates single functions.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Boundary: a table over dotted names, nested or not; fields that belong together are in `verl_groups.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

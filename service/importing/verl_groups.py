@@ -3,8 +3,6 @@
 Boundary: `rewards.py` translates Python functions.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

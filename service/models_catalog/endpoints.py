@@ -1,7 +1,5 @@
 """`/v1/models`. Names contain slashes and colons, so the id is the rest of the path."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path

@@ -1,7 +1,5 @@
 """OpenAI's `model` object."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel

@@ -3,8 +3,6 @@
 Boundary: a catalogue model is the operator's and is never deleted here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session

@@ -4,8 +4,6 @@ A database that accepts connections and never responds would hold a pool thread 
 one thread, outside of the pool, waits for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Both answer in time even if a dependency hangs: neither needs a pool thread, and each check has a time limit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A helper that completes a round records it here. `grpo doctor` and `/readyz` rep
 Boundary: rows only; helpers are restarted by `worker/supervision.py`.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterable
 from time import monotonic

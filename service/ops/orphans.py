@@ -3,8 +3,6 @@
 Boundary: reads rows and lists objects; the `grpo orphans` command deletes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -4,8 +4,6 @@ Job metrics are read from the database at each scrape, so all API processes retu
 (`web/request_metrics.py`) are each process's own: scrape all of them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

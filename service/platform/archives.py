@@ -4,8 +4,6 @@ Archives are deterministic (sorted names, no times, no owners), so equal weights
 Boundary: the standard library, without the extraction filters that Python 3.11.0 lacks.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -3,8 +3,6 @@
 Rows are only added: the database refuses to change or delete one (`migrations/`).
 """
 
-from __future__ import annotations
-
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 

@@ -3,8 +3,6 @@
 Jobs name an entry, never a path. Boundary: reads folders and one JSON file; no weights, no hub.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

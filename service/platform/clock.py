@@ -1,7 +1,5 @@
 """The database's clock as Unix seconds. Only it decides leases; a worker's clock may be an hour off."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import Double

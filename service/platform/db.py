@@ -1,7 +1,5 @@
 """Engine, sessions and locks: one synchronous stack for the API and the worker, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -4,8 +4,6 @@ The docstrings are the descriptions in `/openapi.json`.
 Boundary: plain Python, so that the worker may use it; `web/error_handlers.py` turns errors into responses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

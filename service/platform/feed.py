@@ -5,8 +5,6 @@ it was opened with; when the key is revoked or expires, the subscriber is ended.
 Boundary: asyncio and polling; the rooms that use it define queries and updates.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import signal

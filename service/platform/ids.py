@@ -1,7 +1,5 @@
 """Random identifiers in OpenAI's form: a prefix, letters and digits."""
 
-from __future__ import annotations
-
 import secrets
 import string
 

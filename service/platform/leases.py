@@ -7,8 +7,6 @@ Boundary: conditions and UPDATEs over the columns that every leased table has. W
 states of a row, belong to the module of the table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ Configures structlog and the standard library. A worker binds the fields of an a
 (`structlog.contextvars`); `REQUEST` provides those of a request when a line is written.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

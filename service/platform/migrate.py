@@ -3,8 +3,6 @@
 Alembic runs from Python, so that it works from any folder; the steps are in `migrations/`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

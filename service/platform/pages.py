@@ -1,7 +1,5 @@
 """Cursor pages of rows, newest first."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, select, tuple_

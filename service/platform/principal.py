@@ -3,8 +3,6 @@
 Boundary: plain Python, so that the worker may use it; `web/auth.py` makes one from a request's key.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

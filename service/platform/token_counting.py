@@ -4,8 +4,6 @@ Boundary: reads `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`
 folder; no weights. Templates render like transformers' `apply_chat_template`, in Jinja's sandbox.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`/v1/fine_tuning/probes`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Response

@@ -1,7 +1,5 @@
 """Responses about probes; their request is a job's (`jobs/model/schemas.py`)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict

@@ -3,8 +3,6 @@
 Boundary: decides and opens transactions. A probe is created, claimed, leased and swept like a job.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import and_, select

@@ -4,8 +4,6 @@ Boundary: a pure function. GRPO learns from differences within a group, so the n
 differences decides; the rest explains why there are none, or why the rewards may mislead.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

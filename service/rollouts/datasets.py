@@ -4,8 +4,6 @@ Rollouts contain only the rendered prompt and the row's number. A file's content
 row until its owner deletes it.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterable, Iterator

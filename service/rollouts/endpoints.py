@@ -1,7 +1,5 @@
 """`/v1/fine_tuning/jobs/{id}/rollouts`: all completions that a job has sampled, and exports."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated

@@ -7,8 +7,6 @@ the model saw). A truncated completion is never a good example.
 Everything that can be refused is refused before the first line. No transaction spans two batches.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Filters on completions are applied to rows after they are read; a range of steps
 Boundary: the caller has checked the job's tenant.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing

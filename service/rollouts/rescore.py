@@ -5,8 +5,6 @@ scored, because some estimators compare all groups of a step.
 Boundary: no HTTP; `rescoring.py` computes the differences.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The engine's function computes both sides' advantages from the rewards alone, so
 the grader. A KL penalty in the reward is in neither. Boundary: pure.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Rewards, parts and advantages are those that the engine recorded; the service co
 results of rescoring.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field

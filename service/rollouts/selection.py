@@ -4,8 +4,6 @@ A group is selected if one of its completions is, except for `no_signal`, a prop
 Boundary: pure; queries are in the repository.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

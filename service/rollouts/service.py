@@ -1,7 +1,5 @@
 """A job's rollouts: lists of groups or of completions, and an overview. Boundary: no HTTP."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 from sqlalchemy.orm import Session

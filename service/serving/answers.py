@@ -3,8 +3,6 @@
 Boundary: pure; the endpoints frame the chunks.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

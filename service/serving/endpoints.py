@@ -3,8 +3,6 @@
 The read scope is enough: requests change nothing and are not kept.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncIterator, Callable

@@ -3,8 +3,6 @@
 A closed request's row is deleted; the worker then stops answering it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A worker's write names its fence and returns False if the request was closed or another worker holds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Fields that would change the answer and are not supported are refused by name; others are ignored.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, Literal, Self
 

@@ -3,8 +3,6 @@
 Boundary: writes the row that a worker claims; `waiting.py` waits for the answer.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass
 from typing import Any

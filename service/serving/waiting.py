@@ -1,7 +1,5 @@
 """Waits for the answer to one request, within time limits, and turns a worker's refusal into an error."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable

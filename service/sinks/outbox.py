@@ -5,8 +5,6 @@ when the next one exists, because the evaluation after a step is stored with it.
 Boundary: rows; `worker/sinks/` writes to the sinks, outside of any transaction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Boundary: creates, revokes and checks keys. This is the only source of a request's tenant.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -4,8 +4,6 @@ There is no session among them: a service function opens its own transaction, so
 commit → wake-up → response is visible in the code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any
 

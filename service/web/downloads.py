@@ -4,8 +4,6 @@ Boundary: storage and HTTP, no tables. Callers check the owner first, and hold n
 are sent.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from urllib.parse import quote

@@ -3,8 +3,6 @@
 Boundary: translation only. `middleware.py` logs and answers unknown exceptions.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ and concurrent operations are limited in each process. Boundary: the limit of ru
 workers claim them, the size of one upload where its bytes arrive.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

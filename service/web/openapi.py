@@ -3,8 +3,6 @@
 Boundary: documentation only; it does not change responses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from typing import Any
 

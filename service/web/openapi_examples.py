@@ -3,8 +3,6 @@
 `tests/service/web/test_openapi_examples.py` sends all of them. Boundary: requests only.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

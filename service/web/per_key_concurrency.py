@@ -5,8 +5,6 @@ all of them. Further requests of the key wait as coroutines.
 Boundary: asyncio, and the public part of the key as the client sent it; `auth.py` checks the key.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator

@@ -3,8 +3,6 @@
 Boundary: one process since its start. Paths, tenants and keys are no labels: their number is unbounded.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram

@@ -3,8 +3,6 @@
 Boundary: one check before every endpoint; schemas check the fields.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

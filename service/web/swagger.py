@@ -1,7 +1,5 @@
 """`/docs`: Swagger UI for the service's OpenAPI document, without files from other hosts."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 from fastapi import FastAPI, Request

@@ -4,8 +4,6 @@ Pydantic's locations also contain the tag or branch of a union (`method.reinforc
 `n_epochs.literal['auto']`). Following the location in the client's body distinguishes them from fields.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

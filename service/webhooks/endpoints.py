@@ -1,7 +1,5 @@
 """`/v1/webhook_endpoints` and `/v1/webhook_event_types` as in OpenAI's API, and the log of deliveries."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path

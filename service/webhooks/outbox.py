@@ -4,8 +4,6 @@ Delivery is at least once: if a process dies between sending and `record`, its l
 sends the same delivery under the same id.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Queries about webhook endpoints and their deliveries; each takes the tenant, or a row that was locked."""
 
-from __future__ import annotations
-
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 

@@ -3,8 +3,6 @@
 Added to OpenAI's: `enabled`, `disabled_reason`, the log of deliveries. Left out: a hint at the secret.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field

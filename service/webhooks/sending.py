@@ -3,8 +3,6 @@
 Boundary: the network and no database.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -3,8 +3,6 @@
 Boundary: decides and opens transactions; none is open during a request to a receiver.
 """
 
-from __future__ import annotations
-
 import base64
 import secrets
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The GPU set on a CPU with a tiny shape: it runs whole, keeps its deadline and survives what fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

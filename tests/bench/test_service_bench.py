@@ -1,7 +1,5 @@
 """The service's benchmark with tiny numbers: it runs whole, checks itself and writes its page."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reads a chart on the page: plotly's data and the table next to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from playwright.sync_api import Locator, Page

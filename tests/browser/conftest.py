@@ -4,8 +4,6 @@ One deployment and one browser serve all tests of this folder: change no job of 
 own with `deployment.create`. Screenshots go to `GRPO_SCREENSHOTS`, else to `build/screenshots`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

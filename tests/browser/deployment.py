@@ -4,8 +4,6 @@ Boundary: real processes (API, worker, engine children) and the public API; the 
 `tests.browser.engine`, which needs no model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

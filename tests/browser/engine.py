@@ -4,8 +4,6 @@
 depend on the step, the seed and the hyperparameters only, so that two runs are equal.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

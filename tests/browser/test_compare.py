@@ -1,7 +1,5 @@
 """Several jobs on one chart: the API's values, any metric, and where the jobs differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from playwright.sync_api import Page, expect

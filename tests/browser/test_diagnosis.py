@@ -1,7 +1,5 @@
 """The diagnosis on a job's page: the API's findings, and the retry button."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The frame: the key, navigation, themes, an unreachable service, and the static files' headers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import httpx

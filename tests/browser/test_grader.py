@@ -1,7 +1,5 @@
 """The grader bench: examples, errors shown at their field, answers without a score."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A job's page: the API's numbers, live updates, and events."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The list of jobs: the API's data, filters, pages, live updates, and links."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from playwright.sync_api import Locator, Page, Route, expect

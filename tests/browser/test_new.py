@@ -1,7 +1,5 @@
 """The new-job page: from an upload to a finished job, problems at their fields, a probe, a copy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The group view: the API's data, with models' output shown as text."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 from service.platform.db import connect
 from tests.browser.deployment import JOBS, Deployment, questions
 from tests.service.job_samples import upload
-from tests.service.rollouts.rollout_samples import add_group, said
+from tests.service.rollouts.rollout_samples import add_group, scored
 
 Shots = Callable[[Page, str], None]
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202e</p>"
@@ -45,9 +43,13 @@ def hostile(deployment: Deployment) -> str:
     job_id = deployment.create(upload(deployment.client, questions()), suffix="hostile")
     database = connect(deployment.api.settings)
     error = {"accuracy": {"code": "other_error", "message": HOSTILE}}
-    completions = [said(HOSTILE, None, 1.0, errors=error), said("plain", -0.5, 0.0), said("good", 1.0, 1.0)]
+    completions = [
+        scored(HOSTILE, None, 1.0, errors=error),
+        scored("plain", -0.5, 0.0),
+        scored("good", 1.0, 1.0),
+    ]
     add_group(database, job_id, 1, 0, completions)
-    add_group(database, job_id, 1, 0, [said("held out", 1.0, 1.0)], split="validation", row=3)
+    add_group(database, job_id, 1, 0, [scored("held out", 1.0, 1.0)], split="validation", row=3)
     database.engine.dispose()
     return job_id
 

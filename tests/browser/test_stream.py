@@ -1,7 +1,5 @@
 """The pages' stream reader: every event once, even after a lost connection, until the end."""
 
-from __future__ import annotations
-
 from playwright.sync_api import Page
 
 from tests.browser.deployment import JOBS, Deployment

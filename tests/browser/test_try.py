@@ -1,7 +1,5 @@
 """The try-it page: two models respond side by side, can be stopped, and show errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from playwright.sync_api import Page, expect

@@ -1,7 +1,5 @@
 """The API as a process that a test may kill and restart on the same port."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

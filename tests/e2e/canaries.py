@@ -1,7 +1,5 @@
 """A deployment with planted secrets, its successes and failures, and everything that it has written."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Each initial model has learned right and wrong answers, so its groups have signal.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

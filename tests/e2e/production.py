@@ -3,8 +3,6 @@
 Real PostgreSQL and Redis from `tests.servers`. Only the code is shared with the embedded mode.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

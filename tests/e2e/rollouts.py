@@ -1,7 +1,5 @@
 """The service's greedy completions of held-out rows, from its rollout export."""
 
-from __future__ import annotations
-
 import json
 
 from service.cli.http.client import JOBS, Client

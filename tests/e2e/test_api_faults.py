@@ -1,7 +1,5 @@
 """The API dies or loses its database during a request: one job is made, and no partial file."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """No secret leaks: real processes in one scenario, and a search through everything that they have written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import pytest
 
 from examples.tiny_model import make_model
-from grpo_engine.sandbox import run_python
+from grpo_engine.sandbox import PythonServer
 from tests.e2e.canaries import LockedRedis, Output, deployment, store, story
 from tests.servers import Postgres
 from tests.service.embedded import write_rows
@@ -74,7 +72,10 @@ def test_a_bug_is_logged_as_one_line_with_its_trace_and_without_data(output: Out
 def test_the_sandbox_receives_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_ENDPOINT_SECRET", "canarySandbox")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canarySandbox")
-    result = run_python("import os; print(sorted(os.environ.items()))", timeout=10)
-    assert result.stdout.startswith("[")
-    assert "GRPO" not in result.stdout
-    assert "canary" not in result.stdout
+    source = "import os\ndef grade(sample, item): print(sorted(os.environ.items())); return 1"
+    with PythonServer(source) as server:
+        outcome = server.call({}, {}, 10)
+    assert outcome.value == 1
+    assert outcome.output.startswith("[")
+    assert "GRPO" not in outcome.output
+    assert "canary" not in outcome.output

@@ -4,8 +4,6 @@
 docs/write-a-job/before-training.md run there too, because they need the same service.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 One `grpo up`; for each task a supervised job makes the initial model and a reinforcement job improves it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A job on two devices through the whole service; two CPU processes replace the devices."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A job survives SIGKILL of engine, worker and API while it trains, with a byte-identical result."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

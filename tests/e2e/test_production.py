@@ -1,7 +1,5 @@
 """A small job through the production path: uvicorn, PostgreSQL, Redis and a real Celery worker."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping

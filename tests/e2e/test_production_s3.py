@@ -1,7 +1,5 @@
 """The production deployment with its artifacts in S3: PostgreSQL, Redis, a Celery worker and a bucket."""
 
-from __future__ import annotations
-
 import hashlib
 import tarfile
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 One service, started by the README's block, serves all pages; the install guide starts it the same way.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

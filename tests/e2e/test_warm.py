@@ -1,7 +1,5 @@
 """The warm engine in production: it is a child of Celery's pool child, which runs many jobs."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tiny real models in folders, and a trainer on one of them in two lines."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

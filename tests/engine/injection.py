@@ -1,7 +1,5 @@
 """Given completions and rewards, for tests that compare two ways to train on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field

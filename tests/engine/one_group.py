@@ -1,7 +1,5 @@
 """A step of one group of two completions, and the gradients of a loss term."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

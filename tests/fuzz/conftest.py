@@ -1,7 +1,5 @@
 """One service for all tests of a file: they look at what it answers and at what stays behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Loaded by schemathesis (`hooks` in schemathesis.toml), not by pytest.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

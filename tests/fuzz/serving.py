@@ -1,7 +1,5 @@
 """The API as a process of its own over PostgreSQL, and raw sockets to it: what bad clients are tried on."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

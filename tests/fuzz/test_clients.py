@@ -1,7 +1,5 @@
 """Clients that flood, drip, stop or send odd HTTP: refused without a trace, while others are served."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterable

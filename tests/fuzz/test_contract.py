@@ -3,8 +3,6 @@
 A short pass belongs to the suite; `make fuzz EXAMPLES=1000` sends the long one.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

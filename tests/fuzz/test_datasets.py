@@ -1,7 +1,5 @@
 """Any bytes as a dataset: rows or problems that name a line of it, never another exception."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Full disks, real ones of a few MiB: 507, nothing stays, and what fits afterwards is stored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Any manifest: a checkpoint is valid only if it names its unchanged files; otherwise it is damaged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Any id, header and parameter: an answer in the documented shape, never a 5xx, never another's file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from email.message import Message

@@ -1,7 +1,5 @@
 """Any spelling of a URL: what is accepted is https to a public address, for every parser that may read it."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from contextlib import suppress

@@ -3,8 +3,6 @@
 `settings` and `database` come from tests/conftest.py: every test that needs them runs on both databases.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 Also what the end-to-end tests start from: a model folder, rows, job bodies.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """A grader of every type, those of OpenAI with the class by which their client reads them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from openai.types.graders import PythonGrader, StringCheckGrader, TextSimilarityGrader

@@ -1,7 +1,5 @@
 """What tests of jobs need: a model folder without weights, datasets, requests, and rows in any state."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The application as a whole: what it loads, what it offers, what it starts without."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The generated reference pages are complete and current, and their examples give what they say."""
 
-from __future__ import annotations
-
 import pytest
 from fastapi.testclient import TestClient
 

@@ -1,7 +1,5 @@
 """The examples of the grader guide give what they say, and every link of the pages leads somewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

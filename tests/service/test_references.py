@@ -1,7 +1,5 @@
 """The reference pages list every setting with its default and every error code."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

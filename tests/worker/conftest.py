@@ -1,7 +1,5 @@
 """A workplace with the fake engine: short leases, a tiny model in the catalogue, workers as processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

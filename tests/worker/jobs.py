@@ -1,7 +1,5 @@
 """Jobs and datasets inserted into the database and the storage without the HTTP API."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Results, metrics and messages of jobs, as tests need them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """Each helper of a worker is restarted when it ends, and a silent one is reported."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Log lines about an attempt name it, in every thread."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from time import monotonic

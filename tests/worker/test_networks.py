@@ -1,7 +1,5 @@
 """A network between worker and database that disconnects, stalls and delays; wrong clocks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

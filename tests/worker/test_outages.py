@@ -1,7 +1,5 @@
 """Outages of PostgreSQL and Redis: real servers that these tests stop and restart."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Claims, fences and transitions, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Cancel, pause and resume, concurrent with the worker, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 

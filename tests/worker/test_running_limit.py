@@ -1,7 +1,5 @@
 """Workers respect the limit of running jobs per tenant, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweeper announces its machine only beside a worker."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy import func, select
 

@@ -1,7 +1,5 @@
 """Upgrades: a worker on a newer schema continues; on an older schema it waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from sqlalchemy import text

@@ -1,7 +1,5 @@
 """Deliveries are sent, retried or given up, with receivers that misbehave."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

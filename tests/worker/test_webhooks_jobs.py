@@ -1,7 +1,5 @@
 """Webhooks at the end of jobs: which are sent, to whom, and without delaying the sweeper."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

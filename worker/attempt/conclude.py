@@ -1,7 +1,5 @@
 """Records how an attempt ended: success, the user's request, failure, or release for another attempt."""
 
-from __future__ import annotations
-
 import errno
 import signal
 from typing import Any

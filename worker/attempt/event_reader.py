@@ -1,7 +1,5 @@
 """Reads `events.jsonl` while the engine writes it: complete lines since the last read; counts garbage."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

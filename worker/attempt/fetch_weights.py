@@ -1,7 +1,5 @@
 """Downloads stored archives, and the parts of a model (`service/jobs/results/weights.py`), to this disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

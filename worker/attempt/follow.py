@@ -1,7 +1,5 @@
 """While the engine runs: records its events, publishes its checkpoints, forwards stop requests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ clock). In both cases the engine is killed at once: it could not publish another
 that is cut off from the database must not train beside its successor.
 """
 
-from __future__ import annotations
-
 import threading
 from contextvars import copy_context
 from time import monotonic

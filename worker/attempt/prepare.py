@@ -4,8 +4,6 @@ Missing files and unknown models are `Refused`; a damaged checkpoint is skipped,
 job's history.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

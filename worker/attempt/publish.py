@@ -5,8 +5,6 @@ upload whose row was refused is never referenced; its key contains the fence, so
 An engine keeps training without a storage: its checkpoints are published with the next one; results wait.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The kernel releases the lock (`flock`) of a killed worker, so that the next one can clean up.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

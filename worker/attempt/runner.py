@@ -5,8 +5,6 @@ engine are infrastructure: they spend one failure and are retried with backoff, 
 full disk.
 """
 
-from __future__ import annotations
-
 from time import monotonic
 from typing import Any
 

@@ -4,8 +4,6 @@ Boundary: processes only; `attempt/conclude.py` interprets the exit. The group i
 reaped: until then its number cannot belong to another process.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

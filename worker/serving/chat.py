@@ -4,8 +4,6 @@ One process of a home answers; the others stand by. Boundary: the process; `chat
 requests.
 """
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ jobs take precedence: loaded models are ended when a job starts there.
 Boundary: prompts and answers are passed on and never logged; processes are in `model_processes.py`.
 """
 
-from __future__ import annotations
-
 import queue
 import socket
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ It may hang, crash or be killed: the next process writes the missing steps. The 
 longer renews its claim.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 Boundary: processes; `service/sinks/outbox.py` decides which sinks are due and what a failure means.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

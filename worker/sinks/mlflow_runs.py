@@ -3,8 +3,6 @@
 A batch may be interrupted, so an existing run is read first: only missing values are written.
 """
 
-from __future__ import annotations
-
 import os
 import posixpath
 import re

@@ -3,8 +3,6 @@
 Each step is one event, written completely or not at all; the folder's newest step decides where to continue.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

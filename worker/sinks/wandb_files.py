@@ -4,8 +4,6 @@ A file is a header and blocks of 32 KiB; a record is one piece, or first, middle
 checksum, length and kind. If the writer was killed, the incomplete last record is ignored.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 W&B keeps a file of each run on this disk, uploaded or not; its newest step decides where to continue.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

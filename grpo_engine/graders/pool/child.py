@@ -3,8 +3,6 @@
 After any failure the whole process group is killed and the next request starts another process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

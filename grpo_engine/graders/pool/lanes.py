@@ -4,8 +4,6 @@ The futures always end: with a score, unscorable if the grader did not answer in
 if the lane was closed first.
 """
 
-from __future__ import annotations
-
 import secrets
 import sys
 import threading

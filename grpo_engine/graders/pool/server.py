@@ -4,8 +4,6 @@ It enforces no deadline: the parent does, and kills this process and all it star
 `python -m grpo_engine.graders.pool.server`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

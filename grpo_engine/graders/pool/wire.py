@@ -6,8 +6,6 @@ request  {"id": n, "grader": key, "sample": {…}, "item": {…}} → {"id": n, 
 A sample's `output_json` is not sent, because it follows from the text.
 """
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The sandbox gets the code and one input at a time, never the expected result. Va
 and are compared here. An exit code, a printed PASS or an early end never means passed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Nothing is executed here. A submission's results are plain JSON types, so an `__
 always true has no effect.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import chain

@@ -6,8 +6,6 @@ Requests are signed like Standard Webhooks if there is a secret. The same comple
 same trace_id, so a server may cache its responses. `outbound/` checks the URL, at submit and at each call.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`format`: the completion has the required shape: tags in order, a pattern, or a JSON schema."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 

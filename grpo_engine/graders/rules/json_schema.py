@@ -4,8 +4,6 @@ References stay inside the schema; keywords of unbounded cost are refused when t
 `pattern` runs in RE2; `format` is an annotation, as in the standard.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """`length`: a penalty on long completions, 0 at best and -1 at worst."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 

@@ -5,8 +5,6 @@ runs in a grading process. There math-verify's own time limits apply, 5 seconds 
 comparison; outside a main thread, where they do not work, they are off.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """`multi`: several rules and a formula over their rewards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """`numeric`: the answer's number equals the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Literal

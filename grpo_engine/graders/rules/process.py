@@ -1,7 +1,5 @@
 """`process`: a reward for every reasoning step of a completion, for process supervision."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal

@@ -5,8 +5,6 @@ machine, otherwise in pydantic-monty if that is installed, otherwise only if the
 (`sandbox/unsafe.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import atexit
 import os

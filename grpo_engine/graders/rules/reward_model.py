@@ -4,8 +4,6 @@ The model runs in a grading process, through `grpo_engine.models.reward_models`.
 name when it is needed, because this one must not load torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ The fields are OpenAI's, plus `endpoint`, `max_tokens`, `cache`, `max_calls`, `m
 should also name the range: the response schema does, but not every server shows it to its model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

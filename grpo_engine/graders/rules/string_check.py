@@ -1,7 +1,5 @@
 """`string_check`: equality or containment of two templates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -4,8 +4,6 @@ No embeddings and no downloaded data. Texts are bounded and every metric is abou
 bit-parallel, so a completion costs milliseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -4,8 +4,6 @@ Fastest on a CPU: two batched products and one softmax for all completions of a 
 the backward pass, so it suits rows of some hundred tokens; longer ones use torch's kernel (`PackedLayout`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

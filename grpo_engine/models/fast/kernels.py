@@ -6,8 +6,6 @@ norms in float32) and keeps for the backward pass only values that are expensive
 `test_kernels.py` compares values and gradients with the plain formulas in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 

@@ -3,8 +3,6 @@
 Tensors are used in place; only joining layers for sampling copies them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, cast

@@ -4,8 +4,6 @@ The only place that decides between the two. Values only, without gradient; the 
 `kernels.py` and `logprobs.py`. The two round differently in the last bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

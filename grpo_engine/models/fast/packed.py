@@ -5,8 +5,6 @@ decoding. The adapter is part of the same product: B is appended to the weight, 
 Boundary: no gradient; holds a copy of the weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self, cast
 

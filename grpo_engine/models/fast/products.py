@@ -4,8 +4,6 @@ torch uses MKL for float32, which on processors that are not Intel's reaches hal
 Boundary: values only, no gradient; the same precision, but sums in another order.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import cast
 

@@ -5,8 +5,6 @@ sampling, the merged layers during sampling); with full fine-tuning a second mod
 so merging, switching adapters and attention layouts do not interfere.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any, cast
 

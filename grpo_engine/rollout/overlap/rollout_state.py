@@ -3,8 +3,6 @@
 Floats survive exactly, so a resumed run trains on the same rollouts as the interrupted one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

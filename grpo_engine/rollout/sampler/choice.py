@@ -3,8 +3,6 @@
 "auto" is vLLM on a GPU if it is installed and can serve the job, otherwise torch.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

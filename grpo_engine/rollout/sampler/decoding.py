@@ -6,8 +6,6 @@ for models that our attention does not support. `PlainDecoder` keeps nothing and
 models without such a cache. `choose_decoder` takes the first one that reproduces the model's own logits.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

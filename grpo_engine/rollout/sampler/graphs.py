@@ -3,8 +3,6 @@
 A recording is valid for fixed buffers; create a new one if their shape changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The loop of the torch sampler: rows that are decoded together, drawn, stopped and replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

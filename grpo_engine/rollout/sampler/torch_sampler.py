@@ -4,8 +4,6 @@ Each prompt is computed once for its group, finished rows leave the batch and wa
 places. The drawn token does not depend on which rows are computed together (`base.uniforms`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ the last version, vLLM's must have moved too. The second condition detects a sta
 before its drift exceeds the usual difference of two implementations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

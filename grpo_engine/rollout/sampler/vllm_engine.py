@@ -6,8 +6,6 @@ starts graders, all of that is restored.
 Left out: vLLM's own process groups (tensor parallelism), and a second vLLM in a process: they share state.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence

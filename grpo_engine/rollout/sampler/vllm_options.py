@@ -1,7 +1,5 @@
 """vLLM's arguments for a job, and whether it can serve that job."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, cast
 

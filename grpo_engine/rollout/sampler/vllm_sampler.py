@@ -5,8 +5,6 @@ The trained policy is handed over before each step under a new version, and a ca
 While the trainer trains, vLLM sleeps if its device supports it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

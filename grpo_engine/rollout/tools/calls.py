@@ -3,8 +3,6 @@
 The format of Hermes and Qwen. Nothing runs here, and nothing raises.
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field

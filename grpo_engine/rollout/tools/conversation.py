@@ -1,7 +1,5 @@
 """A completion of several turns while it grows: its exact tokens, tool calls and answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace

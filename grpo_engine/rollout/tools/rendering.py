@@ -9,8 +9,6 @@ A model whose chat template is missing or does not support tool answers gets the
     \\n<tool_response>\\nANSWER\\n</tool_response>   (one for each answer)   \\n
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

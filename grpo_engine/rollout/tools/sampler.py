@@ -9,8 +9,6 @@ shortened so that the model has at least one token left; if not even their frame
 before them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast

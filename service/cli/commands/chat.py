@@ -3,8 +3,6 @@
 Ctrl-C stops a response; at the prompt it ends the conversation.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`grpo diagnose` and `grpo retry`: why a job failed or learns poorly, and the same job with a change."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`grpo download`: a job's adapter on this disk, complete and verified or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`grpo files`: datasets on the service."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

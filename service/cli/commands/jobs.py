@@ -1,7 +1,5 @@
 """`grpo submit`, `list`, `status`, `events`, `cancel`, `pause`, `resume`: jobs over the API."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

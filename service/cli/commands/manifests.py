@@ -1,7 +1,5 @@
 """`grpo manifest`, `rerun`, `compare`: what decided a result, the same job again, how two jobs differ."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

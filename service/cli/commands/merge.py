@@ -3,8 +3,6 @@
 Boundary: a worker merges; this command creates the export, waits for it and downloads it.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`grpo models`: base models of the catalogue and fine-tuned ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

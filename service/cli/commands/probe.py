@@ -3,8 +3,6 @@
 Ctrl-C cancels the probe.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

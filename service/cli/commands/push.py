@@ -3,8 +3,6 @@
 Boundary: the token comes from HF_TOKEN and goes to the hub alone; HF_ENDPOINT selects another hub.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

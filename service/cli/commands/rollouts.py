@@ -1,7 +1,5 @@
 """`grpo rollouts` and `grpo rescore`: a job's completions as a table or a file, and under another grader."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

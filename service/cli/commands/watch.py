@@ -3,8 +3,6 @@
 The stream ends with the job. Ctrl-C only stops watching.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

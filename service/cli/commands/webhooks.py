@@ -1,7 +1,5 @@
 """`grpo webhooks`: URLs that the service notifies when jobs end."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

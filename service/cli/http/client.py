@@ -3,8 +3,6 @@
 Only requests that are safe to repeat are repeated: reads, and a create with an idempotency key.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import time

@@ -3,8 +3,6 @@
 Boundary: reads the streams; the caller interprets the events.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Uploads a dataset with progress, converted to JSONL if it is in another format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`grpo doctor`: checks this deployment from this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import typer

@@ -1,7 +1,5 @@
 """`grpo audit` and `grpo orphans`: compare the database with the storage, directly and not over HTTP."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

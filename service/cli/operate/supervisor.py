@@ -3,8 +3,6 @@
 Boundary: commands, signals and time; independent of the service.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -5,8 +5,6 @@ or Ctrl-C the worker ends first (its engine writes a checkpoint and the job is r
 that a client can watch until the end; a second signal kills both.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """Errors that end a command: one line for people, JSON with `--json`, and an exit code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

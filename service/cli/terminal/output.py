@@ -3,8 +3,6 @@
 Names and messages are data: they are shown verbatim, never as markup, and cannot control the terminal.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Progress on standard error: a live line on a terminal, otherwise an occasional plain line."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

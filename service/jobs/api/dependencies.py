@@ -1,7 +1,5 @@
 """What the endpoints of jobs and probes take from the request and the application's state, as annotations."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import Depends, Header, Path, Request

@@ -1,7 +1,5 @@
 """`/v1/fine_tuning/jobs`: HTTP in, HTTP out; `service.py` and `intake/creation.py` have the logic."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

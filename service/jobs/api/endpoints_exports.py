@@ -1,7 +1,5 @@
 """`/v1/fine_tuning/jobs/{id}/exports`: HTTP in, HTTP out; `results/exports.py` has the logic."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request, Response

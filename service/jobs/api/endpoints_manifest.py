@@ -1,7 +1,5 @@
 """`GET …/jobs/{id}/manifest`: everything that determined a job's result, and the command to serve it."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from fastapi import APIRouter

@@ -1,7 +1,5 @@
 """A job's metrics and its live stream, under `…/jobs/{id}`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Rows → responses, with the few queries that all jobs of a page share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

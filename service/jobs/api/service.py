@@ -1,7 +1,5 @@
 """Operations on existing jobs: list, read, cancel, pause, resume, events, checkpoints, downloads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

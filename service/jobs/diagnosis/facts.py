@@ -1,7 +1,5 @@
 """Reads the facts about a run from the database."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import correlation
 from typing import Any

@@ -3,8 +3,6 @@
 Boundary: pure. The codes are the engine's (`grpo_engine/contract/errors.py`) and the worker's `poisoned`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

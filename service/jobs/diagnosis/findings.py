@@ -1,7 +1,5 @@
 """The records of a diagnosis: findings, each with its evidence and a patch for a clone."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel

@@ -3,8 +3,6 @@
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
 
-from __future__ import annotations
-
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS
 from service.jobs.diagnosis.failures import error_lines, slow_or_wrong_grader
 from service.jobs.diagnosis.findings import DiagnosisFinding, finding, number

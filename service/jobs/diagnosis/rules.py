@@ -1,7 +1,5 @@
 """All rules, and the summary of their findings. Pure: the same run always gets the same diagnosis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import get_args
 

@@ -3,8 +3,6 @@
 Boundary: plain data; `facts.py` reads it from the database, rules draw the conclusions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt

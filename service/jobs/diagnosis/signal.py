@@ -3,8 +3,6 @@
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS

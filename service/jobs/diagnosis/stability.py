@@ -3,8 +3,6 @@
 Boundary: pure rules over a run. Thresholds that a guard has too are the guard's.
 """
 
-from __future__ import annotations
-
 from statistics import fmean, median
 
 from grpo_engine.config.guards import DEFAULT_THRESHOLDS, START_STEPS

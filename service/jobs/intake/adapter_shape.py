@@ -4,8 +4,6 @@ A job on a catalogue model, or on another job's whole weights, starts a new adap
 cannot be continued: it has lessons and no weights.
 """
 
-from __future__ import annotations
-
 from grpo_engine.config.job import Lora, Method, TrainingFree, hyperparameters_of
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import lora_of, with_settings

@@ -5,8 +5,6 @@ replaced, not merged. A changed setting also removes its other spelling: a new `
 old `batch_size`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 A step that a resumed engine repeats is recorded once and counts once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Creates a job: preflight, one transaction, then the wake-up; repeated requests create it only once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

@@ -1,7 +1,5 @@
 """Checks that every row fits the model: rendered with its chat template, counted with its tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Cached until a file of the folder changes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -5,8 +5,6 @@ rows, requirements on the deployment. Boundary: reads storage, the operator's fi
 writes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass

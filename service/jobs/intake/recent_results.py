@@ -1,7 +1,5 @@
 """Results that one process computes once and reuses for a while."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Hashable

@@ -1,7 +1,5 @@
 """The result of preflight, and the error that refuses a request."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Rows stream: a file of any size needs the memory of one row.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The method of a job, parsed into the union of its types, and its parts: graders, tools, files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 Parsing a name returns None if it has another form.
 """
 
-from __future__ import annotations
-
 import re
 
 from service.platform.tables.core import Job

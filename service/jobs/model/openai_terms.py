@@ -6,8 +6,6 @@ shown as a `python` grader with all its own fields and its true type in `rule`. 
 `rule`. Jobs, patches and graders are accepted in this form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

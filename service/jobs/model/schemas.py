@@ -3,8 +3,6 @@
 The method is the engine's own configuration class, so a request that passes here runs there.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (

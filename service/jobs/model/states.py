@@ -10,8 +10,6 @@
 Terminal states never change. A write names the old state; 0 rows mean that another write was first.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

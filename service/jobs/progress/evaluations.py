@@ -3,8 +3,6 @@
 {"baseline": …, "best": …, "last": …, "verdict": …, "retention": {name: {"baseline", "last", "verdict"}}}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

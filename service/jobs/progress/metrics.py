@@ -1,7 +1,5 @@
 """A job's metrics: flat rows by step, thinned for charts, or as CSV with `step` first."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Collection, Mapping, Sequence

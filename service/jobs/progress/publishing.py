@@ -3,8 +3,6 @@
 The worker uploads archives before their row is written, and deletes them after it is deleted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ One UPDATE moves `engine_sequence` from the value that was read, under the fence
 ignored, and the first write of a metric or rollout wins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

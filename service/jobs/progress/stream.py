@@ -4,8 +4,6 @@ Event numbers of a job have no gaps, so a stream that missed events detects it a
 short transaction. Access is checked when a stream is opened (`jobs/api/endpoints_series.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence

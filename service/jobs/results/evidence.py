@@ -3,8 +3,6 @@
 No content is read inside a session.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 

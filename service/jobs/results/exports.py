@@ -4,8 +4,6 @@ An export is claimed, leased, retried and swept like a job. The worker stores it
 (`worker/attempt/publish.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 

@@ -3,8 +3,6 @@
 The only configuration is how many attempts may fail in a row, so past jobs can be checked too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ headers are hidden, because they may be secrets.
 Boundary: pure; `provenance.py` collects the facts.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

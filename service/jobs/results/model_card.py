@@ -3,8 +3,6 @@
 Boundary: pure text of a manifest; equal manifests give equal bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Queries the facts of a job's manifest from its rows and the catalogue."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command that serves a job's result in vLLM."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Chooses the weights of a download, an export or a loaded model. `store/lineage.py` follows their origin."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A job's append-only history: the rows behind its events endpoint and its live stream."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

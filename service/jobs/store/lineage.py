@@ -3,8 +3,6 @@
 Boundary: rows. `results/weights.py` combines them with the catalogue.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

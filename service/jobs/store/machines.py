@@ -7,8 +7,6 @@ its machine cannot run. An operator may let machines without a sandbox run untru
 Boundary: packages of sinks are looked up, never imported: that costs seconds and hundreds of megabytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache

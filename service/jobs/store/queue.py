@@ -5,8 +5,6 @@ that another process was first. Only the database's clock decides. Each state ch
 in the same transaction; an end or a pause also stores a delivery for each subscribed webhook.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any, NamedTuple
 

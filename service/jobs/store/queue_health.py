@@ -5,8 +5,6 @@ machine could run, and fewer jobs run than machines are live. States are part of
 every plan may use the partial indexes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Boundary: `queue.py` changes states, `history.py` writes history.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requeues expired leases and finds lost wake-ups. Several processes may sweep at the same time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sqlalchemy import select, update

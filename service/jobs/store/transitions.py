@@ -5,8 +5,6 @@ The row is locked before it moves, so that the choice of the next state and the 
 Boundary: the callers (`queue.py`, `sweeping.py`) decide which state follows.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from sqlalchemy import (

@@ -3,8 +3,6 @@
 `service/webhooks/outbox.py` claims and records them.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, String, bindparam, insert, literal, select

@@ -1,7 +1,5 @@
 """Runs all checks concurrently, each with a time limit; a check that hangs becomes a finding."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Findings: one line each, with advice."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """This machine: the sandbox for untrusted code, and the models of the catalogue."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The packages of this interpreter, and the engine's interpreter with its packages and GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The database, the broker, the storage and the disk."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator

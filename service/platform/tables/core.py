@@ -1,7 +1,5 @@
 """The main tables. Times are Unix seconds (double) by the database's clock on both databases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import (

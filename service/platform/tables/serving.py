@@ -1,7 +1,5 @@
 """Tables of chat requests. Rows are deleted when the request is closed, or after half an hour."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Any
 

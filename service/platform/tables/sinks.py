@@ -1,7 +1,5 @@
 """The table of sinks: how many of each job's metrics were sent to each of its sinks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import ForeignKey, String

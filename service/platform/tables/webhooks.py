@@ -1,7 +1,5 @@
 """Tables of webhooks: receivers and deliveries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import Index, String

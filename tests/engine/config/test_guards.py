@@ -1,7 +1,5 @@
 """Guards: what trips them, how often they act, and what each action does to a real run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args

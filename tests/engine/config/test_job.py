@@ -1,7 +1,5 @@
 """The configuration: ranges, other systems' names, recipes, and that expanding twice changes nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/read-a-run/curves.md names only metrics that a run writes and settings that a job has."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`events.jsonl`: numbered without gaps across attempts, nothing twice, unfinished lines cut off."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from grpo_engine.contract.events import Evaluated, PhaseChanged, RolloutsRecorded, StepFinished, parse_event

@@ -1,7 +1,5 @@
 """A base model's fingerprint: it depends on the weights, not on how they are spread over files."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A judge for the tests of graders that use one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the grader tests share: graders and samples from plain data."""
 
-from __future__ import annotations
-
 import os
 import select
 from typing import Any

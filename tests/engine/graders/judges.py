@@ -1,7 +1,5 @@
 """A scripted judge as the operator's endpoint, and completions that it scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The chat client and the operator's file of endpoints: keys stay where they are."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Feedback of simple graders on completions without the full reward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds for every kind of grader."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

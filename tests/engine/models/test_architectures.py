@@ -1,7 +1,5 @@
 """Causal language models of every kind: windows, biases, scaled logits, experts, no attention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

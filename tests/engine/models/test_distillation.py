@@ -1,7 +1,5 @@
 """The divergence from a teacher: chunked as dense, no gradient for the teacher, buckets never give more."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Chunked log-probabilities and entropies against float64 on whole logits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

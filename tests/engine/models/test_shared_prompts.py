@@ -1,7 +1,5 @@
 """The packed forward with shared prompts equals the plain one: log-probabilities and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

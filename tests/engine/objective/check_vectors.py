@@ -8,8 +8,6 @@ case whose options exist here and exits 1 if any error exceeds 1e-6; a case that
 have is named so. Options may bear the file's short names or TRL's long ones.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping

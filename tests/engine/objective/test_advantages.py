@@ -1,7 +1,5 @@
 """Advantages against worked values and other engines' numbers, and the traps of equal rewards."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Losses: value and gradient against TRL 1.16's own, hand values, identities."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

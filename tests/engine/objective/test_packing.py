@@ -1,7 +1,5 @@
 """Packing: which hidden state predicts which token, positions, budgets, weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

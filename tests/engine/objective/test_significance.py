@@ -1,7 +1,5 @@
 """Verdicts: the words, the numbers behind them, and which rows they compare."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """Which URLs and headers a user may set."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Iterator

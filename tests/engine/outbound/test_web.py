@@ -1,7 +1,5 @@
 """One request to a server that may do anything."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Passing trouble is waited out; all else is final."""
 
-from __future__ import annotations
-
 import time
 from email.utils import formatdate
 

@@ -1,7 +1,5 @@
 """A step's groups: those without signal are replaced, overlong answers punished, dull prompts rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows as tokens: refusals name the row, the date is the job's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluation: own graders, retention sets, verdicts, the best checkpoint, early stopping, exact resume."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

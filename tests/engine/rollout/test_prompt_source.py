@@ -1,7 +1,5 @@
 """Which prompts a step takes: an order that is the seed's alone, and rests that always end."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Base models and adapters for exports: small real ones, made by transformers and peft."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

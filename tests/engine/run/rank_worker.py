@@ -4,8 +4,6 @@ FOLDER holds `cases.json` (name → RunConfig); each case's parameters and last 
 written to `NAME.RANK.pt`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

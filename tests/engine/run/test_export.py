@@ -1,7 +1,5 @@
 """An export is the model that PEFT gives, in files that load without it; misfits are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

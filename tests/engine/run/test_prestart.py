@@ -1,7 +1,5 @@
 """The real engine, started before its job: nothing but modules is different, and no number."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@
 `grade(sample, item)` that must end as an error of their own call.
 """
 
-from __future__ import annotations
-
 from tests.engine.sandbox.hostile_programs import PROGRAMS
 
 SUBMISSIONS: dict[str, str] = {

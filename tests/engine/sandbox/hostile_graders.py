@@ -1,7 +1,5 @@
 """Hostile sources of `python` graders: what each tries is its name; none may score, harm or outlive it."""
 
-from __future__ import annotations
-
 GRADERS: dict[str, str] = {
     "sys.exit(0)": "import sys; sys.exit(0)",
     "os._exit(0)": "import os; os._exit(0)",

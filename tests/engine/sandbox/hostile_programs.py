@@ -1,7 +1,5 @@
 """Further hostile submissions; see `hostile.py`, which puts them together."""
 
-from __future__ import annotations
-
 PROGRAMS: dict[str, str] = {
     "a loop without the interpreter": "def add(a, b):\n    return 7 ** (10**8) % 3",
     "a regular expression without end": """

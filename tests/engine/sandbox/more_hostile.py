@@ -4,8 +4,6 @@
 completions that should print the text next to them. `FORGED`: forged answers of a `python` grader.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 FORGE = """

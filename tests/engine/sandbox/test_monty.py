@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from grpo_engine.sandbox.monty import MontyServer, subset_problems

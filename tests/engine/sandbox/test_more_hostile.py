@@ -1,7 +1,5 @@
 """Hostile submissions and graders through the real pool, with honest completions in flight beside them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The system-call filter, run as data for both machines: a program and a call go in, a verdict comes out."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import struct

@@ -1,7 +1,5 @@
 """Where no sandbox holds and the operator insists: plain processes, limited all the same."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

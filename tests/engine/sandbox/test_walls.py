@@ -1,7 +1,5 @@
 """What a call must not see or leave: descriptors, sockets, neighbours, others' files, processes, memory."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

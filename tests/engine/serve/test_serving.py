@@ -1,7 +1,5 @@
 """Serving a model: the sampler that trains, read while it writes; and the process around it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Streamed text: it equals the text decoded at once, in whole characters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Checkpoints: complete or invisible, verified before use, the next older one if the newest is damaged."""
 
-from __future__ import annotations
-
 import errno
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 compares with recorded vectors (tests/engine/objective).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Terms of the loss against plain autograd: KL placements, entropy, corrections, adaptive beta."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

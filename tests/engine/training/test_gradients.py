@@ -1,7 +1,5 @@
 """Gradients of a step against plain autograd: inner iterations, masks, context, no signal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

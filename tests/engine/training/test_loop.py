@@ -1,7 +1,5 @@
 """Around the steps: evaluations, stopping, and a device that is too small."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

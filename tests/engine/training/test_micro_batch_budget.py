@@ -1,7 +1,5 @@
 """How a step adapts to a device that is too small, and the memory probe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Schedule values, exact optimiser state."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A probe samples and scores as the job's first steps would, trains nothing, and counts the results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Exact resume: a run that was killed equals one that was not, bit for bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

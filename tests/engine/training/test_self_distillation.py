@@ -1,7 +1,5 @@
 """SDPO: gradients against a plain implementation, the choice of attempts, and a model that learns from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Supervised fine-tuning: the true cross-entropy of the assistant's turn; going on from a result."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The step: invariance to how it is cut, exact skips, no wasted passes, a reward that rises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Helpers of training-free tests: a run's events and its result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training-free jobs whose endpoints or graders fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The library, the parsing of operations, and the lessons' place in a prompt. No model, no network."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

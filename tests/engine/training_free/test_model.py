@@ -1,7 +1,5 @@
 """Training-free GRPO with the job's own model, and a run that is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

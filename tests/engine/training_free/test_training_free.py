@@ -1,7 +1,5 @@
 """Training-free GRPO on a scripted endpoint: lessons, events, costs and results."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Samplers on a real vLLM. Files named `test_vllm_…` need it and are run by `make test-vllm`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

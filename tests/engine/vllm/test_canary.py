@@ -1,7 +1,5 @@
 """The canary's verdict on readings: rounding passes, another policy and a stale one do not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

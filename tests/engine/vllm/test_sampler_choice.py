@@ -1,7 +1,5 @@
 """Which sampler a job gets, and vLLM's arguments, without vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs on vLLM as engine processes: they learn as on torch, leave nothing behind and resume."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

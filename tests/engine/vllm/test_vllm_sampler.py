@@ -1,7 +1,5 @@
 """vLLM as a sampler: the trainer's tokens and log-probabilities, whatever is sampled together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Handing the trained policy to vLLM: a new version each step, proven to be the one that is served."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

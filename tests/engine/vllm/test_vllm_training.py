@@ -1,7 +1,5 @@
 """A trainer on vLLM: its mismatch is corrected, runs resume exactly, the process stays as it was."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A fake Hugging Face hub on a free port: the endpoints of an upload, which records what it receives."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

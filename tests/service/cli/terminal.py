@@ -1,7 +1,5 @@
 """A command in its own real terminal: reads the screen and presses keys."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

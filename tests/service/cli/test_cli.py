@@ -1,7 +1,5 @@
 """The `grpo` command and the guides against a `grpo up` with a fake engine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The command prints users' data verbatim, and the data cannot control the terminal."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`grpo push` against a local hub, with the hub's own library."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

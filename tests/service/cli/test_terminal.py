@@ -1,7 +1,5 @@
 """The command in a terminal with the real service: progress, Ctrl-C and Tab."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

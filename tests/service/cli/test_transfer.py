@@ -3,8 +3,6 @@
 The other side is a small HTTP server that misbehaves on purpose.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """`grpo up`: the first key, restarts, one process tree per home, a clean shutdown."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """For tests of files: uploads, refusals, a job's row, stored objects."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

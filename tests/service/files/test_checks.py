@@ -1,7 +1,5 @@
 """What an upload may hold: refusals name the field and the line, and nothing stays behind."""
 
-from __future__ import annotations
-
 import pytest
 from fastapi.testclient import TestClient
 

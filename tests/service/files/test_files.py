@@ -1,7 +1,5 @@
 """Files: complete or not stored, read back unchanged, visible to their tenant only."""
 
-from __future__ import annotations
-
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 

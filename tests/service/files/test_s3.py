@@ -1,7 +1,5 @@
 """Files of a deployment whose storage is S3: what its faults mean to a client of the API."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 

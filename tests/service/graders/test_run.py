@@ -1,7 +1,5 @@
 """`graders/run` with rules that run code or call servers: bounded, in OpenAI's terms, blocking no others."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Datasets in other formats become JSONL on the user's machine, value by value, or are refused by name."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import UTC, date, datetime

@@ -1,7 +1,5 @@
 """Axolotl's and verl's configurations, and the command over files of all three."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

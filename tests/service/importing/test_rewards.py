@@ -1,7 +1,5 @@
 """Reward functions of TRL and verl → graders that return the same rewards."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

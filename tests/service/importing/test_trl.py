@@ -1,7 +1,5 @@
 """TRL's configuration → a job: every field has a verdict, every default is honoured."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

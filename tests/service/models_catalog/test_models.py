@@ -1,7 +1,5 @@
 """Models: the catalogue's and the tenant's own; what deleting one means."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

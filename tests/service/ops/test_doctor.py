@@ -1,7 +1,5 @@
 """`grpo doctor`: a deployment that is well, and one broken thing of each kind."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterable

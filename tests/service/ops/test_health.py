@@ -1,7 +1,5 @@
 """Alive without anything, ready with its database, degraded without its broker."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Stored objects that no row names: found where they are old, and deleted on request."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Prometheus metrics: counts of the database and of this process, without data of tenants."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Archives into folders: plain files only, and nothing of a hostile archive lands elsewhere."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -3,8 +3,6 @@
 That every change leaves a row in it is the matrix's (`test_tenancy_matrix.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text

@@ -1,7 +1,5 @@
 """The model catalogue: folders, the file beside them, the operator's file in production."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sessions and their connections."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The poller of live streams, where neither jobs nor models show it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Leases of a table with a composite key, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Lines of the log: one shape for all loggers, what a request is on each, and what they do not show."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """The migrations build exactly the schema that the code describes, on both databases."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Storage in a folder, in memory and in S3: objects are complete, and never outside the root."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tempfile

@@ -1,7 +1,5 @@
 """S3 that disconnects, refuses or hangs: no partial object is visible, and errors contain no credentials."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

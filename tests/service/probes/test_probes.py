@@ -1,7 +1,5 @@
 """Probes over HTTP: checked and created once like jobs, cancelled, and read with their verdict."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

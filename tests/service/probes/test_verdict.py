@@ -1,7 +1,5 @@
 """What a probe's counts mean, as the sentence that a user reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A job that has sampled: groups of completions as the engine records them, with the file of their rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from service.jobs.model.states import JobState

@@ -1,7 +1,5 @@
 """Rollouts as datasets: the best answers as a `supervised` file, good and bad ones as TRL's preferences."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

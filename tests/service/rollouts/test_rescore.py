@@ -1,7 +1,5 @@
 """Another grader over stored rollouts: what would have changed, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

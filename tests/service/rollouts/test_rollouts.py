@@ -1,7 +1,5 @@
 """The rollouts ledger: groups and completions by step, filter and part, page by page, all as JSON lines."""
 
-from __future__ import annotations
-
 import json
 from contextlib import ExitStack
 from itertools import product

@@ -1,7 +1,5 @@
 """Any question to the ledger, page by page, finds what reading all of it does, in the promised order."""
 
-from __future__ import annotations
-
 import random
 from itertools import chain
 from typing import Any

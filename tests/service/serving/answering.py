@@ -1,7 +1,5 @@
 """A worker's chat beside the API under test: a thread of this process, and the fake serving engine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """An application behind a real uvicorn."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`/v1/chat/completions` and `/v1/completions` with OpenAI's unmodified client, and what they refuse."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs the commands of docs/read-a-run/trying.md against a service with a worker."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`integrations` of a job: OpenAI's own shape, ours beside it, the operator's for all jobs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

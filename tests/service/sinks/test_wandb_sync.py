@@ -3,8 +3,6 @@
 In W&B's offline mode, which logs everything except datasets: those need its server.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

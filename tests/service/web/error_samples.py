@@ -1,7 +1,5 @@
 """What tests of errors need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

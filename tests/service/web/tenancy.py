@@ -4,8 +4,6 @@ To extend: a resource with an id adds its `Place` to `_places`, a POST with a bo
 matrix fails on a route for which one of them is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The tenancy matrix's requests: each operation of the OpenAPI document with each place it can lead to."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

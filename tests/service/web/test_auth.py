@@ -1,7 +1,5 @@
 """Keys: shown once, stored as a digest, and closed at once when they end."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

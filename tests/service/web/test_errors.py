@@ -1,7 +1,5 @@
 """Whatever goes wrong is answered in OpenAI's error shape, with a request id, and logged without secrets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

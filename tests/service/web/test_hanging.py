@@ -1,7 +1,5 @@
 """A stopped database: it accepts connections and does not respond."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """HEAD: the status and headers of GET, no body, and nothing read for it."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

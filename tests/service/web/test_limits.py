@@ -1,7 +1,5 @@
 """Limits under concurrent requests: never one more than allowed, and every refusal has a `Retry-After`."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """`/openapi.json` describes every parameter and every field of a request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The examples of /docs: each operation has one, and each is a request that the service takes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

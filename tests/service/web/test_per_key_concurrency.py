@@ -1,7 +1,5 @@
 """Many slow requests of one key do not delay the requests of other keys."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

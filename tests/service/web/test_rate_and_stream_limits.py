@@ -1,7 +1,5 @@
 """Requests per second and open streams of a tenant, and what OpenAI's client makes of a refusal."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ The routes come from `/openapi.json`, so a new one is in the matrix from its fir
 in `tenancy.py` fails `test_the_matrix_covers_every_route`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Ids of another tenant in bodies, queries and headers: they are treated as unknown ids."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A field that is wrong is named as the client wrote it, with what it should be."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any

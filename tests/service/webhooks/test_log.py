@@ -1,7 +1,5 @@
 """The log of deliveries over HTTP and in the command; tests and redeliveries."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

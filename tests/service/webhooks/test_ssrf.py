@@ -1,7 +1,5 @@
 """URLs that lead inside are refused wherever the API takes one, before any look-up and any connection."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Webhook endpoints over HTTP: permissions, allowed destinations, and the secret."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 from collections.abc import Iterator

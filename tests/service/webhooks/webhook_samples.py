@@ -1,7 +1,5 @@
 """What tests of webhooks over HTTP need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi.testclient import TestClient

@@ -1,7 +1,5 @@
 """Model card and manifest beside the weights; equal runs have equal ones."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

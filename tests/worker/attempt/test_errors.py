@@ -1,7 +1,5 @@
 """How a job's events report errors of its worker and its engine."""
 
-from __future__ import annotations
-
 import errno
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Evaluations, retention sets, the best checkpoint and guards, from the engine's events to the job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import monotonic
 

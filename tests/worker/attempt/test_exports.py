@@ -1,7 +1,5 @@
 """An export through the queue with the real engine: a verified archive, attempts, and reasons to fail."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SIGKILL at each fault point of engine, worker and sweeper: the job ends like an undisturbed one."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Real worker processes that are killed or frozen: no engine survives, no work is recorded twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

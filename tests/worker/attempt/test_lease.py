@@ -1,7 +1,5 @@
 """The self-fence of a lease takes effect before another worker can claim the job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic

@@ -1,7 +1,5 @@
 """The run directory that a worker prepares, and the capabilities of its machine."""
 
-from __future__ import annotations
-
 import json
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Probes use the queue and the claims of jobs, but are never shown or counted as jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Events → rows: idempotent, fenced, first write wins; on both databases."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from pathlib import Path

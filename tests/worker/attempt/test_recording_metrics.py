@@ -1,7 +1,5 @@
 """Training and evaluation of a step: one row, whichever comes first."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy import select
 

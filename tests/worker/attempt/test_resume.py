@@ -1,7 +1,5 @@
 """After an engine dies, hangs or sends garbage, the job resumes from a checkpoint or fails with a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

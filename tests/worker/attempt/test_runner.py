@@ -1,7 +1,5 @@
 """One job through a worker in this process, with a real engine process, on both databases."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable

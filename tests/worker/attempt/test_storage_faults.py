@@ -1,7 +1,5 @@
 """Storage that is unavailable, damaged or full, and a full disk of the worker."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

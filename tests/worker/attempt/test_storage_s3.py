@@ -1,7 +1,5 @@
 """A worker with an S3 storage that disconnects, is unavailable, denies access or holds damaged objects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

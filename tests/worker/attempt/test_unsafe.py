@@ -1,7 +1,5 @@
 """A worker that may run graders without a sandbox: its claims, its engines, its jobs' warnings."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path

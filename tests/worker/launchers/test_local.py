@@ -1,7 +1,5 @@
 """The engine as a child process, without a database."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The warm engine: used once, replaced, dropped if it died, never left running."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Chat when a process dies, a client disconnects, or a job needs the GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Jobs with stored metrics and sinks, and processes of sinks like those of the keeper."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

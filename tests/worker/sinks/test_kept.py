@@ -1,7 +1,5 @@
 """Failures of sinks: they never harm the job, are reported once, and missed steps are sent later."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

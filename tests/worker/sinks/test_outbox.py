@@ -1,7 +1,5 @@
 """Due sinks, claims and failures, on both databases."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy import select
 

@@ -3,8 +3,6 @@
 One job has all three sinks. Their processes are killed while they write, and new ones continue.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import struct

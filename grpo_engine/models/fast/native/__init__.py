@@ -6,8 +6,6 @@ is installed, if there is a compiler. `operations.py` calls the matching `takesâ
 torch. Boundary: values without gradient; float32 and bfloat16 on a CPU.
 """
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache

@@ -3,8 +3,6 @@
 Rows stream; a digest of each training row and the places of repetitions are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Problems and warnings go to the request's report.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence

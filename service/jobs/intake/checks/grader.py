@@ -3,8 +3,6 @@
 Boundary: opens no URL; `grpo_engine.outbound.addresses` checks URLs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from grpo_engine.config.job import Method, TrainingFree

@@ -3,8 +3,6 @@
 The completions are made up. No model is loaded and no server gets a request.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ An expanded configuration has all options, so an option counts as set if it is n
 value of the recipe or the loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

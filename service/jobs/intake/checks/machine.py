@@ -1,7 +1,5 @@
 """The requirements of a job on its machine, and the problems if no machine meets them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from grpo_engine.config.job import Method, TrainingFree

@@ -2,8 +2,6 @@
 fields that need a missing file. The engine's configuration checks the ranges of single fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 

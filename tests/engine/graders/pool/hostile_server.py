@@ -3,8 +3,6 @@
 Run as a program: `python hostile_server.py [refuse | die]`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

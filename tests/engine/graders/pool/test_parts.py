@@ -1,7 +1,5 @@
 """Rules in threads, and the parts of a `multi`, each graded where it belongs."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import CancelledError
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Grading that cannot hang, with real grading processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Costs of judges: equal requests are sent once, and limits hold."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

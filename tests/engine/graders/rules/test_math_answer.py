@@ -1,7 +1,5 @@
 """`math` against math-verify itself, called as its documentation calls it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

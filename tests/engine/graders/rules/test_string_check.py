@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.engine.graders.helpers import EXAMPLES, read, refusal, reward

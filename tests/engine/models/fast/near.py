@@ -1,7 +1,5 @@
 """Numbers for the compiled operations, and how near to their formulas they have to come."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Dense attention over packed groups: the library's kernel, and each row alone, in value and gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from unittest.mock import patch
 

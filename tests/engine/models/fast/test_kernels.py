@@ -1,7 +1,5 @@
 """Each kernel equals its plain formula in float64, in value and in gradient; bfloat16 stays close to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """The fast model: which models it takes, and that it is each of them in value and gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType

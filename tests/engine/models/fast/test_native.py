@@ -1,7 +1,5 @@
 """The compiled operations: their formulas in float64, each row alone, and the cases left to torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The compiled attention of one token a row: its formula in float64, while buffers grow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers laid out for oneDNN: the same numbers, rounded once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

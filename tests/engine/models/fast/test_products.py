@@ -1,7 +1,5 @@
 """Products by either library: the same sums in another order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Sampling a step ahead: which weights sampled each step; nothing depends on threads or on kills."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator

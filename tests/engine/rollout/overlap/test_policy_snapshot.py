@@ -1,7 +1,5 @@
 """The basis of sampling ahead: a policy that stays fixed, and groups that survive a checkpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

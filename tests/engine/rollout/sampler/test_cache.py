@@ -1,7 +1,5 @@
 """The cache of rows that are decoded together: any schedule equals each row alone, by the model itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The update does not depend on how a step is cut: micro-batches, packing, shared prompts, order, ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

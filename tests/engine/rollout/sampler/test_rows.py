@@ -1,7 +1,5 @@
 """Rows that end, leave and are replaced: bit for bit the completions of one prompt after another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

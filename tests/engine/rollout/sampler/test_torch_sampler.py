@@ -1,7 +1,5 @@
 """The torch sampler: same tokens whatever is computed together, and their true log-probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

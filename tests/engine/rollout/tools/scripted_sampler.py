@@ -1,7 +1,5 @@
 """A sampler whose completions a test writes, without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Tool calls in texts: whatever a model writes is a call, a call with an error, or no call."""
 
-from __future__ import annotations
-
 import pytest
 
 from grpo_engine.rollout.tools.calls import ToolCall, find_calls

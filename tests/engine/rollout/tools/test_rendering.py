@@ -1,7 +1,5 @@
 """Tool answers as tokens: as the model's own template writes them, cut fairly, never as special tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

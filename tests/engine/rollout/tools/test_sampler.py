@@ -1,7 +1,5 @@
 """Tool use as a sampler: exact tokens, limits, groups reported once, distinct streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

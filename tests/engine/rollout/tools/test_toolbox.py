@@ -1,7 +1,5 @@
 """Tools at work: a real sandbox, a real server; every failure is an answer, in bounded time and size."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

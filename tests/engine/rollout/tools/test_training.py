@@ -1,7 +1,5 @@
 """Tools and a real model: draws that do not depend on batching, masked training, the job's own tools."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ FOLDER holds `cases.json` (name → RunConfig); each case runs in `FOLDER/NAME`,
 events, and whether its weights were sharded, to `FOLDER/NAME.json`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ When all are there, rank N does the N-th deed: `end:STATUS`, `die:SIGNAL`, `fail
 `stop` (until SIGTERM), `late` (as `stop`, but deaf until the file `listen` is there), `hang`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """A gang is started, stopped and ended as one process would be."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """How a step's work is divided; a single rank does all of it without communication."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

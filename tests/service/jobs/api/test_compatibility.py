@@ -1,7 +1,5 @@
 """The compatibility page: complete, up to date, and true, call by call, against a running service."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """OpenAI's unmodified client against a real server: files, jobs, events, checkpoints, models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

@@ -1,7 +1,5 @@
 """A script for OpenAI's own service runs here; terms without effect or equivalent are reported."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that went wrong in one way each: metrics, groups and failures as an engine leaves them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from typing import Any

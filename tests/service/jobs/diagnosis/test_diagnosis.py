@@ -1,7 +1,5 @@
 """The findings about runs that each have one problem, and none about a good run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`GET …/jobs/{id}/diagnosis` over stored rows, and its patch sent to `clone` unchanged."""
 
-from __future__ import annotations
-
 from fastapi.testclient import TestClient
 
 from service.jobs.model.states import JobState

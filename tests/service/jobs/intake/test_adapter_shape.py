@@ -1,7 +1,5 @@
 """The shape of a continued adapter is inherited, and another shape is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

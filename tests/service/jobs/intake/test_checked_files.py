@@ -1,7 +1,5 @@
 """The rows of a file are read once for many jobs with the same checks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

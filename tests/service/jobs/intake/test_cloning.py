@@ -1,7 +1,5 @@
 """`POST …/jobs/{id}/clone`: the same request again, with or without changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Creating jobs: what is stored and answered, once only, within the tenant's limit."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

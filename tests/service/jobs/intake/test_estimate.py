@@ -1,7 +1,5 @@
 """What a job will probably cost, of known rows, a known model and known past jobs; and what it did cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

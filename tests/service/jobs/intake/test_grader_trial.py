@@ -1,7 +1,5 @@
 """The grader's trial at submit, for rules that run in a process or call a server."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

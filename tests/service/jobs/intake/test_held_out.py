@@ -1,7 +1,5 @@
 """Held-out rows: retention sets as files of a job, rows that training sees too, fields that need them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

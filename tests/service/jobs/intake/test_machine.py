@@ -1,7 +1,5 @@
 """What a job needs of the deployment, and is refused without: sandboxes, endpoints, models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Methods that could never train are refused or cause a warning before the job is queued."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Invalid input: each a clear 400 that names the place, and nothing is queued."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every option of a reinforcement job, set wrongly: refused at its field, or a warning of no effect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`resources.gpus`: the requirement of a job, the machines that meet it, and the claims."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Token lengths and chat templates without transformers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A training-free job over HTTP: one run to its end with a scripted endpoint, and what is refused before."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """GRPO_UNSAFE_GRADERS: untrusted code without a sandbox, for the only tenant there is, never in silence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

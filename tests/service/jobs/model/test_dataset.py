@@ -1,7 +1,5 @@
 """Dataset rows: what is accepted, and where exactly a bad one is bad."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a job answers as its grader is understood wherever a grader is sent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

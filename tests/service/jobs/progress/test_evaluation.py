@@ -1,7 +1,5 @@
 """The evaluations in a job's response, and the download of its best weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Events, checkpoints and metrics: order, pages, exports."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any

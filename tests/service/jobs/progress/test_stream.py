@@ -1,7 +1,5 @@
 """The live stream over a real server: order, resumption, endings, and what is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A stream lives no longer than the key that opened it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import httpx

@@ -1,7 +1,5 @@
 """Downloads of weights: which ones, whole, in ranges, unchanged or absent."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

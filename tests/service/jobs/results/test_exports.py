@@ -1,7 +1,5 @@
 """`…/jobs/{id}/exports`: one export per weights, queued for a worker, polled, downloaded, deleted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The pure judge of a job's history: it finds nothing in a sound one, and each broken promise by its name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Manifests: what decided a result, the same job again, and what two jobs differ in."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A rule calls what the API and the workers call and compares the answer with `que
 all rows are compared, too. The database's clock is the table `virtual_clock`, which the caller has made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

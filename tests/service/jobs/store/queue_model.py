@@ -4,8 +4,6 @@ Boundary: written from the design (states, fences, leases, backoff), not from th
 uses the states' names alone. `now` is the time.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from service.jobs.model.states import JobState as S

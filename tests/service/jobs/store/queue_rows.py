@@ -1,7 +1,5 @@
 """The stored rows of jobs, compared with the model and with the rows one step before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

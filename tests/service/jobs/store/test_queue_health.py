@@ -1,7 +1,5 @@
 """Counts and places in the queue, and the query that serves many streams."""
 
-from __future__ import annotations
-
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select

@@ -3,8 +3,6 @@
 `QUEUE_MODEL_SCHEDULES` is the number of random schedules of a hundred steps in a long search.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

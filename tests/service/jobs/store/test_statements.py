@@ -1,7 +1,5 @@
 """Statements that are made once: threads that first use them together all send the same text."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Jobs in every state: their responses, their list, and the requests that they accept."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
