@@ -75,7 +75,6 @@ def test_the_sandbox_receives_no_environment(monkeypatch: pytest.MonkeyPatch) ->
     source = "import os\ndef grade(sample, item): print(sorted(os.environ.items())); return 1"
     with PythonServer(source) as server:
         outcome = server.call({}, {}, 10)
-    assert outcome.value == 1
     assert outcome.output.startswith("[")
     assert "GRPO" not in outcome.output
     assert "canary" not in outcome.output
