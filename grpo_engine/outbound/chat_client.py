@@ -6,11 +6,9 @@
 Temporary errors are retried within one time limit for the whole call. No error message contains the key.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
@@ -74,7 +72,7 @@ class ChatClient:
         self.outside = outside
 
     @classmethod
-    def named(cls, name: str, model: str, timeout: float = 120.0, max_retries: int = 4) -> ChatClient:
+    def named(cls, name: str, model: str, timeout: float = 120.0, max_retries: int = 4) -> Self:
         """Client of one of the operator's endpoints. Raises EndpointError if it has no such model."""
         endpoint = find_endpoint(name)
         if endpoint.models is not None and model not in endpoint.models:

@@ -3,13 +3,11 @@
 Never for a model's code. The package is an extra and is imported when it is needed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from grpo_engine.sandbox.launch import SandboxUnavailable
 from grpo_engine.sandbox.process import Limits, Outcome
@@ -52,7 +50,7 @@ class MontyServer:
         except (OSError, RuntimeError, pydantic_monty.MontyError) as error:
             raise SandboxUnavailable(f"pydantic-monty does not start: {error}") from None
 
-    def __enter__(self) -> MontyServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

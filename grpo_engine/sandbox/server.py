@@ -4,11 +4,9 @@ Fail closed: unless the self-test shows that the sandbox holds, or the operator 
 nothing runs.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from grpo_engine.sandbox.probe import untrusted_interpreter
 from grpo_engine.sandbox.process import Limits, Outcome, Sandbox
@@ -30,7 +28,7 @@ class PythonServer:
         self._calls = 0
         self._lock = threading.Lock()
 
-    def __enter__(self) -> PythonServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,10 +1,9 @@
 """One loaded model and its answer to one request: prompt → tokens → pieces of text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Self
 
 import torch
 
@@ -37,7 +36,7 @@ class Answering:
     """Prompt and completion together."""
 
     @classmethod
-    def load(cls, served: ServedModel) -> Answering:
+    def load(cls, served: ServedModel) -> Self:
         """Raises EngineError."""
         device, dtype = prepare_device(served.runtime)
         # In float32 an adapter is merged at load; in lower precision the merge would lose accuracy.

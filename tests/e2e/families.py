@@ -183,11 +183,11 @@ def distillation_task(seed: int = 0) -> Task:
         "n_steps": 10,
         "prompts_per_step": 16,
         "max_completion_tokens": 4,
-        "learning_rate": 5e-4,
+        "learning_rate": 3e-4,
         "self_distillation": distillation,
     }
     grader = {"type": "numeric", "reference": "{{item.answer}}"}
-    return Task(imitated, train, held_out, method(grader, hyperparameters), supervised_steps=300)
+    return Task(imitated, train, held_out, method(grader, hyperparameters), supervised_steps=600)
 
 
 TASKS: dict[str, Callable[[], Task]] = {

@@ -1,7 +1,5 @@
 """One claim of one job. Its writes are retried through outages, and only while the claim holds."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket
@@ -9,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -67,7 +65,7 @@ class Worker:
     """Set when the storage denied access: otherwise this worker would fail job after job."""
 
     @classmethod
-    def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Worker:
+    def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Self:
         """Connect to the deployment of the settings. Raises StorageDenied."""
         settings.home.mkdir(parents=True, exist_ok=True)
         return cls(

@@ -107,9 +107,9 @@ class EngineProcess:
 
     def wait(self, seconds: float) -> int | None:
         """The exit code as soon as the engine has ended; None after `seconds`."""
-        deadline = time.monotonic() + seconds
+        deadline, pause = time.monotonic() + seconds, threading.Event()
         while (code := self.poll()) is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            pause.wait(POLL_SECONDS)  # time.sleep fails under libfaketime
         return code
 
     def stop(self, grace_seconds: float) -> None:

@@ -5,12 +5,11 @@ loaded them (`python -m grpo_engine --warm`). It has no job, directory or device
 dead or outdated, the job starts cold. Engines die with the thread that started them, the main one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import structlog
 
@@ -29,7 +28,7 @@ class EngineCommand:
     environment: Mapping[str, str]
 
     @classmethod
-    def of(cls, settings: Settings) -> EngineCommand:
+    def of(cls, settings: Settings) -> Self:
         # -P: nothing in the run directory, which holds user data, is importable
         command = (str(settings.engine_python), "-P", "-m", settings.engine_module)
         unsafe = {WITHOUT_SANDBOX: "1"} if settings.allows_unsafe else {}

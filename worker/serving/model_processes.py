@@ -4,8 +4,6 @@ Boundary: processes, their weights and their messages; `chat_dispatcher.py` assi
 here blocks: threads fetch weights and read and write messages.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import queue
@@ -41,7 +39,7 @@ Fetch = Callable[[Path], ModelSource]
 class Message:
     """A message of a model process, its fetched weights, or why they could not be fetched."""
 
-    process: ModelProcess
+    process: "ModelProcess"
     content: Report | ModelSource | Exception
 
 

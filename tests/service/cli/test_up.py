@@ -188,7 +188,7 @@ def test_watching_continues_after_a_restart_of_the_api(tmp_path: Path) -> None:
 
 def test_a_second_grpo_up_on_the_same_home_is_refused(tmp_path: Path) -> None:
     with grpo_up(tmp_path / "home") as up:
-        done = up.grpo("up", "--port", "0")
+        done = run_grpo("up", "--port", "0", environment=up.environment)
         assert done.returncode == 1
         assert f"`grpo up` already runs on {up.home} (pid {up.process.pid})" in done.stderr
         assert is_ok(f"{up.url}/livez")
