@@ -32,7 +32,7 @@ class EventReader:
                 is_whole = line.endswith(b"\n")
                 if not is_whole and len(line) <= MAX_LINE_BYTES:
                     break  # the engine is still writing it
-                self._offset = file.tell()
+                self._offset += len(line)
                 if is_whole and not self._is_skipping and (event := _parsed(line)) is not None:
                     events.append(event)
                     num_bytes += len(line)

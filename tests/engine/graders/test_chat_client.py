@@ -28,19 +28,19 @@ def test_the_key_is_in_no_error_log_repr_or_dump(
     judge: Judge, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    told: list[str] = []
+    shown: list[str] = []
     for status in (200, 400, 401, 403, 500):
         judge(
             lambda request, status=status: Reply(status=status, body=f"your key {KEY}".encode(), headers=NOW)
         )
         found = score(str(status))
-        told += [repr(found), found.model_dump_json()]
+        shown += [repr(found), found.model_dump_json()]
     endpoint = find_endpoint("default")
     client = chat_client.ChatClient.named("default", "judge")
-    told += [repr(endpoint), str(endpoint), endpoint.model_dump_json(), repr(client), repr(vars(client))]
-    told += [repr(load_endpoints()), caplog.text, *capfd.readouterr()]
+    shown += [repr(endpoint), str(endpoint), endpoint.model_dump_json(), repr(client), repr(vars(client))]
+    shown += [repr(load_endpoints()), caplog.text, *capfd.readouterr()]
     assert caplog.text != ""
-    assert not [text for text in told if KEY in text or KEY[:12] in text]
+    assert not [text for text in shown if KEY in text or KEY[:12] in text]
 
 
 @pytest.mark.parametrize(

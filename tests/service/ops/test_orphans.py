@@ -52,7 +52,7 @@ def test_a_database_of_another_deployment_yields_no_orphans(
     settings: Settings, database: Database, storage: Storage
 ) -> None:
     assert find_orphans(database, storage, NOW) == []
-    storage.put(LOST[0], b"somebody's")
+    storage.put(LOST[0], b"another job's")
     with pytest.raises(AnothersStorage):
         find_orphans(database, storage, NOW)
 
