@@ -12,9 +12,9 @@ import pytest
 from service.platform.db import Database, connect
 from service.platform.migrate import upgrade
 from service.settings import Settings
-from tests.moto import Moto
-from tests.s3 import Bucket, new_bucket
-from tests.servers import Postgres, Redis
+from tests.support.moto import Moto
+from tests.support.s3 import Bucket, new_bucket
+from tests.support.servers import Postgres, Redis
 
 _numbers = itertools.count(1)
 # `make test` tries the same examples each time; `make fuzz` (--hypothesis-profile random) searches for others

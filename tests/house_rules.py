@@ -15,7 +15,7 @@ MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_FOLDER_MODULES = 15
 PACKAGES = ("grpo_engine", "service", "worker")
-SOURCES = (*PACKAGES, "bench", "migrations")
+SOURCES = (*PACKAGES, "bench", "migrations", "tests")
 PATTERNS = ("*.py", "*.js", "*.css")
 
 

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from bench.service.deployment import DurablePostgres
 from service.cli.main import app as grpo
-from tests import container_profile
+from tests.support import container_profile
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
@@ -189,7 +189,7 @@ def test_the_seccomp_profile_is_an_allow_list() -> None:
 @pytest.mark.parametrize("taken", ["nothing", "mount"])
 def test_the_sandbox_works_under_the_profile_and_reports_missing_calls(taken: str) -> None:
     script = "from grpo_engine.sandbox import self_test; print(self_test().available)"
-    command = [sys.executable, "-m", "tests.container_profile", taken, sys.executable, "-c", script]
+    command = [sys.executable, "-m", "tests.support.container_profile", taken, sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == (f"{taken == 'nothing'}\n", "")
 

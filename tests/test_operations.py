@@ -18,7 +18,7 @@ from service.platform.storage import open_storage
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.servers import Postgres, find_program
+from tests.support.servers import Postgres, find_program
 from tests.worker.jobs import insert_dataset, insert_job
 
 ROOT = Path(__file__).parents[1]

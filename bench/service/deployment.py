@@ -22,8 +22,8 @@ from service.platform.migrate import upgrade
 from service.platform.tables.core import Job, JobEvent
 from service.settings import Settings
 from service.web.auth import create_key
-from tests.api_process import running_api
-from tests.servers import Postgres, free_port
+from tests.support.api_process import running_api
+from tests.support.servers import Postgres, free_port
 
 TENANT = "bench"
 MODEL = "tiny"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.e2e.production import Production
-from tests.servers import Postgres, Redis
+from tests.support.servers import Postgres, Redis
 
 DOWN_SECONDS = (0.0, 4.0)
 

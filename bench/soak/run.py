@@ -34,12 +34,12 @@ from service.platform.storage import open_storage
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.e2e.production import Production, production
-from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, processes_of, write_rows
+from tests.support.servers import Postgres, Redis, wait_until
 
 RESULTS = Path(__file__).parents[1] / "results" / "soak.json"
 SETTINGS = {
-    "GRPO_ENGINE_MODULE": "tests.either_engine",
+    "GRPO_ENGINE_MODULE": "tests.support.either_engine",
     "GRPO_LEASE_SECONDS": "12",
     "GRPO_SELF_FENCE_SECONDS": "8",
     "GRPO_HEARTBEAT_SECONDS": "1",

@@ -22,7 +22,7 @@ from bench.trl.flops import decode_bytes
 from bench.trl.models import Shape
 from bench.trl.side import Spec
 from grpo_engine.objective.packing import pack
-from tests.waiting import is_alive
+from tests.support.waiting import is_alive
 
 NAMES = ["machine", "model-tiny", "train-tiny", "sample-tiny-torch"]
 SIDES = ["steps-tiny-g4-ours", "steps-tiny-g4-trl"]

@@ -18,9 +18,9 @@ from service.settings import Settings
 from service.web.auth import create_key
 from tests.conftest import settings_for
 from tests.e2e.api import Api, api_process
-from tests.servers import wait_until
 from tests.service.job_samples import MODEL, chat, jsonl, row
 from tests.service.job_samples import upload as upload_file
+from tests.support.servers import wait_until
 from tests.worker.conftest import Processes
 
 JOBS = "/v1/fine_tuning/jobs"
@@ -105,7 +105,7 @@ def deployment(home: Path, database_url: str) -> Iterator[Deployment]:
         engine_module="tests.browser.engine",
         poll_seconds=0.05,
         heartbeat_seconds=0.1,
-        chat_module="tests.fake_serving",
+        chat_module="tests.support.fake_serving",
     )
     with api_process(settings) as api:
         workers = Processes(settings)

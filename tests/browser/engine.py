@@ -1,7 +1,7 @@
 """The fake engine with a realistic run: rising rewards, groups with texts, an evaluation.
 
-`GRPO_ENGINE_MODULE=tests.browser.engine`. Boundary: what `tests.fake_engine` does and no model; the numbers
-depend on the step, the seed and the hyperparameters only, so that two runs are equal.
+`GRPO_ENGINE_MODULE=tests.browser.engine`. Boundary: what `tests.support.fake_engine` does and no model; the
+numbers depend on the step, the seed and the hyperparameters only, so that two runs are equal.
 """
 
 import math
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from grpo_engine.config.job import Reinforcement
 from grpo_engine.contract.events import Evaluated, RolloutsRecorded, StepFinished, Verdict, Warned
 from grpo_engine.contract.records import CompletionRecord, FinishReason, GradeError, GroupRecord
-from tests import fake_engine
+from tests.support import fake_engine
 
 PARTS = ("correct", "format")
 NO_TAG = GradeError(code="invalid_variable_error", message="sample.output_json is not JSON")

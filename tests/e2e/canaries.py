@@ -14,9 +14,9 @@ from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from service.platform.tables.core import Base
 from tests.e2e.production import Production, production
-from tests.moto import Moto
-from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, run_grpo
+from tests.support.moto import Moto
+from tests.support.servers import Postgres, Redis, wait_until
 
 DATABASE, BROKER, STORE = "canaryDatabase7h", "canaryBroker2k", "canaryStore9w"
 ENDPOINT_KEY, QUERY, OTHER_SCHEME = "canaryEndpointKey4d", "canaryQuery8s", "canaryScheme6v"

@@ -1,6 +1,6 @@
 """The production deployment as processes: the commands of `docker/compose.yaml` on this machine.
 
-Real PostgreSQL and Redis from `tests.servers`. Only the code is shared with the embedded mode.
+Real PostgreSQL and Redis from `tests.support.servers`. Only the code is shared with the embedded mode.
 """
 
 import json
@@ -18,8 +18,8 @@ import yaml
 
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import Client
-from tests.servers import Postgres, Redis, answer_of, free_port, wait_until
 from tests.service.embedded import ROOT, environment, run_grpo
+from tests.support.servers import Postgres, Redis, answer_of, free_port, wait_until
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 END_SECONDS = 60

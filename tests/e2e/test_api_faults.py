@@ -13,8 +13,8 @@ from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import settings_for
 from tests.e2e.api import Api, api_process
-from tests.proxy import Proxy
-from tests.servers import Postgres
+from tests.support.proxy import Proxy
+from tests.support.servers import Postgres
 
 
 @pytest.fixture

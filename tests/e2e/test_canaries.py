@@ -9,8 +9,8 @@ import pytest
 from examples.tiny_model import make_model
 from grpo_engine.sandbox import PythonServer
 from tests.e2e.canaries import LockedRedis, Output, deployment, store, story
-from tests.servers import Postgres
 from tests.service.embedded import write_rows
+from tests.support.servers import Postgres
 
 pytestmark = pytest.mark.slow
 

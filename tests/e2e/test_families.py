@@ -15,9 +15,9 @@ from examples.arithmetic import write_jsonl
 from examples.tiny_model import make_model
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
-from tests.chat_server import ChatServer
 from tests.e2e.families import TASKS, Task
 from tests.service.embedded import grpo_up
+from tests.support.chat_server import ChatServer
 
 pytestmark = pytest.mark.slow
 

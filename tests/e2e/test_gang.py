@@ -12,8 +12,8 @@ from service.cli.commands.download import fetch_adapter, unpack
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.rollouts import evaluations
-from tests.servers import wait_until
 from tests.service.embedded import grpo_job, grpo_up, write_rows
+from tests.support.servers import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ import pytest
 from examples.arithmetic import make_rows, write_jsonl
 from examples.tiny_model import make_model
 from service.cli.http.client import JOBS, Client
-from tests.servers import is_ok, wait_until
 from tests.service.embedded import Up, grpo_job, grpo_up, processes_of
+from tests.support.servers import is_ok, wait_until
 
 pytestmark = pytest.mark.slow
 

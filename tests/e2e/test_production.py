@@ -17,8 +17,8 @@ from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.production import SERVICES, Production, empty_database, production
 from tests.e2e.rollouts import evaluations
-from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import ROOT, grpo_job, processes_of, write_rows
+from tests.support.servers import Postgres, Redis, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import pytest
 from examples.tiny_model import make_model
 from service.cli.http.client import JOBS
 from tests.e2e.production import Production, empty_database, production
-from tests.moto import Moto
-from tests.s3 import SECRET, SESSION_TOKEN, Bucket, new_bucket
-from tests.s3_proxy import CUT, pass_all, strike
-from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, write_rows
+from tests.support.moto import Moto
+from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket, new_bucket
+from tests.support.s3_proxy import CUT, pass_all, strike
+from tests.support.servers import Postgres, Redis, wait_until
 from tests.worker.outcomes import expected_weights
 
 LOST_WORKER = {

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import wait_until
 from tests.service.cli.hub import hub
 from tests.service.embedded import run_shell
+from tests.support.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_of_this_test"

@@ -11,9 +11,9 @@ from examples.tiny_model import make_model
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.production import Production, empty_database, production
-from tests.servers import Postgres, Redis, wait_until
 from tests.service.embedded import grpo_job, write_rows
-from tests.waiting import is_alive, waiting_engines, working_engines
+from tests.support.servers import Postgres, Redis, wait_until
+from tests.support.waiting import is_alive, waiting_engines, working_engines
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ from grpo_engine.models.fast.products import has_onednn
 from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.objective.types import Group
 from grpo_engine.run.build import build_loop
-from tests.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows
-from tests.chat_server import ChatServer
+from tests.support.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows
+from tests.support.chat_server import ChatServer
 
 FAMILIES = ("qwen3", "llama", "gpt2")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.serving import Api, serving
-from tests.servers import Postgres
+from tests.support.servers import Postgres
 
 
 @pytest.fixture(scope="module")

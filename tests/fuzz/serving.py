@@ -13,11 +13,11 @@ import httpx
 from service.platform.db import connect
 from service.settings import Settings
 from service.web.auth import create_key
-from tests.api_process import running_api
 from tests.conftest import settings_for
-from tests.servers import free_port
 from tests.service.embedded import environment
 from tests.service.job_samples import make_model
+from tests.support.api_process import running_api
+from tests.support.servers import free_port
 
 
 @dataclass

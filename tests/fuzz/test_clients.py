@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz.serving import Api
-from tests.servers import wait_until
 from tests.service.job_samples import jsonl, row, upload
+from tests.support.servers import wait_until
 
 LIMIT = 4 * 2**20
 GRACE_SECONDS = 0.5

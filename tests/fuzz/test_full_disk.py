@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from tests.fuzz.serving import Api, serving
-from tests.servers import find_program, wait_until
 from tests.service.job_samples import jsonl, row
+from tests.support.servers import find_program, wait_until
 
 STORAGE_BYTES, SCRATCH_BYTES = 2 * 2**20, 6 * 2**20
 

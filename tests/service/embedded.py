@@ -52,7 +52,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "GRPO_HOME": str(home),
-        "GRPO_ENGINE_MODULE": "tests.fake_engine",
+        "GRPO_ENGINE_MODULE": "tests.support.fake_engine",
         "GRPO_POLL_SECONDS": "0.1",
         **more,
     }

@@ -19,7 +19,7 @@ from service.platform.db import Database
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from worker.attempt.attempt import Worker
 
@@ -42,7 +42,7 @@ def settings(database_url: str, tmp_path: Path, lease_seconds: float) -> Setting
     return settings_for(
         home,
         database_url,
-        engine_module="tests.fake_engine",
+        engine_module="tests.support.fake_engine",
         lease_seconds=lease_seconds,
         heartbeat_seconds=0.1,
         self_fence_seconds=0.8 * lease_seconds,

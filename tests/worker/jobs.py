@@ -39,7 +39,7 @@ def method(**hyperparameters: Any) -> Reinforcement:
 
 
 def insert_dataset(database: Database, storage: Storage, faults: dict[str, Any] | None = None) -> str:
-    """Eight rows; the first contains the faults for `tests.fake_engine`. Returns the file id."""
+    """Eight rows; the first contains the faults for `tests.support.fake_engine`. Returns the file id."""
     file_id = f"file-test{next(_numbers)}"
     rows: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": f"{n} + {n}"}], "answer": str(2 * n)} for n in range(8)

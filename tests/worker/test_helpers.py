@@ -20,11 +20,11 @@ from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import WorkerHelper
 from service.settings import Settings
-from tests.chat_server import Reply, ScriptedServer
 from tests.conftest import settings_for
-from tests.servers import Redis, wait_until
-from tests.waiting import is_alive
-from tests.webhook_receiver import ALLOWED, deliveries, make_due, register
+from tests.support.chat_server import Reply, ScriptedServer
+from tests.support.servers import Redis, wait_until
+from tests.support.waiting import is_alive
+from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
 from worker import supervision
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"chat_module": "tests.fake_serving", "allowed_hosts": ALLOWED})
+    return settings.model_copy(update={"chat_module": "tests.support.fake_serving", "allowed_hosts": ALLOWED})
 
 
 @pytest.fixture

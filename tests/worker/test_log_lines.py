@@ -14,7 +14,7 @@ from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 from worker.attempt.lease import Lease
 from worker.attempt.runner import claim, log_fields, run_job

@@ -17,8 +17,8 @@ from service.platform.storage import Storage
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.proxy import Proxy
-from tests.servers import Postgres, wait_until
+from tests.support.proxy import Proxy
+from tests.support.servers import Postgres, wait_until
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
 from tests.worker.outcomes import expected_weights, metric_steps, weights

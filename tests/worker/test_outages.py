@@ -16,7 +16,7 @@ from service.platform.storage import Storage
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.servers import Postgres, Redis, wait_until
+from tests.support.servers import Postgres, Redis, wait_until
 from tests.worker.conftest import Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, weights

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from service.platform.db import Database
 from service.platform.tables.core import WorkerHost
 from service.settings import Settings
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
 

@@ -17,8 +17,8 @@ from service.settings import Settings
 from service.webhooks import outbox, sending
 from service.webhooks.schemas import Attempt, SecretRotate
 from service.webhooks.service import Webhooks
-from tests.chat_server import Answer, Recorded, Reply, ScriptedServer
-from tests.webhook_receiver import (
+from tests.support.chat_server import Answer, Recorded, Reply, ScriptedServer
+from tests.support.webhook_receiver import (
     ALLOWED,
     OWNER,
     deliveries,

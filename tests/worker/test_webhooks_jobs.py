@@ -18,9 +18,9 @@ from service.platform.tables.core import Job
 from service.platform.tables.webhooks import WebhookEndpoint
 from service.settings import Settings
 from service.webhooks import sending
-from tests.chat_server import Reply, ScriptedServer
-from tests.servers import wait_until
-from tests.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
+from tests.support.chat_server import Reply, ScriptedServer
+from tests.support.servers import wait_until
+from tests.support.webhook_receiver import ALLOWED, deliveries, make_due, register, verified
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job, read_job
 from worker.attempt.attempt import Worker

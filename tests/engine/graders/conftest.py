@@ -9,8 +9,8 @@ import pytest
 
 from grpo_engine.graders.model_spending import Ledger, SharedCalls
 from grpo_engine.graders.rules import score_model
-from tests.chat_server import Answer, ChatServer
 from tests.engine.graders.judges import KEY, Judge
+from tests.support.chat_server import Answer, ChatServer
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.rules.score_model import ScoreModel
-from tests.chat_server import ChatServer
+from tests.support.chat_server import ChatServer
 
 KEY = "sk-canary-4711-do-not-tell"
 QUESTION = "Is {{sample.output_text}} close to {{item.answer}}?"

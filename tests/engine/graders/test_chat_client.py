@@ -9,8 +9,8 @@ from openai import OpenAI
 from grpo_engine.outbound import chat_client
 from grpo_engine.outbound.addresses import Outside
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint, load_endpoints
-from tests.chat_server import ChatServer, Reply
 from tests.engine.graders.judges import KEY, NOW, Judge, error, score
+from tests.support.chat_server import ChatServer, Reply
 
 
 def test_openais_own_client_understands_the_scripted_server(judge: Judge) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_engine.outbound.addresses import Outside, RefusedUrl, as_address, check_url, is_public
 from grpo_engine.outbound.web import check_headers, post
-from tests.hostile_urls import ACCEPTED, REFUSED
+from tests.support.hostile_urls import ACCEPTED, REFUSED
 
 
 @pytest.fixture

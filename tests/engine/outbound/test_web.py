@@ -12,7 +12,7 @@ import pytest
 
 from grpo_engine.outbound.addresses import Outside
 from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, post
-from tests.chat_server import Recorded, Reply, ScriptedServer
+from tests.support.chat_server import Recorded, Reply, ScriptedServer
 
 
 def ask(server: ScriptedServer, **options: object) -> object:

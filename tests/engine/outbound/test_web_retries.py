@@ -7,7 +7,7 @@ import pytest
 
 from grpo_engine.outbound.addresses import Outside
 from grpo_engine.outbound.web import post_patiently
-from tests.chat_server import Reply, ScriptedServer
+from tests.support.chat_server import Reply, ScriptedServer
 
 
 def trusting(server: ScriptedServer) -> Outside:

@@ -1,5 +1,6 @@
 """Hostile submissions and graders through the real pool, with honest completions in flight beside them."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,10 @@ def grading() -> Iterator[Grading]:
 
 def descendants(pid: int) -> list[int]:
     """All processes below this one, sandboxes and what runs in them among them."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for file in files for child in file.read_text().split()]
+    tasks = Path(f"/proc/{pid}/task")
+    children = [
+        int(child) for task in os.listdir(tasks) for child in (tasks / task / "children").read_text().split()
+    ]
     return children + [each for child in children for each in descendants(child)]
 
 

@@ -103,7 +103,8 @@ def test_a_daemon_is_found_and_killed() -> None:
 
 def working_in(folder: str) -> list[str]:
     """Processes whose working directory it is, or was before it was removed."""
-    return [str(link) for link in Path("/proc").glob("[0-9]*/cwd") if link_of(link).startswith(folder)]
+    links = [path / "cwd" for path in Path("/proc").glob("[0-9]*")]
+    return [str(link) for link in links if link_of(link).startswith(folder)]
 
 
 def link_of(link: Path) -> str:

@@ -9,9 +9,9 @@ import pytest
 from grpo_engine.config.job import RunConfig
 from grpo_engine.contract.errors import ConfigError, EndpointDownError, GraderError, OverspentError
 from grpo_engine.contract.events import RolloutsRecorded, StepFinished
-from tests.capable_model import KEY, CapableModel
-from tests.chat_server import Reply
 from tests.engine.training_free.runs import of, run
+from tests.support.capable_model import KEY, CapableModel
+from tests.support.chat_server import Reply
 
 Make = Callable[..., RunConfig]
 

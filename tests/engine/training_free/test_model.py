@@ -24,7 +24,8 @@ from grpo_engine.contract.events import (
 )
 from grpo_engine.run.build import build_loop
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
-from tests.capable_model import (
+from tests.engine.conftest import DIGITS, sum_rows, write_rows
+from tests.support.capable_model import (
     GRADER,
     LESSON,
     MODEL,
@@ -33,8 +34,7 @@ from tests.capable_model import (
     write_endpoints,
     zorb_rows,
 )
-from tests.chat_server import ChatServer
-from tests.engine.conftest import DIGITS, sum_rows, write_rows
+from tests.support.chat_server import ChatServer
 
 ROOT = Path(__file__).parents[3]
 ADVICE = "Write a digit, and say it twice. " * 8

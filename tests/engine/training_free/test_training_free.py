@@ -19,9 +19,9 @@ from grpo_engine.contract.events import (
 )
 from grpo_engine.run.build import build_loop
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
-from tests.capable_model import KEY, LESSON, CapableModel, zorb_rows
 from tests.engine.conftest import write_rows
 from tests.engine.training_free.runs import artifact, of, run
+from tests.support.capable_model import KEY, LESSON, CapableModel, zorb_rows
 
 Make = Callable[..., RunConfig]
 

@@ -83,13 +83,13 @@ def engine(config: RunConfig, folder: Path) -> Iterator[subprocess.Popen[bytes]]
 def session_of(process: subprocess.Popen[bytes]) -> list[str]:
     """Processes of the engine's session."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = status.read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if fields[3] == str(process.pid) and fields[0] != "Z":
-            found.append(status.parent.name)
+            found.append(folder.name)
     return found
 
 

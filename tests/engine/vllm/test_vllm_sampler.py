@@ -13,11 +13,11 @@ from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler.base import Continuation, Sampling
 from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, request_seed
 from grpo_engine.rollout.tools.sampler import ToolSampler
-from tests.chat_server import ScriptedServer
 from tests.engine.conftest import assert_most_likely
 from tests.engine.injection import trained_batch
 from tests.engine.rollout.tools.test_training import _CallsAfterwards
 from tests.engine.vllm.conftest import PROMPTS
+from tests.support.chat_server import ScriptedServer
 
 SAMPLING = Sampling(max_tokens=12, temperature=1.0, seed=3, step=2)
 MODELS = [("qwen3", None), ("llama", None), ("gpt2", "full")]

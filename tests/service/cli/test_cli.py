@@ -13,8 +13,8 @@ import pytest
 
 from examples.tiny_model import make_model
 from service.jobs.model.schemas import JobCreate
-from tests.servers import wait_until
 from tests.service.embedded import Up, call_grpo, grpo_job, grpo_up, run_shell, write_rows
+from tests.support.servers import wait_until
 from worker.sinks.tensorboard_files import newest_step
 
 DOCS = Path(__file__).parents[3] / "docs"

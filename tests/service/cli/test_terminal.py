@@ -19,11 +19,11 @@ from service.cli.terminal import progress
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.settings import Settings
-from tests.proxy import Proxy
 from tests.service.cli.terminal import CTRL_C, Terminal, terminal
 from tests.service.cli.test_transfer import send, server
 from tests.service.embedded import GRPO, environment
 from tests.service.job_samples import add_job, make_model, num_jobs, request, upload
+from tests.support.proxy import Proxy
 
 BIG_BYTES = 16 * 2**20
 """More than sockets and proxies buffer."""

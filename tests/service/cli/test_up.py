@@ -13,7 +13,6 @@ import pytest
 
 from examples.tiny_model import make_model
 from grpo_engine.process.parent_death import dies_with_this_process
-from tests.servers import free_port, is_ok, wait_until
 from tests.service.embedded import (
     GRPO,
     environment,
@@ -23,6 +22,7 @@ from tests.service.embedded import (
     run_grpo,
     write_rows,
 )
+from tests.support.servers import free_port, is_ok, wait_until
 
 FAST_RECOVERY = {
     "GRPO_LEASE_SECONDS": "2",

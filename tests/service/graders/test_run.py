@@ -15,8 +15,8 @@ from openai import OpenAI
 from service.graders import service
 from service.settings import Settings
 from service.web.limits import ConcurrencyLimit
-from tests.chat_server import Answer, ChatServer, EndpointServer, Reply
 from tests.service.job_samples import make_model
+from tests.support.chat_server import Answer, ChatServer, EndpointServer, Reply
 
 PREFIX = "/v1/fine_tuning/alpha/graders"
 JUDGE = {

@@ -14,8 +14,8 @@ from service.ops.doctor.findings import Finding, Level, ok
 from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.servers import Redis
 from tests.service.embedded import call_grpo, environment
+from tests.support.servers import Redis
 from tests.worker.jobs import insert_job
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from service.app import create_app
 from service.platform.db import Database
 from service.settings import Settings
-from tests.servers import Postgres, Redis
+from tests.support.servers import Postgres, Redis
 
 WELL = {"database": "ok", "broker": "none", "storage": "ok", "disk": "ok", "helpers": "none"}
 

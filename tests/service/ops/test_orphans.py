@@ -13,9 +13,9 @@ from service.ops.orphans import AnothersStorage, find_orphans
 from service.platform.db import Database
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
-from tests.s3 import Bucket
 from tests.service.embedded import call_grpo, environment
 from tests.service.job_samples import add_artifact, add_checkpoint, add_job, store_file
+from tests.support.s3 import Bucket
 
 NOW = timedelta(0)
 LOST = ["files/file-lost", "jobs/ftjob-1/checkpoints/5-1/state.tar"]

@@ -12,8 +12,8 @@ from service.platform.db import Database, connect
 from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.servers import Postgres, free_port
 from tests.service.job_samples import add_job
+from tests.support.servers import Postgres, free_port
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

@@ -18,8 +18,8 @@ from service.platform.storage import (
     open_usable_storage,
     sha256_file,
 )
-from tests.s3 import SECRET, SESSION_TOKEN, Bucket
-from tests.s3_proxy import CUT, CUT_ANSWER, HANG, KEY_ID, pass_all, strike
+from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket
+from tests.support.s3_proxy import CUT, CUT_ANSWER, HANG, KEY_ID, pass_all, strike
 
 SMALL = b"small"
 LARGE = random.Random(1).randbytes(12 * 2**20)

@@ -11,12 +11,12 @@ from service.platform.db import Database
 from service.platform.tables.serving import Generation
 from service.serving import repository
 from service.settings import Settings
-from tests.servers import wait_until
 from tests.service.embedded import ROOT
+from tests.support.servers import wait_until
 from worker.attempt.attempt import Worker
 from worker.serving.chat import answer_until
 
-FAKE = {"chat_module": "tests.fake_serving", "poll_seconds": 0.02}
+FAKE = {"chat_module": "tests.support.fake_serving", "poll_seconds": 0.02}
 
 
 @contextmanager

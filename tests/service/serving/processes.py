@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 
 
 @contextmanager

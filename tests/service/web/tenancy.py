@@ -23,8 +23,6 @@ from service.platform.ids import new_id
 from service.platform.tables.core import Base, File, Job, Metric, Rollout
 from service.settings import Settings
 from service.web.auth import create_key, revoke_key
-from tests.chat_server import Reply, ScriptedServer
-from tests.servers import wait_until
 from tests.service.job_samples import (
     GRADER,
     add_artifact,
@@ -39,6 +37,8 @@ from tests.service.job_samples import (
 from tests.service.serving.answering import answering, num_generations
 from tests.service.serving.processes import serving
 from tests.service.webhooks.webhook_samples import NOWHERE, WEBHOOKS
+from tests.support.chat_server import Reply, ScriptedServer
+from tests.support.servers import wait_until
 
 OWNER, OTHER = "tenant-a", "tenant-b"
 ROWS = jsonl(row(), row("What is 3+3?", "6"))

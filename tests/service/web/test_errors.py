@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from service.platform import logs
 from service.platform.db import Database
 from service.platform.storage import StorageError, StorageFull
-from tests.servers import Postgres
 from tests.service.web.error_samples import JOBS, error_of, on_sqlite
+from tests.support.servers import Postgres
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

@@ -11,8 +11,8 @@ from service.files.service import Files
 from service.jobs.intake.preflight import Preflight
 from service.platform.errors import InvalidRequest
 from service.web.per_key_concurrency import REQUESTS_PER_KEY, UPLOADS_PER_KEY
-from tests.servers import wait_until
 from tests.service.job_samples import request
+from tests.support.servers import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CROWD = 60

@@ -17,10 +17,10 @@ from service.platform.db import Database
 from service.platform.errors import TooManyRequests
 from service.settings import Settings
 from service.web.limits import RequestRate
-from tests.servers import wait_until
 from tests.service.files.file_samples import ROWS
 from tests.service.job_samples import add_job
 from tests.service.web.test_limits import limited, refusal
+from tests.support.servers import wait_until
 
 JOBS = "/v1/fine_tuning/jobs"
 

@@ -16,9 +16,9 @@ from service.jobs.model import names
 from service.platform.db import Database, connect
 from service.platform.tables.core import AuditEntry
 from tests.conftest import settings_for
-from tests.servers import Postgres
 from tests.service.web.tenancy import OWNER, World, body_of, snapshot, world
 from tests.service.web.tenancy_calls import PUBLIC, Call, calls_of, code_of, head, send, visible
+from tests.support.servers import Postgres
 
 REFUSED_BY_STATE = {
     (400, "file_in_use"),

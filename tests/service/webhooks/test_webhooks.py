@@ -21,11 +21,11 @@ from service.settings import Settings
 from service.web.auth import create_key
 from service.webhooks import sending
 from service.webhooks.outbox import Claimed
-from tests.chat_server import Reply, ScriptedServer
-from tests.hostile_urls import REFUSED
 from tests.service.web.error_samples import error_of, on_sqlite
 from tests.service.webhooks.webhook_samples import NOWHERE, SUCCEEDED, WEBHOOKS, create
-from tests.webhook_receiver import ALLOWED, verified
+from tests.support.chat_server import Reply, ScriptedServer
+from tests.support.hostile_urls import REFUSED
+from tests.support.webhook_receiver import ALLOWED, verified
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File, Job
-from tests.fake_engine import FINGERPRINT
+from tests.support.fake_engine import FINGERPRINT
 from tests.worker.jobs import insert_job, read_job
 from tests.worker.outcomes import run_until_idle
 from worker.attempt.attempt import Worker

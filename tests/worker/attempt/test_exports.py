@@ -21,7 +21,7 @@ from service.platform.storage import Storage, sha256_file
 from service.platform.tables.core import Artifact, File, Job
 from service.settings import Settings
 from tests.engine.run.export_samples import logits, make_adapter, make_base
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_file, insert_job, read_job
 from tests.worker.outcomes import in_background, run_until_idle

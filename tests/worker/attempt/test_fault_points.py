@@ -14,7 +14,7 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.conftest import ROOT, Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, in_background, metric_steps, run_until_idle, weights

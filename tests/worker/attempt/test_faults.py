@@ -13,7 +13,7 @@ from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.conftest import Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, weights

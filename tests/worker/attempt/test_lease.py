@@ -12,7 +12,7 @@ from service.jobs.store import queue
 from service.jobs.store.queue import ClaimedJob
 from service.platform.db import Database
 from service.settings import Settings
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.jobs import insert_job
 from worker.attempt.lease import Lease, Lost
 

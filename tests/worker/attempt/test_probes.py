@@ -18,8 +18,8 @@ from service.platform.tables.core import Artifact, Checkpoint, File
 from service.platform.tables.webhooks import WebhookDelivery
 from service.settings import Settings
 from service.web.auth import create_key
-from tests.servers import wait_until
-from tests.webhook_receiver import ALLOWED, register
+from tests.support.servers import wait_until
+from tests.support.webhook_receiver import ALLOWED, register
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import in_background, metric_steps, run_until_idle

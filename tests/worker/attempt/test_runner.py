@@ -12,7 +12,7 @@ from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File, Job, Rollout
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import (

@@ -11,7 +11,7 @@ from grpo_engine.config.job import RunConfig
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import Artifact, Checkpoint, File
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from tests.worker.outcomes import expected_weights, in_background, messages, weights

@@ -9,9 +9,9 @@ from service.platform.db import Database
 from service.platform.storage import RETRIES, Storage, StorageDenied
 from service.platform.tables.core import Checkpoint, File, Job
 from service.settings import Settings
-from tests.s3 import SECRET, SESSION_TOKEN, Bucket
-from tests.s3_proxy import CUT, CUT_ANSWER, KEY_ID, pass_all, strike
-from tests.servers import wait_until
+from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket
+from tests.support.s3_proxy import CUT, CUT_ANSWER, KEY_ID, pass_all, strike
+from tests.support.servers import wait_until
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import (
     expected_weights,

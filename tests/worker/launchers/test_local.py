@@ -15,7 +15,7 @@ import pytest
 
 from grpo_engine.process import parent_death
 from service.platform.archives import pack, unpack
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.conftest import ROOT
 from worker.attempt.run_directory import LOCK, clean_up, run_directory
 from worker.launchers import local

@@ -13,8 +13,8 @@ import pytest
 from service.platform.db import Database
 from service.platform.storage import Storage
 from service.settings import Settings
-from tests.servers import wait_until
-from tests.waiting import is_alive, waiting_engines
+from tests.support.servers import wait_until
+from tests.support.waiting import is_alive, waiting_engines
 from tests.worker.conftest import ROOT, Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, weights
@@ -210,7 +210,7 @@ def test_a_draining_worker_warms_no_engine(
 
 def test_a_warm_engine_exits_when_its_input_closes() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.fake_engine", "--warm"]
+    command = [sys.executable, "-m", "tests.support.fake_engine", "--warm"]
     ended = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
     )

@@ -21,10 +21,10 @@ from service.platform.tables.serving import ChatWorker, Generation, GenerationSt
 from service.serving import repository
 from service.settings import Settings
 from service.web.auth import create_key
-from tests.servers import wait_until
 from tests.service.serving.answering import FAKE, answering, num_generations, num_workers
 from tests.service.serving.processes import serving
-from tests.waiting import is_alive, talking_engines
+from tests.support.servers import wait_until
+from tests.support.waiting import is_alive, talking_engines
 from tests.worker.conftest import Processes
 from tests.worker.jobs import insert_job
 from worker.serving.chat import only_one

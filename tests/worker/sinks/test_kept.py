@@ -16,7 +16,7 @@ from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 from service.settings import Settings
 from service.sinks import outbox
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.jobs import read_job
 from tests.worker.sinks.samples import (
     TENSORBOARD,

@@ -18,7 +18,7 @@ from service.jobs.model.states import JobState
 from service.platform.db import Database, connect
 from service.settings import Settings
 from tests.conftest import settings_for
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.sinks.samples import (
     MLFLOW,
     TENSORBOARD,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from grpo_engine.contract.records import FinishReason, Score
 from grpo_engine.graders import make_sample
 from grpo_engine.graders.rules.endpoint import Endpoint
-from tests.chat_server import EndpointServer, Recorded, Reply
+from tests.support.chat_server import EndpointServer, Recorded, Reply
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes, ok").decode()
 OTHER_SECRET = base64.b64encode(b"another secret of thirty-two byte").decode()

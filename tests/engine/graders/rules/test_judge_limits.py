@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from grpo_engine.graders.rules import score_model
-from tests.chat_server import Reply, chat_completion
 from tests.engine.graders.judges import Judge, error, score
+from tests.support.chat_server import Reply, chat_completion
 
 
 def test_equal_requests_are_sent_once(judge: Judge) -> None:

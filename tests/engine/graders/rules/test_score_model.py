@@ -5,8 +5,8 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.records import Score
 from grpo_engine.graders.rules.score_model import ScoreModel
-from tests.chat_server import Answer, Reply, chat_completion
 from tests.engine.graders.judges import GRADER, KEY, NOW, Judge, error, score
+from tests.support.chat_server import Answer, Reply, chat_completion
 
 
 def test_the_judge_sees_the_messages_and_its_score_and_feedback_count(judge: Judge) -> None:

@@ -14,9 +14,9 @@ from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.scoring import sample_of
 from grpo_engine.rollout.tools.sampler import ToolSampler
-from tests.chat_server import ScriptedServer
 from tests.engine.conftest import sum_rows
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, Stream, encoded
+from tests.support.chat_server import ScriptedServer
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>'
 SAMPLING = Sampling(max_tokens=400, seed=3, step=2)

@@ -11,7 +11,7 @@ from grpo_engine.config.job import ReinforcementMethod
 from grpo_engine.config.tools import HttpTool, PythonTool, function_schemas
 from grpo_engine.rollout.tools.calls import ToolCall
 from grpo_engine.rollout.tools.toolbox import Toolbox, ToolResult, http_request, shortened, within
-from tests.chat_server import Reply, ScriptedServer
+from tests.support.chat_server import Reply, ScriptedServer
 
 PYTHON = PythonTool(type="python", timeout_seconds=5)
 

@@ -22,9 +22,9 @@ from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import PolicyGradient
-from tests.chat_server import ScriptedServer
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler, encoded
+from tests.support.chat_server import ScriptedServer
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 3}}</tool_call>'
 SAMPLING = Sampling(max_tokens=400, seed=3, step=2)

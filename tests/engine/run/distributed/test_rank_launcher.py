@@ -16,7 +16,7 @@ from grpo_engine.run.rank_launcher import rank_environments
 from tests.engine.conftest import cut
 from tests.engine.run.distributed.fake_ranks import MODULE
 from tests.engine.training.test_resume import events, wait_for_step
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 
 ROOT = Path(__file__).parents[4]
 Start = Callable[..., subprocess.Popen[bytes]]

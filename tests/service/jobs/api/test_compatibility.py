@@ -19,7 +19,6 @@ from service.jobs.store import history
 from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.settings import Settings
-from tests.chat_server import Reply, ScriptedServer
 from tests.service.job_samples import (
     add_artifact,
     add_checkpoint,
@@ -29,7 +28,8 @@ from tests.service.job_samples import (
     row,
     store_file,
 )
-from tests.webhook_receiver import ALLOWED
+from tests.support.chat_server import Reply, ScriptedServer
+from tests.support.webhook_receiver import ALLOWED
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from grpo_engine.graders.pool.pool import open_grading
 from service.jobs.intake.checks import grader_trial
 from service.settings import Settings
-from tests.chat_server import EndpointServer
 from tests.service.job_samples import jsonl, make_model, reinforcement, request, row, upload
+from tests.support.chat_server import EndpointServer
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 TESTS = [{"call": "f", "args": [1], "expected": 1}]

@@ -19,9 +19,9 @@ from service.platform.clock import db_now
 from service.platform.db import Database
 from service.platform.tables.core import Job, WorkerHost
 from service.settings import Settings
-from tests.chat_server import ChatServer
 from tests.service.files.file_samples import on_sqlite
 from tests.service.job_samples import GRADER, create, jsonl, make_model, reinforcement, request, row, upload
+from tests.support.chat_server import ChatServer
 
 PYTHON = {
     "type": "python",

@@ -15,10 +15,10 @@ from service.jobs.store.machines import SANDBOX, Machine, announce
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.capable_model import GRADER as NUMERIC
-from tests.capable_model import on_endpoint
 from tests.service.files.file_samples import on_sqlite
 from tests.service.job_samples import create, jsonl, make_model, num_jobs, reinforcement, request, row, upload
+from tests.support.capable_model import GRADER as NUMERIC
+from tests.support.capable_model import on_endpoint
 
 TESTS = {"type": "code_tests", "tests": "{{item.tests}}"}
 ROWS = jsonl(

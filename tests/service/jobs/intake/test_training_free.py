@@ -19,10 +19,18 @@ from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from service.jobs.model.openai_terms import from_openai_terms, in_openai_terms
 from service.settings import Settings
-from tests.capable_model import GRADER, KEY, LESSON, CapableModel, on_endpoint, write_endpoints, zorb_rows
-from tests.chat_server import ChatServer
 from tests.service.embedded import Up, grpo_up
 from tests.service.job_samples import METHOD, MODEL, create, jsonl, make_model, request, upload
+from tests.support.capable_model import (
+    GRADER,
+    KEY,
+    LESSON,
+    CapableModel,
+    on_endpoint,
+    write_endpoints,
+    zorb_rows,
+)
+from tests.support.chat_server import ChatServer
 
 
 def training_free(**hyperparameters: Any) -> dict[str, Any]:

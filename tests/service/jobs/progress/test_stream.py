@@ -23,8 +23,8 @@ from service.jobs.store.history import HistoryEntry
 from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.servers import free_port, is_ok, wait_until
 from tests.service.job_samples import add_job
+from tests.support.servers import free_port, is_ok, wait_until
 
 SECONDS = 10
 

@@ -12,9 +12,9 @@ from service.platform import feed
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey
 from service.web.auth import create_key, revoke_key
-from tests.servers import wait_until
 from tests.service.job_samples import add_job
 from tests.service.jobs.progress.test_stream import SECONDS, opened, record, step
+from tests.support.servers import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,6 @@ from service.platform.db import Database
 from service.platform.storage import open_storage
 from service.platform.tables.core import Artifact, File, Job
 from service.settings import Settings
-from tests.servers import wait_until
 from tests.service.embedded import call_grpo
 from tests.service.job_samples import (
     add_artifact,
@@ -30,6 +29,7 @@ from tests.service.job_samples import (
     lessons_method,
     make_model,
 )
+from tests.support.servers import wait_until
 
 JOBS = "/v1/fine_tuning/jobs"
 MERGED = {"format": "merged"}

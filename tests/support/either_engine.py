@@ -1,6 +1,6 @@
 """Runs the fake engine for jobs whose first row has `faults`, the real engine for all others.
 
-With `GRPO_ENGINE_MODULE=tests.either_engine` one deployment runs both.
+With `GRPO_ENGINE_MODULE=tests.support.either_engine` one deployment runs both.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.run.prestart import await_job
-from tests.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 
 
 def main(arguments: list[str]) -> int:

@@ -1,8 +1,8 @@
 """A serving engine without a model: repeats the prompt word by word, and fails on request.
 
-`python -m tests.fake_serving --answers-to FD`. The first word of the last message (or prompt) can be a fault:
-`die` and `hang` after one word, `refuse`, `slowly`. With an adapter the answer ends with `!`. A model named
-`broken` cannot be loaded.
+`python -m tests.support.fake_serving --answers-to FD`. The first word of the last message (or prompt) can
+be a fault: `die` and `hang` after one word, `refuse`, `slowly`. With an adapter the answer ends with `!`. A
+model named `broken` cannot be loaded.
 """
 
 import argparse

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.moto import Moto
-from tests.s3_proxy import KEY_ID, S3Proxy
+from tests.support.moto import Moto
+from tests.support.s3_proxy import KEY_ID, S3Proxy
 
 SECRET = "hushhushhushhushhushhushhushhushhushhush"
 SESSION_TOKEN = "tokentokentoken"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.operate.settings import api_command
-from tests.servers import is_ok, wait_until
+from tests.support.servers import is_ok, wait_until
 
 START_SECONDS = 60
 

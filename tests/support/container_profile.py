@@ -1,7 +1,7 @@
 """Enforces docker/seccomp.json without a container engine: libseccomp compiles it.
 
-`python -m tests.container_profile CALL COMMAND…` applies the profile without that system call (`nothing`: the
-whole profile) and executes the command.
+`python -m tests.support.container_profile CALL COMMAND…` applies the profile without that system call
+(`nothing`: the whole profile) and executes the command.
 """
 
 import ctypes

@@ -14,7 +14,7 @@ from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
 from service.settings import Settings
 from service.webhooks.schemas import WebhookCreate, WebhookWithSecret
 from service.webhooks.service import Webhooks
-from tests.chat_server import Recorded
+from tests.support.chat_server import Recorded
 
 ALLOWED = "127.0.0.1"
 """For GRPO_ALLOWED_HOSTS: the host of every receiver in the tests."""

@@ -13,7 +13,7 @@ from service.platform.db import Database
 from service.platform.storage import Storage
 from service.platform.tables.core import JobEvent, WorkerHost
 from service.web.auth import create_key
-from tests.servers import wait_until
+from tests.support.servers import wait_until
 from tests.worker.attempt.test_prepare import prepared
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from worker import sweeper

@@ -1,10 +1,11 @@
 """An engine without a model: writes the same files, needs ten milliseconds per step, and fails on request.
 
-`python -m tests.fake_engine --config c.json --run-dir d`. Its weights are a digest over (seed, steps), so a
-resumed run can be compared with an uninterrupted one byte for byte. Row 0 of the training file contains its
-faults: `{"faults": {"<fence, or *>": {fault: value}}}`, where the fence is the run directory's name:
-`die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`. Two are not faults:
-`guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward falls after this step).
+`python -m tests.support.fake_engine --config c.json --run-dir d`. Its weights are a digest over (seed,
+steps); a resumed run can thus be compared with an uninterrupted one byte for byte. Row 0 of the training
+file contains its faults: `{"faults": {"<fence, or *>": {fault: value}}}`, where the fence is the run
+directory's name: `die_at`, `hang_at`, `fail_at`, `garbage_at` (a step), `ignore_sigterm`, `step_seconds`.
+Two are not faults: `guard_at` (a guard pauses the job after this step), `peak_at` (the held-out reward
+falls after this step).
 """
 
 import argparse

@@ -16,7 +16,9 @@ def waiting_engines(worker: int) -> list[int]:
 def talking_engines(worker: int) -> list[int]:
     """Process ids of the fake serving engines of this worker process."""
     found = [
-        int(path.name) for path in Path("/proc").glob("[0-9]*") if b"tests.fake_serving" in _command(path)
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if b"tests.support.fake_serving" in _command(path)
     ]
     return [pid for pid in found if worker in _ancestors(pid) and is_alive(pid)]
 

@@ -6,7 +6,7 @@ import sys
 
 import httpx
 
-from tests.servers import Server, is_ok
+from tests.support.servers import Server, is_ok
 
 
 class Moto(Server):
