@@ -59,7 +59,7 @@ def take(page: Page, url: str, job_id: str) -> None:
 
 
 def main() -> int:
-    program = shutil.which("chromium")
+    program = shutil.which("chromium-headless-shell")
     if program is None:
         print("Chromium is missing: run make system", file=sys.stderr)
         return 1

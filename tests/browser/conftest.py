@@ -1,7 +1,7 @@
 """A real Chromium before a real deployment. `page` is logged in; a console error fails the test.
 
 One deployment and one browser serve all tests of this folder: change no job of `deployment.jobs`, make your
-own with `deployment.create`. Screenshots go to `GRPO_SCREENSHOTS`, else to `build/screenshots`.
+own with `deployment.create`. With `GRPO_SCREENSHOTS=FOLDER` the tests write screenshots there.
 """
 
 import os
@@ -17,9 +17,8 @@ from service.platform.migrate import upgrade
 from tests.browser.deployment import Deployment
 from tests.browser.deployment import deployment as deployed
 from tests.conftest import settings_for
-from tests.worker.conftest import ROOT
 
-SCREENSHOTS = Path(os.environ.get("GRPO_SCREENSHOTS", ROOT / "build" / "screenshots"))
+SCREENSHOTS = os.environ.get("GRPO_SCREENSHOTS")
 """Read before `clean_environment` takes the variable away."""
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
@@ -41,7 +40,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, clean_environment: None
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
+    program = shutil.which("chromium-headless-shell")
     assert program, "make system installs chromium"
     # as root Chromium runs only without its sandbox, and a container's /dev/shm is too small for it
     flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
@@ -109,16 +108,16 @@ def log_in(place: Page | BrowserContext, key: str) -> None:
 
 @pytest.fixture
 def shots() -> Callable[[Page, str], None]:
-    """Keeps what a page shows: `shots(page, "jobs")` → jobs-light.png, jobs-dark.png, jobs-phone.png."""
+    """A page fits its window: `shots(page, "jobs")`; with screenshots jobs-{light,dark,phone}.png."""
 
     def take(page: Page, name: str) -> None:
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         views = (("light", "light", DESKTOP), ("dark", "dark", DESKTOP), ("phone", "light", PHONE))
         for view, scheme, size in views:
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size(size)
             page.evaluate(SETTLED)
-            page.screenshot(path=SCREENSHOTS / f"{name}-{view}.png", full_page=True)
+            if SCREENSHOTS:
+                page.screenshot(path=Path(SCREENSHOTS, f"{name}-{view}.png"), full_page=True)
             wide = page.evaluate(TOO_WIDE)
             assert wide <= 0, f"{name} is {wide} px wider than the {view} window"
 

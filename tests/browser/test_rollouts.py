@@ -228,6 +228,7 @@ def test_another_grader_is_tried_and_its_rewards_are_marked(
     grader = {"type": "format", "name": "shape", "tags": ["answer"]}
     page.get_by_label("Grader (JSON)").fill(json.dumps(grader))
     page.get_by_role("button", name="Rescore").click()
+    expect(page.locator(".column .rescored").first).to_be_visible()  # a tenant rescores one after another
     body = {"grader": grader, "from_step": 5, "to_step": 5}
     told = deployment.client.post(f"{JOBS}/{job_id}/rollouts/rescore", json=body).json()
     changes = page.locator(".rescore .figures div").last
