@@ -116,6 +116,7 @@ def call_grpo(*arguments: str | Path, environment: dict[str, str]) -> subprocess
     """The command inside this process, which spares each call the import of its packages."""
     given = [str(argument) for argument in arguments]
     output, errors = io.StringIO(), _OfThisThread()
+    umask = os.umask(0o077)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         for name in {*os.environ} - {*environment}:
             patch.delenv(name)
@@ -124,6 +125,7 @@ def call_grpo(*arguments: str | Path, environment: dict[str, str]) -> subprocess
         patch.setattr(sys, "argv", ["grpo", *given])
         with pytest.raises(SystemExit) as ended:
             run()
+    os.umask(umask)
     code = ended.value.code if isinstance(ended.value.code, int) else 0
     return subprocess.CompletedProcess(given, code, output.getvalue(), errors.getvalue())
 

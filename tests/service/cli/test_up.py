@@ -1,5 +1,6 @@
 """`grpo up`: the first key, restarts, one process tree per home, a clean shutdown."""
 
+import functools
 import json
 import os
 import re
@@ -7,6 +8,8 @@ import signal
 import socket
 import stat
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from examples.tiny_model import make_model
 from grpo_engine.process.parent_death import dies_with_this_process
 from tests.service.embedded import (
     GRPO,
+    Up,
+    call_grpo,
     environment,
     grpo_job,
     grpo_up,
@@ -33,20 +38,48 @@ FAST_RECOVERY = {
 }
 
 
-def test_the_first_start_writes_a_private_key_that_later_starts_keep(
-    tmp_path: Path,
-) -> None:
-    keys = []
-    for _ in range(2):
-        with grpo_up(tmp_path / "home") as up:
-            key_file = Path(up.ready["key_file"])
-            assert key_file == tmp_path / "home" / "api_key"
-            assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-            assert up.json("list") == []
-            keys.append(key_file.read_text())
-    assert keys[0] == keys[1]
-    assert keys[0].startswith("grpo_")
-    assert not list((tmp_path / "home").glob("*.new"))
+@dataclass
+class Restarted:
+    """A home with mode 0755 at first; Ctrl-C stopped its service while job `interrupted` trained."""
+
+    up: Up
+    """The second start."""
+    keys: list[str]
+    """What the key file contained during each start."""
+    modes: dict[str, int]
+    umasks: list[str]
+    interrupted: str
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
+    folder = tmp_path_factory.mktemp("restarted")
+    home = folder / "home"
+    make_model(home / "models" / "tiny", hidden=32, layers=1)
+    home.chmod(0o755)
+    with grpo_up(home, **FAST_RECOVERY) as up:
+        key_file = Path(up.ready["key_file"])
+        keys = [key_file.read_text()]
+        job_id = submit(up, folder, steps=500)
+        (stored,) = [path for path in (home / "artifacts").rglob("*") if path.is_file()]
+        modes = {path.name: mode_of(path) for path in (home, key_file, home / "grpo.db", home / "artifacts")}
+        modes["artifact"] = mode_of(stored)
+        umasks = [umask_of(up.ready[name]) for name in ("api_pid", "worker_pid")]
+        wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
+        assert up.stop(signal.SIGINT) == 0
+    assert processes_of(home) == []
+    with grpo_up(home, **FAST_RECOVERY) as up:
+        keys.append(key_file.read_text())
+        yield Restarted(up, keys, modes, umasks, job_id)
+        assert up.stop(signal.SIGTERM) == 0
+    assert processes_of(home) == []
+
+
+def submit(up: Up, folder: Path, *, steps: int, **faults: object) -> str:
+    """Submit a job of the fake engine; its id."""
+    write_rows(folder / "rows.jsonl", faults={"step_seconds": 0.1, **faults})
+    (folder / "job.json").write_text(json.dumps(grpo_job("rows.jsonl", steps=steps)))
+    return str(up.json("submit", folder / "job.json")["id"])
 
 
 def mode_of(path: Path) -> int:
@@ -59,83 +92,70 @@ def umask_of(pid: int) -> str:
     return found[1]
 
 
-def test_the_home_and_its_files_become_private(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    home.chmod(0o755)
-    with grpo_up(home) as up:
-        up.grpo("files", "upload", write_rows(tmp_path / "rows.jsonl"))
-        (stored,) = [path for path in (home / "artifacts").rglob("*") if path.is_file()]
-        assert mode_of(home) == 0o700
-        assert mode_of(home / "grpo.db") == 0o600
-        assert (mode_of(home / "artifacts"), mode_of(stored)) == (0o700, 0o600)
-        assert [umask_of(up.ready[name]) for name in ("api_pid", "worker_pid")] == ["0077", "0077"]
+def writes_privately(pid: int) -> bool:
+    return umask_of(pid) == "0077"
 
 
-@pytest.mark.parametrize("command", [["serve", "--port", "{port}"], ["worker"]])
-def test_a_process_started_alone_writes_private_files(tmp_path: Path, command: list[str]) -> None:
-    arguments = [part.format(port=free_port()) for part in command]
-    (tmp_path / "home").mkdir()
-    assert run_grpo("migrate", environment=environment(tmp_path / "home")).returncode == 0
-    assert mode_of(tmp_path / "home" / "grpo.db") == 0o600
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*GRPO, *arguments],
-            env=environment(tmp_path / "home"),
-            stdout=log,
-            stderr=log,
-            umask=0o022,
-            preexec_fn=dies_with_this_process(signal.SIGKILL),
-        )
-        try:
-            wait_until(lambda: umask_of(process.pid) == "0077", 30)
-        finally:
-            process.kill()
-            process.wait()
+def test_the_first_start_writes_a_key_that_later_starts_keep(restarted: Restarted) -> None:
+    assert restarted.keys[0].startswith("grpo_")
+    assert restarted.keys[0] == restarted.keys[1]
+    assert not list(restarted.up.home.glob("*.new"))
 
 
-def test_a_killed_api_or_worker_process_is_restarted(tmp_path: Path) -> None:
-    with grpo_up(tmp_path / "home") as up:
-        before = set(processes_of(up.home))
-        os.kill(up.ready["api_pid"], signal.SIGKILL)
-        os.kill(up.ready["worker_pid"], signal.SIGKILL)
-        wait_until(lambda: len(set(processes_of(up.home)) - before) == 2, 30)
-        wait_until(lambda: is_ok(f"{up.url}/livez"), 30)
-        assert "API process ended with -9; restarting in 0.5 s" in (up.home / "up.log").read_text()
+def test_the_home_and_its_files_become_private(restarted: Restarted) -> None:
+    private = {"home": 0o700, "api_key": 0o600, "grpo.db": 0o600, "artifacts": 0o700, "artifact": 0o600}
+    assert restarted.modes == private
+    assert restarted.umasks == ["0077", "0077"]
 
 
-def test_sigterm_releases_the_running_job_and_leaves_no_process(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    make_model(home / "models" / "tiny", hidden=32, layers=1)
-    write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
-    (tmp_path / "job.json").write_text(json.dumps(grpo_job("rows.jsonl", steps=500)))
-    with grpo_up(home) as up:
-        job_id = up.json("submit", tmp_path / "job.json")["id"]
-        wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
-        assert up.stop() == 0
-    assert processes_of(home) == []
-    with grpo_up(home) as up:
-        wait_until(lambda: up.job(job_id)["attempt"] == 2, 30)
-        job = up.job(job_id)
-        assert job["progress"]["step"] > 0
-        messages = [event["message"] for event in up.json("events", job_id, "--limit", "100")]
-        assert any("resumed from step" in message for message in messages)
-        up.json("cancel", job_id)
+def test_a_job_that_a_stop_interrupted_is_resumed_by_the_next_start(restarted: Restarted) -> None:
+    up, job_id = restarted.up, restarted.interrupted
+    wait_until(lambda: up.job(job_id)["attempt"] == 2, 30)
+    wait_until(lambda: any("resumed from step" in text for text in messages_of(up, job_id)), 30)
+    assert up.job(job_id)["progress"]["step"] > 0
+    up.json("cancel", job_id)
 
 
-def test_ctrl_c_in_a_terminal_exits_with_code_zero(tmp_path: Path) -> None:
-    with grpo_up(tmp_path / "home") as up:
-        assert up.stop(signal.SIGINT) == 0
-    assert processes_of(tmp_path / "home") == []
+def messages_of(up: Up, job_id: str) -> list[str]:
+    return [event["message"] for event in up.json("events", job_id, "--limit", "100")]
+
+
+def test_a_second_grpo_up_on_the_same_home_is_refused(restarted: Restarted) -> None:
+    up = restarted.up
+    done = call_grpo("up", "--port", "0", environment=up.environment)
+    assert done.returncode == 1
+    assert f"`grpo up` already runs on {up.home} (pid {up.process.pid})" in done.stderr
+    assert is_ok(f"{up.url}/livez")
+
+
+def test_a_job_and_who_watches_it_survive_a_killed_api_and_a_killed_worker(
+    restarted: Restarted, tmp_path: Path
+) -> None:
+    up = restarted.up
+    before = set(processes_of(up.home))
+    if up.job(restarted.interrupted)["status"] != "cancelled":
+        up.json("cancel", restarted.interrupted)  # the worker runs one job at a time
+    job_id = submit(up, tmp_path, steps=40)
+    wait_until(lambda: up.job(job_id)["progress"]["step"] > 10, 30)
+    os.kill(up.ready["api_pid"], signal.SIGKILL)
+    os.kill(up.ready["worker_pid"], signal.SIGKILL)
+    wait_until(lambda: is_ok(f"{up.url}/livez"), 30)
+    watched = up.grpo("watch", job_id, "--json")
+    assert watched.returncode == 0, watched.stderr
+    events = [json.loads(line) for line in watched.stdout.splitlines()]
+    metrics = [event["data"] for event in events if event["event"] == "metrics" and "reward" in event["data"]]
+    assert [data["step"] for data in metrics] == list(range(1, 41))
+    assert [int(event["id"]) for event in events] == list(range(1, len(events) + 1))
+    assert up.job(job_id)["attempt"] == 2
+    assert len(set(processes_of(up.home)) - before) >= 2
+    assert "API process ended with -9; restarting in 0.5 s" in (up.home / "up.log").read_text()
 
 
 def test_a_second_signal_kills_an_engine_that_does_not_stop(tmp_path: Path) -> None:
     home = tmp_path / "home"
     make_model(home / "models" / "tiny", hidden=32, layers=1)
-    write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1, "ignore_sigterm": True})
-    (tmp_path / "job.json").write_text(json.dumps(grpo_job("rows.jsonl", steps=5000)))
     with grpo_up(home) as up:
-        job_id = up.json("submit", tmp_path / "job.json")["id"]
+        job_id = submit(up, tmp_path, steps=5000, ignore_sigterm=True)
         wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
         up.process.send_signal(signal.SIGINT)
         wait_until(lambda: "again to kill" in (home / "up.log").read_text(), 10)
@@ -150,48 +170,25 @@ def test_the_children_die_with_a_killed_parent(tmp_path: Path) -> None:
         wait_until(lambda: processes_of(up.home) == [], 30)
 
 
-def test_a_job_survives_a_killed_worker_process(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    make_model(home / "models" / "tiny", hidden=32, layers=1)
-    write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.05})
-    (tmp_path / "job.json").write_text(json.dumps(grpo_job("rows.jsonl", steps=60)))
-    with grpo_up(home, **FAST_RECOVERY) as up:
-        job_id = up.json("submit", tmp_path / "job.json")["id"]
-        wait_until(lambda: up.job(job_id)["progress"]["step"] > 10, 30)
-        os.kill(up.ready["worker_pid"], signal.SIGKILL)
-        watched = up.grpo("watch", job_id, "--json")
-        assert watched.returncode == 0, watched.stderr
-        steps = [
-            event["data"]["step"]
-            for event in map(json.loads, watched.stdout.splitlines())
-            if event["event"] == "metrics" and "reward" in event["data"]
-        ]
-        assert steps == list(range(1, 61))
-        assert up.job(job_id)["attempt"] == 2
-
-
-def test_watching_continues_after_a_restart_of_the_api(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    make_model(home / "models" / "tiny", hidden=32, layers=1)
-    write_rows(tmp_path / "rows.jsonl", faults={"step_seconds": 0.1})
-    (tmp_path / "job.json").write_text(json.dumps(grpo_job("rows.jsonl", steps=60)))
-    with grpo_up(home) as up:
-        job_id = up.json("submit", tmp_path / "job.json")["id"]
-        wait_until(lambda: up.job(job_id)["progress"]["step"] > 0, 30)
-        os.kill(up.ready["api_pid"], signal.SIGKILL)
-        wait_until(lambda: is_ok(f"{up.url}/livez"), 30)
-        watched = up.grpo("watch", job_id, "--json")
-        assert watched.returncode == 0, watched.stderr
-        ids = [int(json.loads(line)["id"]) for line in watched.stdout.splitlines()]
-        assert ids == list(range(1, len(ids) + 1))
-
-
-def test_a_second_grpo_up_on_the_same_home_is_refused(tmp_path: Path) -> None:
-    with grpo_up(tmp_path / "home") as up:
-        done = run_grpo("up", "--port", "0", environment=up.environment)
-        assert done.returncode == 1
-        assert f"`grpo up` already runs on {up.home} (pid {up.process.pid})" in done.stderr
-        assert is_ok(f"{up.url}/livez")
+def test_a_process_started_alone_writes_private_files(tmp_path: Path) -> None:
+    env = environment(tmp_path / "home")
+    (tmp_path / "home").mkdir()
+    assert run_grpo("migrate", environment=env).returncode == 0
+    assert mode_of(tmp_path / "home" / "grpo.db") == 0o600
+    for command in (["serve", "--port", str(free_port())], ["worker"]):
+        process = subprocess.Popen(
+            [*GRPO, *command],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            umask=0o022,
+            preexec_fn=dies_with_this_process(signal.SIGKILL),
+        )
+        try:
+            wait_until(functools.partial(writes_privately, process.pid), 30)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_a_used_port_is_a_clear_error(tmp_path: Path) -> None:
@@ -199,7 +196,7 @@ def test_a_used_port_is_a_clear_error(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = run_grpo("up", "--port", str(port), environment=environment(tmp_path / "home"))
+        done = call_grpo("up", "--port", str(port), environment=environment(tmp_path / "home"))
     assert done.returncode == 1
     assert done.stderr.startswith(f"Error: cannot listen on 127.0.0.1:{port}: Address already in use")
     assert "choose another with --port" in done.stderr
@@ -207,12 +204,12 @@ def test_a_used_port_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_grpo_up_refuses_production_settings(tmp_path: Path) -> None:
     env = environment(tmp_path, GRPO_MODE="production")
-    refused = run_grpo("up", environment=env)
+    refused = call_grpo("up", environment=env)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("Error: production needs PostgreSQL: set GRPO_DATABASE_URL")
     env |= {
         "GRPO_DATABASE_URL": "postgresql://user@127.0.0.1/none",
         "GRPO_BROKER_URL": "redis://127.0.0.1:9",
     }
-    refused = run_grpo("up", environment=env)
+    refused = call_grpo("up", environment=env)
     assert refused.stderr.startswith("Error: GRPO_MODE is production")
