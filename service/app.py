@@ -1,4 +1,4 @@
-"""The application: routers, state, lifespan. Started as `uvicorn service.app:create_app --factory`.
+"""The application: routers, lifespan, state. Started as `uvicorn service.app:create_app --factory`.
 
 Boundary: wiring only. It runs no migrations: with another schema in the database it stays unready.
 """
@@ -22,6 +22,7 @@ from service.jobs.api import endpoints_exports as exports
 from service.jobs.intake.checks.files import CheckedRows
 from service.jobs.intake.costs import Past
 from service.jobs.intake.recent_results import RecentResults
+from service.jobs.progress.stream import JobFeed
 from service.jobs.store.wakeups import Wakeups, refuse_eviction
 from service.models_catalog import endpoints as models
 from service.ops import health, prometheus
@@ -81,13 +82,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
-    app.state.request_metrics = RequestMetrics()
-    app.state.requests_per_key = PerKeyConcurrency(REQUESTS_PER_KEY)
-    app.state.uploads_per_key = PerKeyConcurrency(UPLOADS_PER_KEY)
     # the last one added is the outermost
     app.add_middleware(HeadLikeGet)
-    app.add_middleware(SteadyBodies, grace_seconds=settings.body_grace_seconds)
-    app.add_middleware(RequestContext, metrics=app.state.request_metrics)
+    app.add_middleware(SteadyBodies)
+    app.add_middleware(RequestContext)
     _include_routers(app, settings.max_upload_bytes)
     error_handlers.install(app)
     swagger.install(app)
@@ -123,8 +121,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.past_jobs = RecentResults[list[Past]](seconds=60.0, max_entries=1024)
     app.state.wakeups = Wakeups(settings)
     app.state.request_rate = RequestRate(settings.max_requests_per_second)
+    app.state.request_metrics = RequestMetrics()
+    app.state.requests_per_key = PerKeyConcurrency(REQUESTS_PER_KEY)
+    app.state.uploads_per_key = PerKeyConcurrency(UPLOADS_PER_KEY)
+    app.state.job_feed = JobFeed(app.state.database)
     app.state.chat_feed = AnswerFeed(app.state.database, usable_keys)
-    stop_on_signals(app.state.chat_feed)
+    for feed in (app.state.job_feed, app.state.chat_feed):
+        stop_on_signals(feed)
     app.state.stream_limit = ConcurrencyLimit(
         "open streams", settings.max_streams, code="too_many_streams", retry_seconds=30
     )

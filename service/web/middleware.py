@@ -30,9 +30,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class RequestContext:
     """Gives each HTTP request an id, a metric and a log line; answers unknown exceptions neutrally."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,20 +61,20 @@ class RequestContext:
             await exchange.answer(ServiceError(message))
         finally:
             ended = time.monotonic()
-            self.metrics.observe(scope, exchange.status, (exchange.answered_at or ended) - started)
+            metrics: RequestMetrics = scope["app"].state.request_metrics
+            metrics.observe(scope, exchange.status, (exchange.answered_at or ended) - started)
             log.info("request", status=exchange.status, seconds=round(ended - started, 4))
 
 
 class SteadyBodies:
     """Refuses bodies that arrive too slowly, or with two lengths (one for us, one for a proxy in front).
 
-    A body has `grace_seconds`, plus time for each of its bytes. The server or a proxy limits the time for
-    headers.
+    A body has the setting `body_grace_seconds`, plus time for each of its bytes. The server or a proxy limits
+    the time for headers.
     """
 
-    def __init__(self, app: ASGIApp, grace_seconds: float) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.grace_seconds = grace_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,7 +86,8 @@ class SteadyBodies:
             refusal = InvalidRequest(message, code="invalid_body", headers=_CLOSE)
             await error_response(refusal)(scope, receive, send)
             return
-        await self.app(scope, _Arrival(receive, self.grace_seconds).receive, send)
+        grace_seconds = scope["app"].state.settings.body_grace_seconds
+        await self.app(scope, _Arrival(receive, grace_seconds).receive, send)
 
 
 class _Arrival:

@@ -16,7 +16,6 @@ from service.jobs.progress import metrics
 from service.jobs.progress.stream import JobFeed
 from service.jobs.store.repository import require_job
 from service.platform.db import Database
-from service.platform.feed import stop_on_signals
 from service.platform.tables.core import Job, JobEvent
 from service.web.auth import Reader
 from service.web.dependencies import DatabaseDep
@@ -90,13 +89,10 @@ def download_metrics(
     return Response(metrics.to_csv(rows), media_type="text/csv", headers=headers)
 
 
-async def _open_feed(request: Request, principal: Reader, database: DatabaseDep) -> AsyncIterator[JobFeed]:
-    """The process's one feed, created with the first stream; the stream counts until its response ends."""
+async def _open_feed(request: Request, principal: Reader) -> AsyncIterator[JobFeed]:
+    """The process's one feed; the stream counts until its response ends."""
     state = request.app.state
-    if not hasattr(state, "feed"):
-        state.feed = JobFeed(database)
-        stop_on_signals(state.feed)
-    feed: JobFeed = state.feed
+    feed: JobFeed = state.job_feed
     with state.stream_limit.slot(principal.tenant):
         yield feed
 

@@ -11,10 +11,18 @@ import structlog
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from service.app import create_app
 from service.platform import logs
+from service.settings import Settings
 from tests.conftest import settings_for
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    """An application of its own, as some tests add routes."""
+    return create_app(settings)
 
 
 @pytest.fixture

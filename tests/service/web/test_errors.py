@@ -9,13 +9,21 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 
+from service.app import create_app
 from service.platform import logs
 from service.platform.db import Database
 from service.platform.storage import StorageError, StorageFull
+from service.settings import Settings
 from tests.service.web.error_samples import JOBS, error_of, on_sqlite
 from tests.support.servers import Postgres
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    """An application of its own, as some tests add routes."""
+    return create_app(settings)
 
 
 @on_sqlite

@@ -177,7 +177,7 @@ def test_many_streams_share_one_poller(
     record(database, job_id, step(1))
     with opened(http, job_id) as one, opened(http, job_id) as two:
         assert [next(one).id, next(two).id] == [1, 1]
-        assert app.state.feed.num_subscribers == 2
+        assert app.state.job_feed.num_subscribers == 2
         record(database, job_id, step(2))
         assert [next(one).id, next(two).id] == [2, 2]
 
@@ -188,9 +188,9 @@ def test_a_client_that_leaves_leaves_nothing_behind(
     record(database, job_id, step(1))
     with opened(http, job_id) as stream_:
         next(stream_)
-        assert app.state.feed.num_subscribers == 1
-    wait_until(lambda: app.state.feed.num_subscribers == 0, what="no watcher is left")
-    wait_until(lambda: app.state.feed._task.done(), what="the poller has ended")
+        assert app.state.job_feed.num_subscribers == 1
+    wait_until(lambda: app.state.job_feed.num_subscribers == 0, what="no watcher is left")
+    wait_until(lambda: app.state.job_feed._task.done(), what="the poller has ended")
 
 
 def test_an_idle_stream_is_kept_alive(

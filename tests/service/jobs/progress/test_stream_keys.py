@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import JobState
@@ -11,7 +12,7 @@ from service.jobs.progress import stream
 from service.platform import feed
 from service.platform.db import Database
 from service.platform.tables.core import ApiKey
-from service.web.auth import create_key, revoke_key
+from service.web.auth import create_key, revoke_key, usable_keys
 from tests.service.job_samples import add_job
 from tests.service.jobs.progress.test_stream import SECONDS, opened, record, step
 from tests.support.servers import wait_until
@@ -70,17 +71,16 @@ def test_a_key_that_is_lost_ends_its_streams_and_no_others(
 
 
 def test_all_keys_of_the_streams_are_checked_in_one_query(
-    http: httpx.Client, database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
+    app: FastAPI, http: httpx.Client, database: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[list[str]] = []
-    usable = stream.usable_keys
 
     def counted(session: Session, public_ids: Sequence[str]) -> set[str]:
         checked.append(list(public_ids))
-        return usable(session, public_ids)
+        return usable_keys(session, public_ids)
 
     monkeypatch.setattr(feed, "KEY_SECONDS", 0.0)
-    monkeypatch.setattr(stream, "usable_keys", counted)
+    monkeypatch.setattr(app.state.job_feed, "_usable_keys", counted)
     with database.transaction() as session:
         other = {"authorization": f"Bearer {create_key(session, 'tenant-a')}"}
     record(database, job_id, step(1))
