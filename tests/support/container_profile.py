@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROFILE = Path(__file__).parents[1] / "docker" / "seccomp.json"
+PROFILE = Path(__file__).parents[2] / "docker" / "seccomp.json"
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _COMPARE = {"SCMP_CMP_LT": 2, "SCMP_CMP_EQ": 4, "SCMP_CMP_GT": 6}
 
