@@ -27,4 +27,4 @@ WORKDIR /src
 USER 10001:10001
 EXPOSE 8000
 VOLUME /var/lib/grpo
-CMD ["uvicorn", "service.app:create_app", "--factory", "--host", "0.0.0.0", "--port", "8000", "--timeout-graceful-shutdown", "5", "--no-access-log"]
+CMD ["python", "-m", "service", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,4 +1,4 @@
-"""The application: routers, lifespan, state. Started as `uvicorn service.app:create_app --factory`.
+"""The application: routers, lifespan, state. Started by `python -m service`.
 
 Boundary: wiring only. It runs no migrations: with another schema in the database it stays unready.
 """
@@ -105,6 +105,7 @@ def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
 def _freeze_loaded_modules() -> None:
     """Exclude loaded modules from garbage collection, which would pause all requests for 250 ms."""
     gc.freeze()
+    gc.enable()
 
 
 @asynccontextmanager

@@ -20,9 +20,6 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from service.platform.db import Database
 
-STREAM_GRACE_SECONDS = 5
-"""Time from SIGTERM until open streams are cut; their clients resume with Last-Event-ID."""
-
 
 def settings_here() -> Settings:
     """This deployment's settings. Raises CommandError for an invalid value."""
@@ -66,13 +63,7 @@ def database_of(settings: Settings) -> Iterator[Database]:
 
 def api_command(host: str, port: int) -> list[str]:
     """The API process."""
-    return [
-        *(sys.executable, "-m", "uvicorn", "service.app:create_app", "--factory"),
-        *("--host", host, "--port", str(port)),
-        # strict, and bounded in headers; otherwise uvicorn prefers httptools if it is installed
-        *("--http", "h11"),
-        *("--timeout-graceful-shutdown", str(STREAM_GRACE_SECONDS), "--no-access-log"),
-    ]
+    return [sys.executable, "-m", "service", "--host", host, "--port", str(port)]
 
 
 def worker_command(pool: str) -> list[str]:

@@ -41,7 +41,7 @@ def test_every_schedule_behaves_like_the_model(clocked: Database) -> None:
     run_state_machine_as_test(
         lambda: QueueMachine(clocked),
         settings=settings(
-            max_examples=SCHEDULES or 16,
+            max_examples=SCHEDULES or 8,
             stateful_step_count=100 if SCHEDULES else 60,
             derandomize=not SCHEDULES,
             # a long search also looks for the shortest schedule; that may take minutes
