@@ -1,29 +1,40 @@
-"""Whole runs, one after another, as one of the ranks that `torchrun` started: `… cases.py FOLDER`.
+"""Cases one after another, as one of the ranks that `torchrun` started: `… cases.py FOLDER`.
 
-FOLDER holds `cases.json` (name → RunConfig); each case runs in `FOLDER/NAME`, and the first rank writes its
-events, and whether its weights were sharded, to `FOLDER/NAME.json`.
+FOLDER holds `cases.json`. Each of its `runs` (name → RunConfig) is a whole run in `FOLDER/NAME`, and the
+first rank writes its events, and whether its weights were sharded, to `FOLDER/NAME.json`. Each of its
+`injected` jobs trains three steps on given completions; every rank writes parameters and metrics to
+`FOLDER/NAME.RANK.pt`.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import torch
 from torch.distributed.fsdp import FSDPModule
 
 from grpo_engine.config.job import RunConfig
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.run.build import build_loop
 from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks
+from tests.engine.injection import after_steps, steps_of
 
 
 def main(folder: Path) -> None:
     cases = json.loads((folder / "cases.json").read_text())
-    configs = {name: RunConfig.model_validate(case) for name, case in cases.items()}
-    with joined_ranks(next(iter(configs.values()))) as first:
-        for name, config in configs.items():
+    runs, injected = (_configs(cases[kind]) for kind in ("runs", "injected"))
+    with joined_ranks(next(iter(runs.values()))) as first:
+        for name, config in runs.items():
             limits = {"num_threads": first.runtime.num_threads}
             runtime = config.runtime.model_copy(update=limits)
             run(config.model_copy(update={"runtime": runtime}), folder, name)
+        torch.set_num_threads(1)
+        for name, config in injected.items():
+            torch.save(after_steps(config, steps_of(config)), folder / f"{name}.{Ranks.current().rank}.pt")
+
+
+def _configs(cases: dict[str, object]) -> dict[str, RunConfig]:
+    return {name: RunConfig.model_validate(case) for name, case in cases.items()}
 
 
 def run(config: RunConfig, folder: Path, name: str) -> None:
