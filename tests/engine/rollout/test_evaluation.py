@@ -27,8 +27,8 @@ from grpo_engine.rollout.scoring import with_zero_advantages
 from grpo_engine.run.build import build_loop
 from grpo_engine.training import checkpoint
 from tests.engine.conftest import sum_rows, write_rows
-from tests.engine.training.test_resume import events as events_of
-from tests.engine.training.test_resume import metric_lines, run_to_end, run_undisturbed
+from tests.engine.processes import adapter_sha256, crash_here, metric_lines, run_here
+from tests.engine.processes import events as events_of
 
 NOTHING = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "☃"}
 
@@ -217,20 +217,17 @@ def test_after_a_resume_baseline_best_and_verdicts_are_as_without_one(
     assert second[-1] == whole[-1]
 
 
-@pytest.mark.slow
-def test_a_killed_run_comes_to_the_same_verdict_and_the_same_weights(
+def test_a_run_that_ends_suddenly_comes_to_the_same_verdict_and_the_same_weights(
     make_job: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     guards = [{"watch": "truncation", "threshold": 0.0, "patience": 3, "action": "raise_beta"}]
     job = make_job(n_steps=8, checkpoint_interval=2, beta=0.05, eval_temperature=1.0, guards=guards)
-    config = tmp_path / "config.json"
-    config.write_text(job.model_dump_json())
-    run_undisturbed(config, tmp_path / "whole")
-    run_to_end(config, tmp_path / "killed", kill_after=(5,))
-    assert metric_lines(tmp_path / "killed") == metric_lines(tmp_path / "whole")
-    weights = "checkpoints/step-00000008/adapter/adapter_model.safetensors"
-    assert (tmp_path / "killed" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
-    ends = [conclusions(tmp_path / name) for name in ("killed", "whole")]
+    run_here(job, tmp_path / "whole")
+    crash_here(job, tmp_path / "broken", 5)
+    run_here(job, tmp_path / "broken")
+    assert metric_lines(tmp_path / "broken") == metric_lines(tmp_path / "whole")
+    assert adapter_sha256(tmp_path / "broken", 8) == adapter_sha256(tmp_path / "whole", 8)
+    ends = [conclusions(tmp_path / name) for name in ("broken", "whole")]
     assert ends[0] == ends[1]
     assert ends[0][0] is not None
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_engine.__main__ import main
 from grpo_engine.config.job import RunConfig
-from tests.engine.training.test_resume import events, metric_lines
+from tests.engine.processes import adapter_sha256, events, metric_lines, run_here
 
 LOADS_AHEAD = """
 import os, random, sys
@@ -20,6 +21,7 @@ load_ahead()
 import torch
 print(torch.cuda.is_initialized(), len(os.listdir("/proc/self/task")), random.getstate() == before)
 loaded = set(sys.modules)
+print("loaded", file=sys.stderr)
 from pathlib import Path
 from grpo_engine.run.build import build_loop
 from grpo_engine.config.job import RunConfig
@@ -43,6 +45,7 @@ def test_loading_ahead_loads_all_of_the_engine_and_touches_nothing_else(
     command = [sys.executable, "-c", LOADS_AHEAD, str(config), str(tmp_path / "run")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("loaded\n"), "it says something"
     touched, loaded_later = done.stdout.splitlines()
     assert touched == "False 1 True"
     assert loaded_later == "[]"
@@ -52,31 +55,28 @@ def test_loading_ahead_loads_all_of_the_engine_and_touches_nothing_else(
 def test_a_run_of_an_engine_started_ahead_has_the_bytes_of_a_fresh_ones(
     make_config: Callable[..., RunConfig], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(make_config(n_steps=4, beta=0.05, lora={"rank": 4, "dropout": 0.1}).model_dump_json())
-    engine = [sys.executable, "-m", "grpo_engine"]
-    for name in ("fresh", "warm"):
-        (tmp_path / name).mkdir()
-    arguments = ["--config", str(config), "--run-dir"]
-    subprocess.run([*engine, *arguments, str(tmp_path / "fresh")], env=environment, check=True)
+    config, fresh, warm = (tmp_path / name for name in ("config.json", "fresh", "warm"))
+    job = make_config(n_steps=4, beta=0.05, lora={"rank": 4, "dropout": 0.1})
+    config.write_text(job.model_dump_json())
+    run_here(job, fresh)
+    warm.mkdir()
     # a relative run directory: the job's own directory is entered first
-    job = json.dumps({"directory": str(tmp_path / "warm"), "arguments": [*arguments, "."]}) + "\n"
-    subprocess.run([*engine, "--warm"], input=job.encode(), env=environment, check=True)
-    assert len(metric_lines(tmp_path / "warm")) == 4
-    assert metric_lines(tmp_path / "warm") == metric_lines(tmp_path / "fresh")
-    assert adapter(tmp_path / "warm") == adapter(tmp_path / "fresh")
-    assert [each["type"] for each in events(tmp_path / "warm")] == [
-        each["type"] for each in events(tmp_path / "fresh")
-    ]
+    arguments = ["--config", str(config), "--run-dir", "."]
+    line = json.dumps({"directory": str(warm), "arguments": arguments}) + "\n"
+    engine = [sys.executable, "-m", "grpo_engine", "--warm"]
+    subprocess.run(engine, input=line.encode(), env=environment, check=True)
+    assert len(metric_lines(warm)) == 4
+    assert metric_lines(warm) == metric_lines(fresh)
+    assert adapter_sha256(warm, 4) == adapter_sha256(fresh, 4)
+    assert [each["type"] for each in events(warm)] == [each["type"] for each in events(fresh)]
 
 
-def adapter(run_dir: Path) -> bytes:
-    return (run_dir / "checkpoints" / "step-00000004" / "adapter" / "adapter_model.safetensors").read_bytes()
-
-
-def test_without_a_job_it_ends_quietly(environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "grpo_engine", "--warm"]
-    ended = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+def test_without_a_job_it_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        with pytest.raises(SystemExit) as ended:
+            main(["--warm"])
+    assert ended.value.code == 0
+    assert capfd.readouterr() == ("", "")

@@ -1,9 +1,6 @@
 """Training-free GRPO with the job's own model, and a run that is killed."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +22,7 @@ from grpo_engine.contract.events import (
 from grpo_engine.run.build import build_loop
 from grpo_engine.training_free.prompts import COMPARE, CONSOLIDATE
 from tests.engine.conftest import DIGITS, sum_rows, write_rows
+from tests.engine.processes import run_here, start
 from tests.support.capable_model import (
     GRADER,
     LESSON,
@@ -36,7 +34,6 @@ from tests.support.capable_model import (
 )
 from tests.support.chat_server import ChatServer
 
-ROOT = Path(__file__).parents[3]
 ADVICE = "Write a digit, and say it twice. " * 8
 
 
@@ -155,12 +152,6 @@ class Blocking:
         return self.model(request)
 
 
-def spawn(config_path: Path, run_dir: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "grpo_engine", "--config", str(config_path), "--run-dir", str(run_dir)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment)
-
-
 @pytest.mark.slow
 def test_a_killed_run_continues_from_its_library_without_repeating_finished_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +170,7 @@ def test_a_killed_run_continues_from_its_library_without_repeating_finished_step
     (tmp_path / "config.json").write_text(json.dumps(config))
     with ChatServer(blocking) as server:
         monkeypatch.setenv("GRPO_ENDPOINTS", str(write_endpoints(tmp_path / "endpoints.json", server.url)))
-        first = spawn(tmp_path / "config.json", tmp_path / "run")
+        first = start(tmp_path / "config.json", tmp_path / "run")
         try:
             assert blocking.reached.wait(60)
         finally:
@@ -187,7 +178,7 @@ def test_a_killed_run_continues_from_its_library_without_repeating_finished_step
             first.wait()
         before = dict(blocking.model.asked)
         blocking.release.set()
-        assert spawn(tmp_path / "config.json", tmp_path / "run").wait(60) == 0
+        run_here(RunConfig.model_validate(config), tmp_path / "run")
     assert before["summarise"] == blocking.model.asked["summarise"] == 16
     lines = (tmp_path / "run" / "events.jsonl").read_bytes().splitlines()
     events = [parse_event(line) for line in lines]

@@ -16,7 +16,7 @@ from examples.arithmetic import make_rows, supervised_rows
 from grpo_engine.config.job import RunConfig
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import write_rows
-from tests.engine.training.test_resume import events, wait_for_step
+from tests.engine.processes import events, wait_for_step
 
 STEPS, KILLED_AT = 40, 12
 EVEN = {"type": "format", "pattern": "^[02468]", "match": "search"}

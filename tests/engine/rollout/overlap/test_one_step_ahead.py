@@ -27,8 +27,8 @@ from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import build_loop
 from grpo_engine.training.trainer import Trainer
 from tests.engine.conftest import largest_difference, parameters_of, trained
+from tests.engine.processes import adapter_sha256, crash_here, metric_lines, run_here
 from tests.engine.rollout.tools.scripted_sampler import ScriptedSampler
-from tests.engine.training.test_resume import STEPS, adapter_sha256, metric_lines, run_to_end, run_undisturbed
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -138,15 +138,16 @@ def test_whether_training_or_sampling_ends_first_changes_nothing(
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_step_7_equals_an_undisturbed_one(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
+def test_a_run_that_ends_suddenly_at_step_7_equals_an_undisturbed_one(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
     options = {"curriculum": "rest", "dynamic_sampling": 1, "beta": 0.05, "learning_rate": 1e-2}
-    job = make_config(max_staleness=1, n_steps=STEPS, checkpoint_interval=3, **options)
-    config.write_text(job.model_dump_json())
-    run_undisturbed(config, tmp_path / "whole")
-    run_to_end(config, tmp_path / "killed", kill_after=(7,))
-    assert metric_lines(tmp_path / "killed") == metric_lines(tmp_path / "whole")
-    assert adapter_sha256(tmp_path / "killed") == adapter_sha256(tmp_path / "whole")
+    job = make_config(max_staleness=1, n_steps=12, checkpoint_interval=3, **options)
+    run_here(job, tmp_path / "whole")
+    crash_here(job, tmp_path / "broken", 7)
+    run_here(job, tmp_path / "broken")
+    assert metric_lines(tmp_path / "broken") == metric_lines(tmp_path / "whole")
+    assert adapter_sha256(tmp_path / "broken", 12) == adapter_sha256(tmp_path / "whole", 12)
 
 
 def test_a_checkpoint_without_the_waiting_rollouts_would_continue_differently(

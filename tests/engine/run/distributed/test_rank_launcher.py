@@ -7,15 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from grpo_engine.__main__ import run
 from grpo_engine.config.job import RunConfig, Runtime
 from grpo_engine.run.rank_launcher import rank_environments
 from tests.engine.conftest import cut
+from tests.engine.processes import events, last_step, run_here, wait_for_step
+from tests.engine.processes import start as start_engine
 from tests.engine.run.distributed.fake_ranks import MODULE
-from tests.engine.training.test_resume import events, wait_for_step
 from tests.support.servers import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -57,9 +58,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("deeds", "status"),
     [
-        (("end:0", "end:0"), 0),
         (("end:3", "end:0"), 3),
-        (("hang", "end:1"), 1),
         (("hang", "die:9"), -signal.SIGKILL),
         (("end:1", "die:11"), -signal.SIGSEGV),
         (("hang", "end:0"), 0),
@@ -84,17 +83,9 @@ def test_a_failure_of_all_ranks_is_reported_once(start: Start, tmp_path: Path) -
     assert [event["type"] for event in events(tmp_path)] == ["failed"]
 
 
-def test_a_request_to_stop_reaches_every_rank(start: Start, tmp_path: Path) -> None:
-    process = start("stop", "stop")
-    pids(tmp_path)
-    process.terminate()
-    assert process.wait(60) == 0
-
-
-def test_a_request_to_stop_waits_for_ranks_that_still_start(start: Start, tmp_path: Path) -> None:
-    process = start("late", "late")
-    deaf = [tmp_path / f"deaf-{rank}" for rank in range(2)]
-    wait_until(lambda: all(file.exists() for file in deaf), 30, "ranks never came")
+def test_a_request_to_stop_reaches_ranks_that_run_and_that_start(start: Start, tmp_path: Path) -> None:
+    process = start("stop", "late")
+    wait_until(lambda: (tmp_path / "deaf-1").exists(), 30, "the rank never came")
     process.terminate()
     (tmp_path / "listen").touch()
     assert process.wait(60) == 0
@@ -122,48 +113,36 @@ def test_ranks_on_the_cpu_get_none() -> None:
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in found] == ["0,1", "0,1"]
 
 
-def engine(config: RunConfig, run_dir: Path) -> subprocess.Popen[bytes]:
-    run_dir.mkdir(exist_ok=True)
-    path = run_dir / "config.json"
-    path.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "grpo_engine", "--config", str(path), "--run-dir", str(run_dir)]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def gang_of(make_config: Callable[..., RunConfig], **hyperparameters: Any) -> RunConfig:
-    return cut(make_config(**hyperparameters), ranks=2, device="cpu")
-
-
 @pytest.mark.slow
-def test_stopped_ranks_continue_from_their_checkpoint(
+def test_ranks_continue_from_a_checkpoint_and_stop_with_another(
     make_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    config = gang_of(make_config, n_steps=200, checkpoint_interval=200)
-    process = engine(config, tmp_path / "run")
-    wait_for_step(tmp_path / "run", 1)
-    process.terminate()
-    assert process.wait(60) == 0
-    *_, saved, stopped = events(tmp_path / "run")
-    assert (saved["type"], stopped["type"], stopped["reason"]) == ("checkpoint_saved", "stopped", "asked")
-    assert saved["step"] == stopped["step"] < 200
-    sealed = tmp_path / "run" / saved["path"] / "manifest.json"
-    assert json.loads(sealed.read_text())["step"] == saved["step"]
+    config = make_config(n_steps=500, checkpoint_interval=500)
+    run_here(config, tmp_path, lambda: last_step(tmp_path) == 1)
+    path = tmp_path / "config.json"
+    path.write_text(cut(config, ranks=2, device="cpu").model_dump_json())
 
-    process = engine(config, tmp_path / "run")
-    wait_for_step(tmp_path / "run", saved["step"] + 1)
+    process = start_engine(path, tmp_path)
+    wait_for_step(tmp_path, 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 2
-    os.kill(int(children[1]), signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
-    started = [event for event in events(tmp_path / "run") if event["type"] == "started"]
-    assert [event["resumed_from_step"] for event in started] == [0, saved["step"]]
+    process.terminate()
+    assert process.wait(60) == 0
+    *_, saved, stopped = events(tmp_path)
+    assert (saved["type"], stopped["type"], stopped["reason"]) == ("checkpoint_saved", "stopped", "asked")
+    assert 1 < saved["step"] == stopped["step"] < 500
+    sealed = tmp_path / saved["path"] / "manifest.json"
+    assert json.loads(sealed.read_text())["step"] == saved["step"]
+    started = [event for event in events(tmp_path) if event["type"] == "started"]
+    assert [event["resumed_from_step"] for event in started] == [0, 1]
     assert not any(is_alive(int(child)) for child in children)
 
 
-@pytest.mark.slow
-def test_ranks_report_why_they_cannot_run(make_job: Callable[..., RunConfig], tmp_path: Path) -> None:
-    config = cut(make_job(), ranks=2, device="cpu")
-    assert engine(config, tmp_path / "run").wait(60) == 1
-    failed = events(tmp_path / "run")[-1]
+def test_a_training_free_job_as_ranks_fails_with_the_reason(
+    make_job: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(make_job(), tmp_path, lambda: False) == 1
+    failed = events(tmp_path)[-1]
     assert (failed["type"], failed["code"]) == ("failed", "config_invalid")
     assert failed["message"].startswith("runtime.ranks:")
