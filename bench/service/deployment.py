@@ -4,9 +4,8 @@ Boundary: everything before the first measured request. The database syncs every
 is the server of the tests.
 """
 
+import gc
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -69,6 +68,11 @@ class Api:
         return f"http://127.0.0.1:{self.ports[0]}"
 
     @property
+    def one(self) -> "Api":
+        """The first process alone."""
+        return Api(self.ports[:1], self.pids[:1])
+
+    @property
     def cpu_seconds(self) -> float:
         """Of all together."""
         return sum(_cpu_seconds(pid) for pid in self.pids)
@@ -92,13 +96,20 @@ def deployed(folder: Path) -> Iterator[Deployment]:
         given = {"home": folder, "database_url": server.url, "max_queued_jobs": NO_LIMIT}
         settings = Settings.model_validate(given)
         upgrade(settings)
-        model = settings.models_dir / MODEL
-        subprocess.run([sys.executable, "-m", "examples.tiny_model", model], check=True, capture_output=True)
+        _make_model(settings.models_dir / MODEL)
         database = connect(settings)
         with database.transaction() as session:
             key = create_key(session, TENANT)
         yield Deployment(settings, database, key)
         database.engine.dispose()
+
+
+def _make_model(folder: Path) -> None:
+    from examples.tiny_model import make_model  # torch, which the load's own processes need not import
+
+    make_model(folder)
+    gc.collect()
+    gc.freeze()  # no collection walks through torch while requests are timed
 
 
 @contextmanager

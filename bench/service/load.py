@@ -56,7 +56,7 @@ class Size:
     processes: int = 2
 
 
-QUICK = Size(jobs=60, workers=20, streams=10, metric_rows=50, rate=20.0, seconds=1.0)
+QUICK = Size(jobs=60, workers=20, streams=10, metric_rows=50, rate=20.0, seconds=1.0, processes=1)
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,9 @@ def measure(size: Size) -> Figures:
             requests = {"post": lambda number: Call("POST", PATH, job_request(training_file, number + 1))}
             figures |= _loops(deployment, api, requests, size)
             figures["post_unseen"] = _shown("post_unseen", _unseen_posts(deployment, api, training_file))
-        with serving(deployment) as api:
-            figures["metrics"] = _shown("metrics", measure_metrics(deployment, api, size.metric_rows))
+            figures["metrics"] = _shown("metrics", measure_metrics(deployment, api.one, size.metric_rows))
             streams = measure_streams(
-                deployment, api, _reopened(deployment, job_ids[: size.streams]), size.seconds
+                deployment, api.one, _reopened(deployment, job_ids[: size.streams]), size.seconds
             )
             figures["streams"] = _shown("streams", asyncio.run(streams))
     return figures
