@@ -42,7 +42,7 @@ demo: setup  ## Train a small model, supervised and then with GRPO, over HTTP (3
 	$(BIN)/python -m examples.demo
 
 equivalence: setup  ## Compare every loss with TRL's; write bench/equivalence.md
-	$(BIN)/python -m pytest -m live_trl tests/engine
+	$(BIN)/python -m pytest -m live_trl tests/engine tests/bench
 	$(BIN)/python -m bench.trl.equivalence
 
 recipes: setup  ## Train every recipe on the demo task with three seeds; write bench/recipes.md

