@@ -53,19 +53,23 @@ def test_an_inline_grader_runs_at_once_without_a_process() -> None:
         assert grading.pids == []
 
 
-def test_a_grading_process_gives_the_same_score_as_this_one() -> None:
+def test_a_grading_process_has_little_memory_and_gives_the_same_score_as_this_one() -> None:
     grader = read(**MATH, name="right")
     texts = ["$\\frac{1}{2}$", "so 0.5", "0.6", "", "\ud800 \\boxed{1/2}"]
-    with open_grading(grader) as grading:
+    with open_grading(grader, processes=1) as grading:
         found = scores(grading, texts, "$0.5$")
+        limits = Path(f"/proc/{grading.pids[0]}/limits").read_text().splitlines()
+    soft = {line[:26].strip(): line[26:].split()[0] for line in limits}
+    assert soft["Max address space"] == str(MAX_MEMORY_BYTES)
+    assert soft["Max core file size"] == "0"
     assert found == [grader.grade(make_sample(text), {"answer": "$0.5$"}) for text in texts]
     assert [score.reward for score in found] == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
 def test_a_grader_that_hangs_is_killed_at_the_deadline_and_the_others_scored() -> None:
-    with open_grading(read(**MATH), processes=2, deadline_seconds=2.0) as grading:
-        found = scores(grading, ["$1$", ENDLESS, "$2$", ENDLESS, "$1$", "1"])
-    assert [score.reward for score in found] == [1.0, None, 0.0, None, 1.0, 1.0]
+    with hostile(processes=2, deadline_seconds=2.0) as grading:
+        found = scores(grading, ["good", "hang", "good", "hang", "good", "good"])
+    assert [score.reward for score in found] == [1.0, None, 1.0, None, 1.0, 1.0]
     assert reason(found[1]) == ("unresponsive_reward_error", "no answer within 2 seconds")
 
 
@@ -159,19 +163,10 @@ def test_a_process_sees_no_secret_and_no_file_of_its_parent(monkeypatch: pytest.
     assert seen["session"] is True
 
 
-def test_a_grading_process_has_little_memory_and_leaves_no_core() -> None:
-    with open_grading(read(**MATH), processes=1) as grading:
-        scores(grading, ["$1$"])
-        limits = Path(f"/proc/{grading.pids[0]}/limits").read_text().splitlines()
-    soft = {line[:26].strip(): line[26:].split()[0] for line in limits}
-    assert soft["Max address space"] == str(MAX_MEMORY_BYTES)
-    assert soft["Max core file size"] == "0"
-
-
-def test_ten_thousand_completions_share_a_few_processes() -> None:
+def test_two_thousand_completions_share_a_few_processes() -> None:
     with hostile(processes=2) as grading:
         start = time.monotonic()
-        futures = [grading.submit(make_sample("good"), {}) for _ in range(10_000)]
+        futures = [grading.submit(make_sample("good"), {}) for _ in range(2000)]
         assert time.monotonic() - start < SOON
         used = {future.result(timeout=120).feedback for future in futures}
         assert len(grading.pids) == len(used) == 2
@@ -184,13 +179,13 @@ def test_one_completion_at_a_time_needs_one_process() -> None:
 
 
 def test_scores_do_not_depend_on_the_number_of_processes() -> None:
-    texts = [f"$x^{n} = {n % 3} + y$ or \\boxed{{\\{{{n}, 2, 3\\}}}}" for n in range(12)] + [
+    texts = [f"$x^{n} = {n % 3} + y$ or \\boxed{{\\{{{n}, 2, 3\\}}}}" for n in range(6)] + [
         "",
         "$",
         "{" * 50,
     ]
     found = []
-    for processes in (1, 3):
+    for processes in (1, 2):
         with open_grading(read(**MATH), processes=processes) as grading:
             found.append(scores(grading, texts, "$\\{3, 2, 1\\}$"))
     assert found[0] == found[1]

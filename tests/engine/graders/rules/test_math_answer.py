@@ -134,10 +134,9 @@ def test_the_verdict_is_that_of_math_verify(
     assert found.reward == float(expected)
 
 
-@pytest.mark.parametrize("answer", ["9^9^9^9", "\\boxed{9^{9^{9^9}}}"])
-def test_an_endless_answer_costs_at_most_one_deadline(answer: str) -> None:
+def test_an_endless_answer_costs_at_most_one_deadline() -> None:
     with open_grading(read(**GRADER), deadline_seconds=1.5) as grading:
-        endless = grading.submit(make_sample(answer), {"answer": "$5$"})
+        endless = grading.submit(make_sample("\\boxed{9^{9^{9^9}}}"), {"answer": "$5$"})
         good = grading.submit(make_sample("5"), {"answer": "$5$"})
         assert endless.result().errors["math"].code == "unresponsive_reward_error"
         assert good.result().reward == 1.0

@@ -90,7 +90,7 @@ beginnings = st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.i
 schedules = st.lists(st.one_of(steps, leavings, joins), min_size=1, max_size=7)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(beginning=beginnings, schedule=schedules, growth=st.sampled_from([1, 3, 16]))
 def test_any_order_of_steps_leavings_and_joins_is_each_row_alone(
     follow: Callable[..., Followed],

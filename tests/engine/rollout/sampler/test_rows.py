@@ -120,7 +120,7 @@ def test_waiting_prompts_take_the_places_of_those_that_ended(policy: Policy) -> 
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     budget=st.integers(1, 40),
     group_size=st.integers(1, 4),
