@@ -10,7 +10,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from grpo_engine.config.job import Reinforcement
+from grpo_engine.config.job import Reinforcement, RunConfig
 from grpo_engine.contract.events import Evaluated, RolloutsRecorded, StepFinished, Verdict, Warned
 from grpo_engine.contract.records import CompletionRecord, FinishReason, GradeError, GroupRecord
 from tests.support import fake_engine
@@ -137,4 +137,4 @@ class LearningEngine(fake_engine.FakeEngine):
 
 
 if __name__ == "__main__":
-    sys.exit(fake_engine.main(LearningEngine))
+    sys.exit(fake_engine.main(LearningEngine, RunConfig.model_validate_json))
