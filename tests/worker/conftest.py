@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -19,11 +19,13 @@ from service.platform.db import Database
 from service.platform.storage import Storage, open_storage
 from service.settings import Settings
 from tests.conftest import settings_for
+from tests.support.forking import client as forking
 from tests.support.servers import wait_until
 from tests.worker.jobs import insert_dataset, insert_job, read_job
 from worker.attempt.attempt import Worker
 
 ROOT = Path(__file__).parents[2]
+Process = subprocess.Popen[bytes] | forking.Forked
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def lease_seconds() -> float:
 
 @pytest.fixture
 def settings(database_url: str, tmp_path: Path, lease_seconds: float) -> Settings:
-    """Everything fast but the lease's end."""
+    """Everything fast but the lease's end. Without chat and warm engines: each one has tests of its own."""
     home = tmp_path / "home"
     model = home / "models" / "tiny"
     model.mkdir(parents=True)
@@ -46,10 +48,12 @@ def settings(database_url: str, tmp_path: Path, lease_seconds: float) -> Setting
         lease_seconds=lease_seconds,
         heartbeat_seconds=0.1,
         self_fence_seconds=0.8 * lease_seconds,
-        sweep_seconds=0.2,
-        poll_seconds=0.05,
+        sweep_seconds=0.4,
+        poll_seconds=0.1,
         stop_grace_seconds=5,
         retry_backoff_seconds=0.05,
+        chat_models=0,
+        warm_engine=False,
     )
 
 
@@ -79,12 +83,23 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return environment | {"PYTHONPATH": str(ROOT)}
 
 
+def spawn(arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> Process:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=ROOT,
+        stdout=output,
+        stderr=output,
+        preexec_fn=dies_with_this_process(signal.SIGKILL),
+    )
+
+
 @dataclass
 class Processes:
     """Real processes, all ended with the test."""
 
     settings: Settings
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: list[Process] = field(default_factory=list)
 
     @property
     def marks(self) -> Path:
@@ -95,23 +110,22 @@ class Processes:
 
     def start(
         self, *arguments: str, fault: str = "", environment: Mapping[str, str] = MappingProxyType({})
-    ) -> subprocess.Popen[bytes]:
-        """`python arguments…` with the workplace's environment and more; fails as `GRPO_FAULT` says, once."""
+    ) -> Process:
+        """`python arguments…` with the workplace's environment and more; fails as `GRPO_FAULT` says, once.
+
+        Modules are forked from a process that has imported them, but not if a library is to be preloaded.
+        """
         faults = {"GRPO_FAULT": fault, "GRPO_FAULT_MARKS": str(self.marks)} if fault else {}
         log = self.settings.home / f"process-{len(self.started)}.log"
+        given = environment_of(self.settings) | faults | environment
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                env=environment_of(self.settings) | faults | environment,
-                cwd=ROOT,
-                stdout=output,
-                stderr=output,
-                preexec_fn=dies_with_this_process(signal.SIGKILL),
-            )
-        self.started.append(process)
-        return process
+            if arguments[0] == "-m" and "LD_PRELOAD" not in given:
+                self.started.append(forking.start(arguments[1:], given, output.fileno()))
+            else:
+                self.started.append(spawn(arguments, given, output))
+        return self.started[-1]
 
-    def start_worker(self, fault: str = "") -> subprocess.Popen[bytes]:
+    def start_worker(self, fault: str = "") -> Process:
         return self.start("-m", "worker", fault=fault)
 
     def logs(self) -> str:

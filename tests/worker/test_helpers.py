@@ -41,7 +41,9 @@ pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"chat_module": "tests.support.fake_serving", "allowed_hosts": ALLOWED})
+    return settings.model_copy(
+        update={"chat_models": 1, "chat_module": "tests.support.fake_serving", "allowed_hosts": ALLOWED}
+    )
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_a_bug_in_the_worker_costs_an_attempt_and_nothing_else(
 def test_a_cancel_takes_effect_in_every_phase(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor, point: str
 ) -> None:
-    job_id = submit(hyperparameters={"n_steps": 1000})
+    job_id = submit({"*": {"step_seconds": 0.05}}, hyperparameters={"n_steps": 1000})
     processes.start_worker(fault(point, "sleep=0.5"))
     wait_until(lambda: has_failed(processes, point), 20, "the worker is there")
     with database.transaction() as session:

@@ -35,6 +35,11 @@ def database_url(sqlite_url: str) -> str:
 
 
 @pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"warm_engine": True})
+
+
+@pytest.fixture
 def engines(worker: Worker) -> Iterator[WarmPool]:
     with closing(WarmPool(worker.settings, keep_warm=True)) as engines:
         yield engines

@@ -38,7 +38,7 @@ def settings(settings: Settings) -> Settings:
     for name in ("other", "broken", "changed"):
         (settings.home / "models" / name).mkdir()
         (settings.home / "models" / name / "config.json").write_text("{}")
-    return settings.model_copy(update=FAKE)
+    return settings.model_copy(update={**FAKE, "chat_models": 2})
 
 
 @contextmanager

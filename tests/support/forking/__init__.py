@@ -1,0 +1,1 @@
+"""Worker processes that start in milliseconds: forked from one that has imported all they need."""
