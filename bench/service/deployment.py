@@ -122,7 +122,10 @@ def serving(deployment: Deployment, num_processes: int = 1) -> Iterator[Api]:
     log = settings.home / "api.log"
     with ExitStack() as stack:
         ports = tuple(free_port() for _ in range(num_processes))
-        started = [stack.enter_context(running_api(port, os.environ | variables, log)) for port in ports]
+        started = [
+            stack.enter_context(running_api(port, os.environ | variables, log, within=["env"]))
+            for port in ports
+        ]
         yield Api(ports, tuple(process.pid for process in started))
 
 

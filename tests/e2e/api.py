@@ -1,7 +1,6 @@
 """The API as a process that a test may kill and restart on the same port."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from service.platform.db import connect
 from service.settings import Settings
 from service.web.auth import create_key
 from tests.service.job_samples import jsonl, make_model, row
-from tests.support.api_process import START_SECONDS, start_api
+from tests.support.api_process import START_SECONDS, Process, start_api
 from tests.support.servers import free_port
 from tests.worker.conftest import environment_of
 
@@ -25,7 +24,7 @@ class Api:
 
     settings: Settings
     port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
 
     def __post_init__(self) -> None:
         database = connect(self.settings)

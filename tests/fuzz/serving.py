@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from service.web.auth import create_key
 from tests.conftest import settings_for
 from tests.service.embedded import environment
 from tests.service.job_samples import make_model
-from tests.support.api_process import running_api
+from tests.support.api_process import Process, running_api
 from tests.support.servers import free_port
 
 
@@ -27,7 +26,7 @@ class Api:
     settings: Settings
     port: int
     key: str
-    process: subprocess.Popen[bytes]
+    process: Process
 
     @property
     def home(self) -> Path:

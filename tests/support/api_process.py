@@ -11,26 +11,34 @@ from pathlib import Path
 
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.operate.settings import api_command
+from tests.support.forking import client as forking
 from tests.support.servers import is_ok, wait_until
 
 START_SECONDS = 60
+Process = subprocess.Popen[bytes] | forking.Forked
 
 
 def start_api(
     port: int, environment: Mapping[str, str], log: Path, *, within: Sequence[str] = (), path: str = "/readyz"
-) -> subprocess.Popen[bytes]:
+) -> Process:
     """Start the API and wait until `path` returns 200. The kernel kills it when this process ends.
 
-    `within`: a program that runs it. Output is appended to `log`.
+    Without `within`, a program that runs it, it is forked from a process that has imported its modules.
+    Output is appended to `log`.
     """
+    command = api_command("127.0.0.1", port)
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [*within, *api_command("127.0.0.1", port)],
-            env=environment,
-            stdout=output,
-            stderr=output,
-            preexec_fn=dies_with_this_process(signal.SIGKILL),
-        )
+        process: Process
+        if within:
+            process = subprocess.Popen(
+                [*within, *command],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                preexec_fn=dies_with_this_process(signal.SIGKILL),
+            )
+        else:
+            process = forking.start(command[2:], environment, output.fileno())
 
     def answers() -> bool:
         assert process.poll() is None, log.read_text(errors="replace")
@@ -43,7 +51,7 @@ def start_api(
 @contextmanager
 def running_api(
     port: int, environment: Mapping[str, str], log: Path, *, within: Sequence[str] = (), path: str = "/readyz"
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[Process]:
     """`start_api`; the process is terminated at the end of the block."""
     process = start_api(port, environment, log, within=within, path=path)
     try:

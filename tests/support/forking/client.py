@@ -1,4 +1,4 @@
-"""Starts processes through the server of this folder, which is started with the first of them."""
+"""Starts processes through two servers of this folder, for API and worker, each started when first needed."""
 
 import atexit
 import functools
@@ -56,17 +56,18 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], output: int)
     """`python -m ARGUMENTS…` in the root folder; `output` is a descriptor for both its outputs."""
     reader, writer = os.pipe()
     request = {"arguments": list(arguments), "environment": dict(environment), "folder": str(ROOT)}
-    socket.send_fds(_server(), [json.dumps(request).encode()], [output, writer])
+    program = "service" if arguments[0] == "service" else "worker"
+    socket.send_fds(_server(program), [json.dumps(request).encode()], [output, writer])
     os.close(writer)
     return Forked(os.fdopen(reader, "rb", buffering=0))
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(program: str) -> socket.socket:
     """Ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.forking.server", str(theirs.fileno())],
+        [sys.executable, "-m", "tests.support.forking.server", program, str(theirs.fileno())],
         env=os.environ | {"PYTHONPATH": str(ROOT), "GRPO_FAULT": "job.claimed:sleep=0"},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,

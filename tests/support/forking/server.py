@@ -1,4 +1,4 @@
-"""`python -m tests.support.forking.server SOCKET`: starts `python -m MODULE …` per request, by forking.
+"""`python -m tests.support.forking.server PROGRAM SOCKET`: forks a `python -m MODULE …` per request.
 
 Each process has the environment, folder, output and arguments of its request, and runs the module from its
 first line. Only what it imports is there already, and the sandbox's self-test is done: a second and a half
@@ -22,7 +22,17 @@ from grpo_engine.process import fault_points
 from grpo_engine.process.fault_points import Faults, parse_faults
 from grpo_engine.process.parent_death import end_with_parent
 
-LOADED_AHEAD = (
+SERVICE = (
+    "psycopg",
+    "service.__main__",
+    "service.app",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.sqlite",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.protocols.http.h11_impl",
+)
+WORKER = (
     "celery.__main__",
     "celery.apps.worker",
     "celery.bin.celery",
@@ -91,8 +101,8 @@ def become(request: Mapping[str, Any], parent: int, output: int) -> None:
 
 
 def main() -> None:
-    requests = socket.socket(fileno=int(sys.argv[1]))
-    for name in LOADED_AHEAD:
+    requests = socket.socket(fileno=int(sys.argv[2]))
+    for name in SERVICE if sys.argv[1] == "service" else WORKER:
         importlib.import_module(name)
     from grpo_engine.sandbox import self_test
 
