@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.process.fault_points import fault_point
 from service.ops.helper_heartbeats import WEBHOOKS, Heartbeat
 from service.platform.db import Database
@@ -76,7 +76,7 @@ class Sender:
             with self.database.transaction() as session:
                 outbox.give_up(session, delivery)
             return
-        attempt = send(endpoint, claimed, Outside.listed(self.settings.allowed_hosts))
+        attempt = send(endpoint, claimed, AllowedHosts.listed(self.settings.allowed_hosts))
         fault_point("webhook.sent")
         with self.database.transaction() as session:
             outbox.record(session, delivery, endpoint, attempt, self.settings.webhook_backoff_seconds)

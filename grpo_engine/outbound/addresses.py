@@ -66,41 +66,41 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Outside:
+class AllowedHosts:
     """What the operator allows beyond public https: `host:port`, or `host` for all its ports."""
 
     allowed: frozenset[str] = frozenset()
 
     @classmethod
-    def from_environment(cls) -> Outside:
+    def from_environment(cls) -> AllowedHosts:
         """The hosts in GRPO_ALLOWED_HOSTS."""
         return cls.listed(os.environ.get("GRPO_ALLOWED_HOSTS", ""))
 
     @classmethod
-    def listed(cls, hosts: str) -> Outside:
+    def listed(cls, hosts: str) -> AllowedHosts:
         """Comma-separated hosts."""
         return cls(frozenset(entry.strip().lower() for entry in hosts.split(",") if entry.strip()))
 
-    def trusting(self, url: str) -> Outside:
+    def trusting(self, url: str) -> AllowedHosts:
         """This policy plus the host and port of a URL that the operator wrote. Raises RefusedUrl."""
         _, host, port, _ = _take_apart(url)
-        return Outside(self.allowed | {f"{_bracketed(host)}:{port}"})
+        return AllowedHosts(self.allowed | {f"{_bracketed(host)}:{port}"})
 
     def permits(self, host: str, port: int) -> bool:
         shown = _bracketed(host)
         return shown in self.allowed or f"{shown}:{port}" in self.allowed
 
 
-def check_url(url: str, *, outside: Outside | None = None) -> str:
+def check_url(url: str, *, allowed_hosts: AllowedHosts | None = None) -> str:
     """Return the URL if it is acceptable without looking up its name. Raises RefusedUrl."""
-    parse(url, outside or Outside.from_environment())
+    parse(url, allowed_hosts or AllowedHosts.from_environment())
     return url
 
 
-def parse(url: str, outside: Outside) -> Target:
+def parse(url: str, allowed_hosts: AllowedHosts) -> Target:
     """The URL's parts. Raises RefusedUrl; a name is not looked up here."""
     scheme, host, port, path = _take_apart(url)
-    trusted = outside.permits(host, port)
+    trusted = allowed_hosts.permits(host, port)
     if not trusted:
         _check_public(scheme, host, port)
     return Target(scheme, host, port, path, trusted)
@@ -214,12 +214,12 @@ def addresses_of(target: Target, resolver: Resolver) -> list[str]:
     return found
 
 
-def check_destination(url: str, outside: Outside, resolver: Resolver = resolve) -> None:
+def check_destination(url: str, allowed_hosts: AllowedHosts, resolver: Resolver = resolve) -> None:
     """Like `check_url`, and refuses a name with a private address now. Raises RefusedUrl.
 
     A name without an address is accepted: it may get one, and each request checks again.
     """
-    target = parse(url, outside)
+    target = parse(url, allowed_hosts)
     with suppress(OSError, UnicodeError):
         addresses_of(target, resolver)
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from grpo_engine.contract.records import Record
-from grpo_engine.outbound.addresses import Outside, RefusedUrl
+from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.outbound.web import NoAnswer, WebAnswer, post_patiently
 
@@ -61,7 +61,7 @@ class ChatClient:
         api_key: SecretStr | str | None = None,
         timeout: float = 120.0,
         max_retries: int = 4,
-        outside: Outside | None = None,
+        allowed_hosts: AllowedHosts | None = None,
     ) -> None:
         """`base_url` ends in `/v1`; `timeout` in seconds covers the whole call with retries and pauses."""
         self.url = base_url.rstrip("/") + "/chat/completions"
@@ -69,7 +69,7 @@ class ChatClient:
         self.api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self.timeout = timeout
         self.max_retries = max_retries
-        self.outside = outside
+        self.allowed_hosts = allowed_hosts
 
     @classmethod
     def named(cls, name: str, model: str, timeout: float = 120.0, max_retries: int = 4) -> Self:
@@ -77,7 +77,7 @@ class ChatClient:
         endpoint = find_endpoint(name)
         if endpoint.models is not None and model not in endpoint.models:
             raise EndpointError(f"the endpoint {name!r} does not offer {model!r}")
-        return cls(endpoint.url, model, endpoint.api_key, timeout, max_retries, endpoint.outside)
+        return cls(endpoint.url, model, endpoint.api_key, timeout, max_retries, endpoint.allowed_hosts)
 
     def complete(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> ChatAnswer:
         """Request a completion. `sampling` fields are sent unchanged, except None values.
@@ -96,7 +96,7 @@ class ChatClient:
                 headers,
                 timeout_seconds=self.timeout,
                 max_retries=self.max_retries,
-                outside=self.outside,
+                allowed_hosts=self.allowed_hosts,
             )
         except (NoAnswer, RefusedUrl) as error:
             raise ChatServerError(self._without_key(str(error))) from None

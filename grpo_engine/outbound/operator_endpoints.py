@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr, TypeAdapter, ValidationError
 
 from grpo_engine.contract.records import Record
-from grpo_engine.outbound.addresses import Outside, RefusedUrl
+from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl
 from grpo_engine.outbound.signing import secret_bytes
 
 Price = Annotated[float, Field(ge=0)]
@@ -53,9 +53,9 @@ class OperatorEndpoint(Record):
     usd_per_million_output: Price | None = None
 
     @property
-    def outside(self) -> Outside:
+    def allowed_hosts(self) -> AllowedHosts:
         """This machine's policy plus the endpoint's own host. Raises RefusedUrl."""
-        return Outside.from_environment().trusting(self.url)
+        return AllowedHosts.from_environment().trusting(self.url)
 
     def cost_usd(self, input_tokens: int, output_tokens: int) -> float | None:
         """Price of these tokens; None if the operator set none."""
@@ -76,7 +76,7 @@ def load_endpoints() -> dict[str, OperatorEndpoint]:
     try:
         endpoints = _FILE.validate_json(Path(path).read_bytes())
         for endpoint in endpoints.values():
-            _ = endpoint.outside
+            _ = endpoint.allowed_hosts
     except OSError as error:
         raise EndpointError(f"GRPO_ENDPOINTS cannot be read: {error.strerror}") from None
     except RefusedUrl as error:

@@ -1,6 +1,6 @@
 """POST requests to URLs from users and the operator: the only code that sends them.
 
-Requests go to https on public addresses, or what `Outside` allows. The name is looked up once and the
+Requests go to https on public addresses, or what `AllowedHosts` allows. The name is looked up once and the
 connection goes to the checked address, with the name in TLS and Host. No redirects, proxy, cookies or
 decompression. One time limit covers everything except the look-up, which has the system resolver's limit.
 The response body is bounded.
@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from grpo_engine.outbound.addresses import (
-    Outside,
+    AllowedHosts,
     Resolver,
     Target,
     addresses_of,
@@ -84,7 +84,7 @@ def post_patiently(
     *,
     timeout_seconds: float,
     max_retries: int,
-    outside: Outside | None = None,
+    allowed_hosts: AllowedHosts | None = None,
 ) -> WebAnswer:
     """`post` with retries after temporary errors, with growing pauses, all within `timeout_seconds`.
 
@@ -96,7 +96,7 @@ def post_patiently(
         outcome: WebAnswer | NoAnswer
         try:
             left = max(end - time.monotonic(), 0.001)
-            outcome = post(url, body, headers, timeout_seconds=left, outside=outside)
+            outcome = post(url, body, headers, timeout_seconds=left, allowed_hosts=allowed_hosts)
         except AnswerTooLong:
             raise
         except NoAnswer as error:
@@ -138,7 +138,7 @@ def post(
     headers: Mapping[str, str],
     *,
     timeout_seconds: float,
-    outside: Outside | None = None,
+    allowed_hosts: AllowedHosts | None = None,
     resolver: Resolver = resolve,
     kept_bytes: int | None = None,
 ) -> WebAnswer:
@@ -149,7 +149,7 @@ def post(
     from grpo_engine.outbound.pinned import Deadline
 
     deadline = Deadline(timeout_seconds)
-    target = parse(url, outside or Outside.from_environment())
+    target = parse(url, allowed_hosts or AllowedHosts.from_environment())
     try:
         addresses = addresses_of(target, resolver)
     except (OSError, UnicodeError):

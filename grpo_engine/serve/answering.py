@@ -14,7 +14,7 @@ from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import prepare_device
-from grpo_engine.serve.protocol import Answer, Ask, Piece, Refusal, ServedModel, Token, Usage
+from grpo_engine.serve.protocol import Answer, Generate, Piece, Refusal, ServedModel, Token, Usage
 from grpo_engine.serve.streaming import Growth, StreamingSampler
 from grpo_engine.serve.text_stream import TextStream
 
@@ -46,28 +46,28 @@ class Answering:
         limits = [limit for limit in (policy.max_length, served.context_tokens) if limit is not None]
         return cls(policy, StreamingSampler(policy), min(limits, default=None))
 
-    def answer(self, ask: Ask) -> Iterator[Answer]:
+    def answer(self, command: Generate) -> Iterator[Answer]:
         """The answer piece by piece, the last one with its usage. Raises Refused before the first."""
-        token_ids = self._prompt(ask)
+        token_ids = self._prompt(command)
         sampling = Sampling(
-            max_tokens=self._max_tokens(ask, len(token_ids)),
-            temperature=ask.temperature,
-            seed=ask.seed,
-            stop=ask.stop,
+            max_tokens=self._max_tokens(command, len(token_ids)),
+            temperature=command.temperature,
+            seed=command.seed,
+            stop=command.stop,
         )
-        completions = [_Completion(self.policy, ask) for _ in range(ask.n)]
-        for growths in self.sampler.grow(token_ids, ask.n, sampling):
+        completions = [_Completion(self.policy, command) for _ in range(command.n)]
+        for growths in self.sampler.grow(token_ids, command.n, sampling):
             pieces = [piece for growth in growths if (piece := completions[growth.index].grow(growth))]
             if all(completion.is_finished for completion in completions):
                 break
-            yield Answer(id=ask.id, pieces=tuple(pieces))
+            yield Answer(id=command.id, pieces=tuple(pieces))
         num_tokens = sum(completion.num_tokens for completion in completions)
         usage = Usage(prompt_tokens=len(token_ids), completion_tokens=num_tokens)
-        yield Answer(id=ask.id, pieces=tuple(pieces), usage=usage)
+        yield Answer(id=command.id, pieces=tuple(pieces), usage=usage)
 
-    def _prompt(self, ask: Ask) -> tuple[int, ...]:
-        row = {"prompt": ask.prompt} if ask.messages is None else {"messages": list(ask.messages)}
-        param = "prompt" if ask.messages is None else "messages"
+    def _prompt(self, command: Generate) -> tuple[int, ...]:
+        row = {"prompt": command.prompt} if command.messages is None else {"messages": list(command.messages)}
+        param = "prompt" if command.messages is None else "messages"
         reader = RowReader(self.policy.tokenizer, datetime.now(UTC).timestamp())
         try:
             (prompt,) = reader.prompts([row])
@@ -77,29 +77,29 @@ class Answering:
             raise Refused("empty_prompt", f"{param} is empty", param)
         return prompt.token_ids
 
-    def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
+    def _max_tokens(self, command: Generate, num_prompt: int) -> int:
         """Limit of each completion, in tokens. Raises Refused if the context has no room for it."""
-        wanted = ask.max_tokens or 1
+        wanted = command.max_tokens or 1
         if self.context_tokens is None:
-            return ask.max_tokens or DEFAULT_MAX_TOKENS
+            return command.max_tokens or DEFAULT_MAX_TOKENS
         room = self.context_tokens - num_prompt
         if wanted > room:
             raise Refused(
                 "context_length_exceeded",
                 f"The model's context is {self.context_tokens} tokens; the prompt has {num_prompt}, and the "
                 f"request asks for {wanted} more. Shorten the prompt or lower max_tokens.",
-                "prompt" if ask.messages is None else "messages",
+                "prompt" if command.messages is None else "messages",
             )
-        return ask.max_tokens or min(room, DEFAULT_MAX_TOKENS)
+        return command.max_tokens or min(room, DEFAULT_MAX_TOKENS)
 
 
 class _Completion:
     """One of a request's completions: its text so far."""
 
-    def __init__(self, policy: Policy, ask: Ask) -> None:
+    def __init__(self, policy: Policy, command: Generate) -> None:
         self._policy = policy
-        self._text = TextStream(policy.decode, ask.stop)
-        self._shows_tokens = ask.logprobs
+        self._text = TextStream(policy.decode, command.stop)
+        self._shows_tokens = command.logprobs
         self.num_tokens = 0
         self.is_finished = False
 

@@ -1,7 +1,7 @@
 """Requests to a serving engine (`serving.py`) and its answers: one record per line.
 
-In: a `ServedModel`, then `Ask` and `Cancel` records. Out: `Loaded` or `Unloadable`, then parts of the answers
-to all open requests.
+In: a `ServedModel`, then `Generate` and `Cancel` records. Out: `Loaded` or `Unloadable`, then parts of the
+answers to all open requests.
 Boundary: plain data; the API creates the requests and the worker forwards them.
 """
 
@@ -26,10 +26,10 @@ class ServedModel(Record):
     """The operator's limit of prompt and completion together; None: the model's."""
 
 
-class Ask(Record):
+class Generate(Record):
     """One request, with either `messages` or `prompt`."""
 
-    type: Literal["ask"] = "ask"
+    type: Literal["generate"] = "generate"
     id: str
     messages: tuple[dict[str, Any], ...] | None = None
     prompt: str | None = None
@@ -109,5 +109,5 @@ class Unloadable(Record):
     message: str
 
 
-Order = TypeAdapter[Ask | Cancel](Ask | Cancel)
-News = TypeAdapter[Answer | Loaded | Unloadable](Answer | Loaded | Unloadable)
+Command = TypeAdapter[Generate | Cancel](Generate | Cancel)
+EngineMessage = TypeAdapter[Answer | Loaded | Unloadable](Answer | Loaded | Unloadable)

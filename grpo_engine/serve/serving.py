@@ -22,7 +22,16 @@ from pydantic import BaseModel
 
 from grpo_engine.contract.errors import EngineError
 from grpo_engine.process.setup import set_library_defaults
-from grpo_engine.serve.protocol import Answer, Ask, Cancel, Loaded, Order, Refusal, ServedModel, Unloadable
+from grpo_engine.serve.protocol import (
+    Answer,
+    Cancel,
+    Command,
+    Generate,
+    Loaded,
+    Refusal,
+    ServedModel,
+    Unloadable,
+)
 
 set_library_defaults()
 
@@ -30,7 +39,7 @@ import torch  # noqa: E402 - it reads the defaults when it is imported
 
 from grpo_engine.serve.answering import Answering, Refused  # noqa: E402
 
-Orders = queue.SimpleQueue[Ask | Cancel | None]
+Commands = queue.SimpleQueue[Generate | Cancel | None]
 NICENESS = 10
 INTERRUPTED = "The answer was interrupted by an internal error."
 
@@ -51,10 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
             write(out, Unloadable(code=error.code, message=error.message))
             return 1
         write(out, Loaded())
-        orders: Orders = queue.SimpleQueue()
-        threading.Thread(target=read_orders, args=(orders,), name="orders", daemon=True).start()
+        commands: Commands = queue.SimpleQueue()
+        threading.Thread(target=read_commands, args=(commands,), name="commands", daemon=True).start()
         with suppress(BrokenPipeError):  # the worker has ended
-            serve(model, orders, out)
+            serve(model, commands, out)
     return 0
 
 
@@ -65,26 +74,26 @@ def yield_to_jobs() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def read_orders(orders: Orders) -> None:
+def read_commands(commands: Commands) -> None:
     """Put each line of standard input into the queue, and None at its end."""
     for line in sys.stdin:
-        orders.put(Order.validate_json(line))
-    orders.put(None)
+        commands.put(Command.validate_json(line))
+    commands.put(None)
 
 
-def serve(model: Answering, orders: Orders, out: TextIO) -> None:
-    """Answer until the orders end, one token of each open request in turn."""
+def serve(model: Answering, commands: Commands, out: TextIO) -> None:
+    """Answer until the commands end, one token of each open request in turn."""
     running: dict[str, Iterator[Answer]] = {}
     with torch.no_grad(), model.policy.sampling():
         while True:
-            while not running or not orders.empty():
-                match orders.get():
+            while not running or not commands.empty():
+                match commands.get():
                     case None:
                         return
                     case Cancel(id=id):
                         running.pop(id, None)
-                    case Ask() as ask:
-                        running[ask.id] = model.answer(ask)
+                    case Generate() as command:
+                        running[command.id] = model.answer(command)
             for id, answers in list(running.items()):
                 answer = next_answer(id, answers)
                 write(out, answer)

@@ -260,7 +260,7 @@ def _create_chat_and_workers() -> None:
         "generations",
         *_texts(id=64, tenant=64, model=512, state=16),
         *_ints("fence", "num_chunks"),
-        *_documents("ask"),
+        *_documents("request"),
         *_times("created_at"),
         *_texts(nullable=True, lease_owner=128),
         *_documents("usage", "refusal", nullable=True),

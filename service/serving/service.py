@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from grpo_engine.serve.protocol import Ask
+from grpo_engine.serve.protocol import Generate
 from service.jobs.store.lineage import lineage_of
 from service.platform.db import lock_tenant
 from service.platform.errors import InvalidRequest, NotFound, Unavailable
@@ -40,15 +40,15 @@ class Chat:
         would answer.
         """
         bases = self.catalog.names()
-        ask = _ask(id, body)
+        command = _command(id, body)
         with self.database.transaction() as session:
             _check_model(session, tenant, body.model, bases)
             _check_workers(repository.live_workers(session))
             lock_tenant(session, tenant)
             check_chats(repository.num_open(session, tenant), self.settings)
             state = GenerationState.WAITING.value
-            document = ask.model_dump(mode="json")
-            session.add(Generation(id=id, tenant=tenant, model=body.model, ask=document, state=state))
+            document = command.model_dump(mode="json")
+            session.add(Generation(id=id, tenant=tenant, model=body.model, request=document, state=state))
 
 
 def _check_model(session: Session, tenant: str, model: str, bases: list[str]) -> None:
@@ -74,7 +74,7 @@ def _check_workers(are_training: list[bool]) -> None:
         raise Unavailable(TRAINING, code="workers_training", headers=headers)
 
 
-def _ask(id: str, body: ChatRequest | CompletionRequest) -> Ask:
+def _command(id: str, body: ChatRequest | CompletionRequest) -> Generate:
     given: dict[str, Any] = {
         "id": id,
         "n": body.n or 1,
@@ -84,7 +84,7 @@ def _ask(id: str, body: ChatRequest | CompletionRequest) -> Ask:
     }
     if isinstance(body, CompletionRequest):
         prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
-        return Ask(**given, prompt=prompt, max_tokens=body.max_tokens)
+        return Generate(**given, prompt=prompt, max_tokens=body.max_tokens)
     messages = tuple(message.model_dump(exclude_none=True) for message in body.messages)
     limit = body.max_completion_tokens or body.max_tokens
-    return Ask(**given, messages=messages, max_tokens=limit, logprobs=bool(body.logprobs))
+    return Generate(**given, messages=messages, max_tokens=limit, logprobs=bool(body.logprobs))

@@ -79,7 +79,7 @@ def target(session: Session, claim: Claim) -> Target | None:
 
 
 @dataclass(frozen=True)
-class News:
+class NewMetrics:
     """The metrics after a step."""
 
     rows: Sequence[MetricRow]
@@ -97,7 +97,7 @@ class News:
         return self.state not in HELD and not self.has_more
 
 
-def news(session: Session, job_id: str, after_step: int) -> News:
+def new_metrics(session: Session, job_id: str, after_step: int) -> NewMetrics:
     """At most MAX_ROWS of them."""
     # the state first: all metrics of a terminal job are stored
     columns = (Job.state, Job.tenant, Job.step, Job.evaluation)
@@ -108,7 +108,7 @@ def news(session: Session, job_id: str, after_step: int) -> News:
     if after_step < 0 and (baseline := job.evaluation.get("baseline")):
         measured = {f"{EVALUATION}{name}": value for name, value in baseline.items() if name != "step"}
         rows.insert(0, {"step": 0, **measured})
-    return News(rows, state, has_more=len(found) == MAX_ROWS)
+    return NewMetrics(rows, state, has_more=len(found) == MAX_ROWS)
 
 
 def advance(session: Session, claim: Claim, step: int) -> bool:

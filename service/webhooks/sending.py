@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from grpo_engine.outbound.addresses import Outside, RefusedUrl
+from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl
 from grpo_engine.outbound.signing import signature_headers
 from grpo_engine.outbound.web import NoAnswer, post
 from service.platform.tables.webhooks import WebhookEndpoint
@@ -21,7 +21,7 @@ MAX_ANSWER_BYTES = 65_536
 EXCERPT_CHARACTERS = 500
 
 
-def send(endpoint: WebhookEndpoint, claimed: Claimed, outside: Outside) -> Attempt:
+def send(endpoint: WebhookEndpoint, claimed: Claimed, allowed_hosts: AllowedHosts) -> Attempt:
     """One attempt; it also records a receiver that did not answer."""
     body = json.dumps(claimed.delivery.event).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "grpo-webhooks"}
@@ -36,7 +36,7 @@ def send(endpoint: WebhookEndpoint, claimed: Claimed, outside: Outside) -> Attem
             body,
             headers,
             timeout_seconds=SEND_SECONDS,
-            outside=outside,
+            allowed_hosts=allowed_hosts,
             kept_bytes=MAX_ANSWER_BYTES,
         )
     except (RefusedUrl, NoAnswer) as error:

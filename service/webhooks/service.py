@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from grpo_engine.outbound.addresses import Outside, RefusedUrl, check_destination
+from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, check_destination
 from service.jobs.store.webhook_events import EventType
 from service.platform import audit
 from service.platform.clock import db_now
@@ -130,7 +130,7 @@ class Webhooks:
                 type_ = event_type or endpoint.event_types.split()[0]
                 claimed = outbox.claim_test(session, endpoint, type_)
                 _record(session, principal, "test", endpoint)
-            attempt = sending.send(endpoint, claimed, self._outside)
+            attempt = sending.send(endpoint, claimed, self._allowed_hosts)
             with self.database.transaction() as session:
                 outbox.record(session, claimed.delivery, endpoint, attempt, backoff_seconds=())
         if attempt.status_code is None:
@@ -169,13 +169,13 @@ class Webhooks:
             return DeliveryRead.model_validate(row)
 
     @property
-    def _outside(self) -> Outside:
-        return Outside.listed(self.settings.allowed_hosts)
+    def _allowed_hosts(self) -> AllowedHosts:
+        return AllowedHosts.listed(self.settings.allowed_hosts)
 
     def _check_url(self, tenant: str, url: str) -> None:
         try:
             with _receiver_limit.slot(tenant):
-                check_destination(url, self._outside)
+                check_destination(url, self._allowed_hosts)
         except RefusedUrl as error:
             raise InvalidRequest(f"url: {error}.", param="url", code="url_refused") from None
 

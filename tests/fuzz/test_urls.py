@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from grpo_engine.outbound.addresses import (
     INNER_NAMES,
     PORTS,
-    Outside,
+    AllowedHosts,
     RefusedUrl,
     Target,
     addresses_of,
@@ -65,7 +65,7 @@ URLS = st.builds(
 @example("https://judge.example:8443/a?b=c")
 def test_an_accepted_url_is_public_https_for_every_parser(url: str) -> None:
     with suppress(RefusedUrl):
-        target = parse(url, Outside())
+        target = parse(url, AllowedHosts())
         assert (target.scheme, target.port in PORTS, target.trusted) == ("https", True, False)
         assert "@" not in url
         _check_host(target)
@@ -99,14 +99,14 @@ def _check_others_agree(url: str, target: Target) -> None:
 @given(st.text() | URLS.flatmap(lambda url: st.text().map(lambda rest: url + rest)))
 def test_any_text_is_a_url_or_refused(url: str) -> None:
     with suppress(RefusedUrl):
-        parse(url, Outside())
+        parse(url, AllowedHosts())
 
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=4))
 def test_a_host_is_called_only_if_all_its_addresses_are_public(
     addresses: list[ipaddress.IPv4Address],
 ) -> None:
-    target = parse("https://judge.example/", Outside())
+    target = parse("https://judge.example/", AllowedHosts())
     found = [str(address) for address in addresses]
     try:
         assert addresses_of(target, lambda host, port: found) == found

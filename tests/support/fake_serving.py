@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.serve.protocol import (
     Answer,
-    Ask,
     Cancel,
+    Command,
+    Generate,
     Loaded,
-    Order,
     Piece,
     Refusal,
     ServedModel,
@@ -29,44 +29,44 @@ from grpo_engine.serve.protocol import (
 )
 
 
-def words_of(ask: Ask, model: ServedModel) -> list[str]:
+def words_of(command: Generate, model: ServedModel) -> list[str]:
     """`Base: …` or `Adapter: …!`, with the seed if the completion is random."""
-    asked = ask.prompt if ask.messages is None else str(ask.messages[-1].get("content"))
+    asked = command.prompt if command.messages is None else str(command.messages[-1].get("content"))
     start, end = ("Base:", "") if model.model.adapter is None else ("Adapter:", "!")
-    seed = f" ({ask.seed})" if ask.temperature and asked and asked.startswith("random") else ""
+    seed = f" ({command.seed})" if command.temperature and asked and asked.startswith("random") else ""
     return f"{start} {asked}{end}{seed}".split(" ")
 
 
-def answers(ask: Ask, model: ServedModel) -> Iterator[Answer]:
-    words = words_of(ask, model)
+def answers(command: Generate, model: ServedModel) -> Iterator[Answer]:
+    words = words_of(command, model)
     fault = words[1].rstrip("!")
     if fault == "refuse":
         refusal = Refusal(code="context_length_exceeded", message="too long", param="messages")
-        yield Answer(id=ask.id, refusal=refusal)
+        yield Answer(id=command.id, refusal=refusal)
         return
-    shown = words[: ask.max_tokens]
+    shown = words[: command.max_tokens]
     reason = FinishReason.STOP if len(shown) == len(words) else FinishReason.LENGTH
     for place, word in enumerate(shown):
         text = word if place == 0 else f" {word}"
-        tokens = (Token(text=text, logprob=-0.5),) if ask.logprobs else ()
+        tokens = (Token(text=text, logprob=-0.5),) if command.logprobs else ()
         is_last = place == len(shown) - 1
         pieces = [
             Piece(index=index, text=text, tokens=tokens, finish_reason=reason if is_last else None)
-            for index in range(ask.n)
+            for index in range(command.n)
         ]
-        usage = Usage(prompt_tokens=7, completion_tokens=ask.n * len(shown)) if is_last else None
-        yield Answer(id=ask.id, pieces=tuple(pieces), usage=usage)
+        usage = Usage(prompt_tokens=7, completion_tokens=command.n * len(shown)) if is_last else None
+        yield Answer(id=command.id, pieces=tuple(pieces), usage=usage)
         if fault == "die":
             os._exit(9)
         while fault == "hang":
-            yield Answer(id=ask.id)
+            yield Answer(id=command.id)
         time.sleep(0.1 if fault == "slowly" else 0)
 
 
-def read(orders: queue.SimpleQueue[str]) -> None:
+def read(commands: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
-        orders.put(line)
-    orders.put("")
+        commands.put(line)
+    commands.put("")
 
 
 def main() -> None:
@@ -77,18 +77,18 @@ def main() -> None:
     if code := {"broken": "model_not_found", "changed": "base_model_changed"}.get(model.model.name):
         print(Unloadable(code=code, message="/a/path of ours").model_dump_json(), file=out)
         sys.exit(1)
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=read, args=(orders,), daemon=True).start()
+    commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=read, args=(commands,), daemon=True).start()
     print(Loaded().model_dump_json(), file=out, flush=True)
     running: dict[str, Iterator[Answer]] = {}
     while True:
-        while not running or not orders.empty():
-            line = orders.get()
+        while not running or not commands.empty():
+            line = commands.get()
             if not line:
                 return
-            match Order.validate_json(line):
-                case Ask() as ask:
-                    running[ask.id] = answers(ask, model)
+            match Command.validate_json(line):
+                case Generate() as command:
+                    running[command.id] = answers(command, model)
                 case Cancel(id=id):
                     running.pop(id, None)
         for id, coming in list(running.items()):

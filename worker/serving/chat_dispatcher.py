@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError
-from grpo_engine.serve.protocol import Answer, Ask, Loaded, Piece, Refusal, Unloadable, Usage
+from grpo_engine.serve.protocol import Answer, Generate, Loaded, Piece, Refusal, Unloadable, Usage
 from service.jobs.results.weights import ModelParts, WeightsMissing, model_parts
 from service.jobs.store.lineage import lineage_of
 from service.platform.catalog import CatalogError
@@ -137,12 +137,12 @@ class ChatDispatcher:
             return False
         request = self.open[row.id] = OpenRequest(row, None)
         try:
-            self._dispatch(request, Ask.model_validate(row.ask))
+            self._dispatch(request, Generate.model_validate(row.request))
         except (WeightsMissing, CatalogError) as error:
             request.ending = _refusal_of(error)
         return True
 
-    def _dispatch(self, request: OpenRequest, ask: Ask) -> None:
+    def _dispatch(self, request: OpenRequest, command: Generate) -> None:
         tenant, model = request.row.tenant, request.row.model
         with self.worker.database.reading() as session:
             lineage = lineage_of(session, tenant, model)
@@ -151,7 +151,7 @@ class ChatDispatcher:
         if request.process is None:
             request.ending = BUSY
         else:
-            request.process.ask(ask)
+            request.process.generate(command)
 
     def _fetch(self, parts: ModelParts, model: str, folder: Path) -> ModelSource:
         return fetch_weights(parts, model, folder, partial(download_verified, self.worker.storage))

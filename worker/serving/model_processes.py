@@ -19,7 +19,15 @@ import structlog
 from pydantic import BaseModel
 
 from grpo_engine.config.job import ModelSource
-from grpo_engine.serve.protocol import Answer, Ask, Cancel, Loaded, News, ServedModel, Unloadable
+from grpo_engine.serve.protocol import (
+    Answer,
+    Cancel,
+    EngineMessage,
+    Generate,
+    Loaded,
+    ServedModel,
+    Unloadable,
+)
 from service.jobs.results.weights import ModelParts
 from service.platform.catalog import CatalogEntry
 from service.settings import Settings
@@ -99,10 +107,10 @@ class ModelProcess:
             threading.Thread(target=target, args=arguments, name="model-process", daemon=True).start()
         logger.info("model process started", model=self.model, pid=self._engine.pid)
 
-    def ask(self, ask: Ask) -> None:
+    def generate(self, command: Generate) -> None:
         self.used_at = self.last_message_at = monotonic()
-        self.open.add(ask.id)
-        self._lines.put(_line(ask))
+        self.open.add(command.id)
+        self._lines.put(_line(command))
 
     def cancel(self, id: str) -> None:
         self.open.discard(id)
@@ -125,7 +133,7 @@ class ModelProcess:
     def _read(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
-                self._inbox.put(Message(self, News.validate_json(line)))
+                self._inbox.put(Message(self, EngineMessage.validate_json(line)))
         self._inbox.put(Message(self, None))
 
 

@@ -63,12 +63,12 @@ def write_all(database: Database, settings: Settings, claim: outbox.Claim, stopp
 
 def follow(
     database: Database, claim: outbox.Claim, sink: Sink, stopping: threading.Event
-) -> outbox.News | None:
+) -> outbox.NewMetrics | None:
     """The newest state; None if the claim was lost."""
     step, num_idle = sink.last_step, 0
     while True:
         with database.reading() as session:
-            found = outbox.news(session, claim.job_id, step)
+            found = outbox.new_metrics(session, claim.job_id, step)
         for row in found.rows:
             step = row["step"]
             sink.write(step, {name: value for name, value in row.items() if name != "step"})

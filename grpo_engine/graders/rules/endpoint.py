@@ -18,7 +18,7 @@ from grpo_engine.contract.records import Sample
 from grpo_engine.graders.base import Graded, RewardGrader
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.untrusted_json import read_graded
-from grpo_engine.outbound.addresses import Outside, RefusedUrl, check_url
+from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, check_url
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint
 from grpo_engine.outbound.signing import signature_headers
 from grpo_engine.outbound.web import NoAnswer, WebAnswer, check_headers, post_patiently
@@ -60,12 +60,12 @@ class Endpoint(RewardGrader):
             raise UnscorableError("other_error", str(error)) from None
 
     def _post(self, body: bytes, trace_id: str) -> WebAnswer:
-        url, outside = self.url or "", Outside.from_environment()
+        url, allowed_hosts = self.url or "", AllowedHosts.from_environment()
         headers = {"Content-Type": "application/json", **self.headers}
         secret = SecretStr(os.environ.get("GRPO_ENDPOINT_SECRET", ""))
         if self.endpoint is not None:
             operated = find_endpoint(self.endpoint)
-            url, outside, secret = operated.url, operated.outside, operated.secret or secret
+            url, allowed_hosts, secret = operated.url, operated.allowed_hosts, operated.secret or secret
             if operated.api_key is not None:
                 headers["Authorization"] = f"Bearer {operated.api_key.get_secret_value()}"
         if secret:
@@ -76,7 +76,7 @@ class Endpoint(RewardGrader):
             headers,
             timeout_seconds=self.timeout_seconds,
             max_retries=MAX_RETRIES,
-            outside=outside,
+            allowed_hosts=allowed_hosts,
         )
 
 

@@ -27,8 +27,8 @@ class Generation(Base):
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(64), index=True)
     model: Mapped[str] = mapped_column(String(512))
-    ask: Mapped[dict[str, Any]] = mapped_column(Document)
-    """`grpo_engine.serve.protocol.Ask`."""
+    request: Mapped[dict[str, Any]] = mapped_column(Document)
+    """`grpo_engine.serve.protocol.Generate`."""
     state: Mapped[str] = mapped_column(String(16))
     created_at: Mapped[float] = mapped_column(default=db_now())
     fence: Mapped[int] = mapped_column(default=0)

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 from grpo_engine.outbound import chat_client
-from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.outbound.operator_endpoints import EndpointError, find_endpoint, load_endpoints
 from tests.engine.graders.judges import KEY, NOW, Judge, error, score
 from tests.support.chat_server import ChatServer, Reply
@@ -102,7 +102,7 @@ def test_a_client_with_its_own_url_follows_the_policy(monkeypatch: pytest.Monkey
 
 def test_a_server_error_has_its_status() -> None:
     with ChatServer(lambda request: Reply(status=404)) as server:
-        client = chat_client.ChatClient(server.url, "m", outside=Outside(frozenset({server.host})))
+        client = chat_client.ChatClient(server.url, "m", allowed_hosts=AllowedHosts(frozenset({server.host})))
         with pytest.raises(chat_client.ChatServerError) as caught:
             client.complete([{"role": "user", "content": "x"}])
     assert caught.value.status == 404

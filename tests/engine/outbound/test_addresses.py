@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from grpo_engine.outbound.addresses import Outside, RefusedUrl, as_address, check_url, is_public
+from grpo_engine.outbound.addresses import AllowedHosts, RefusedUrl, as_address, check_url, is_public
 from grpo_engine.outbound.web import check_headers, post
 from tests.support.hostile_urls import ACCEPTED, REFUSED
 
@@ -28,16 +28,16 @@ def test_hostile_urls_are_refused_before_any_look_up_or_connection(listener: soc
     for url in REFUSED:
         url = url.replace("PORT", str(listener.getsockname()[1]))
         with pytest.raises(RefusedUrl):
-            check_url(url, outside=Outside())
+            check_url(url, allowed_hosts=AllowedHosts())
         with pytest.raises(RefusedUrl):
-            post(url, b"", {}, timeout_seconds=1, outside=Outside(), resolver=unused)
+            post(url, b"", {}, timeout_seconds=1, allowed_hosts=AllowedHosts(), resolver=unused)
     with pytest.raises(BlockingIOError):
         listener.accept()
 
 
 @pytest.mark.parametrize("url", ACCEPTED)
 def test_public_https_is_accepted(url: str) -> None:
-    check_url(url, outside=Outside())
+    check_url(url, allowed_hosts=AllowedHosts())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_name_with_a_private_address_is_refused_before_connecting(
                 b"",
                 {},
                 timeout_seconds=1,
-                outside=Outside(),
+                allowed_hosts=AllowedHosts(),
                 resolver=lambda host, port, found=found: found,  # type: ignore[misc]
             )
     with pytest.raises(BlockingIOError):

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.outbound.web import AnswerTooLong, NoAnswer, post
 from tests.support.chat_server import Recorded, Reply, ScriptedServer
 
 
 def ask(server: ScriptedServer, **options: object) -> object:
-    return post(server.url, b"{}", {}, timeout_seconds=5, outside=trusting(server), **options)  # type: ignore[arg-type]
+    return post(server.url, b"{}", {}, timeout_seconds=5, allowed_hosts=trusting(server), **options)  # type: ignore[arg-type]
 
 
-def trusting(server: ScriptedServer) -> Outside:
-    return Outside(frozenset({server.host}))
+def trusting(server: ScriptedServer) -> AllowedHosts:
+    return AllowedHosts(frozenset({server.host}))
 
 
 def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found() -> None:
@@ -32,9 +32,9 @@ def test_a_name_is_looked_up_once_and_the_connection_goes_to_the_address_found()
 
     with ScriptedServer(lambda recorded: "yes") as server:
         port = int(server.host.rpartition(":")[2])
-        outside = Outside(frozenset({f"judge.example:{port}"}))
+        allowed_hosts = AllowedHosts(frozenset({f"judge.example:{port}"}))
         url = f"http://judge.example:{port}/a?b=c"
-        answer = post(url, b"x", {}, timeout_seconds=5, outside=outside, resolver=changing)
+        answer = post(url, b"x", {}, timeout_seconds=5, allowed_hosts=allowed_hosts, resolver=changing)
     assert answer.body == b"yes"
     assert asked == [("judge.example", port)]
     assert server.requests[0].path == "/a?b=c"
@@ -49,7 +49,7 @@ def test_the_next_address_is_tried_if_the_first_does_not_answer() -> None:
             b"",
             {},
             timeout_seconds=5,
-            outside=Outside(frozenset({"judge.example"})),
+            allowed_hosts=AllowedHosts(frozenset({"judge.example"})),
             resolver=lambda host, port: ["::1", "127.0.0.1"],
         )
     assert answer.status == 200
@@ -57,7 +57,9 @@ def test_the_next_address_is_tried_if_the_first_does_not_answer() -> None:
 
 def test_a_host_that_the_operator_allows_may_be_private_and_plain_http() -> None:
     with ScriptedServer(lambda recorded: {"echo": recorded.body.decode()}) as server:
-        answer = post(server.url, b"hello", {"X-Mine": "1"}, timeout_seconds=5, outside=trusting(server))
+        answer = post(
+            server.url, b"hello", {"X-Mine": "1"}, timeout_seconds=5, allowed_hosts=trusting(server)
+        )
     assert (answer.status, answer.body) == (200, b'{"echo": "hello"}')
     assert answer.headers["content-type"] == "application/json"
     sent = server.requests[0].headers
@@ -69,8 +71,8 @@ def test_a_redirect_is_an_answer_and_is_not_followed(status: int) -> None:
     with ScriptedServer(lambda recorded: "inside") as inside:
         reply = Reply(status=status, headers={"Location": inside.url})
         with ScriptedServer(lambda recorded: reply) as server:
-            outside = Outside(frozenset({server.host, inside.host}))
-            answer = post(server.url, b"", {}, timeout_seconds=5, outside=outside)
+            allowed_hosts = AllowedHosts(frozenset({server.host, inside.host}))
+            answer = post(server.url, b"", {}, timeout_seconds=5, allowed_hosts=allowed_hosts)
     assert answer.status == status
     assert inside.requests == []
 
@@ -106,7 +108,7 @@ def test_silence_and_dripping_end_at_the_time_limit(reply: Reply) -> None:
     with ScriptedServer(lambda recorded: reply) as server:
         start = time.monotonic()
         with pytest.raises(NoAnswer, match=r"127\.0\.0\.1 did not answer within 0\.3 s"):
-            post(server.url, b"", {}, timeout_seconds=0.3, outside=trusting(server))
+            post(server.url, b"", {}, timeout_seconds=0.3, allowed_hosts=trusting(server))
         assert 0.25 < time.monotonic() - start < 2
 
 
@@ -126,9 +128,9 @@ def test_headers_that_drip_end_at_the_time_limit() -> None:
 
         thread = threading.Thread(target=drip)
         thread.start()
-        outside = Outside(frozenset({f"127.0.0.1:{port}"}))
+        allowed_hosts = AllowedHosts(frozenset({f"127.0.0.1:{port}"}))
         with pytest.raises(NoAnswer, match="did not answer within"):
-            post(f"http://127.0.0.1:{port}/", b"", {}, timeout_seconds=0.3, outside=outside)
+            post(f"http://127.0.0.1:{port}/", b"", {}, timeout_seconds=0.3, allowed_hosts=allowed_hosts)
         over.set()
         thread.join()
 
@@ -142,7 +144,14 @@ def test_a_server_that_hangs_up_or_is_missing_gives_no_answer() -> None:
     with pytest.raises(NoAnswer, match="refused"):
         ask(server)
     with pytest.raises(NoAnswer, match=r"nowhere\.invalid has no address"):
-        post("https://nowhere.invalid/", b"", {}, timeout_seconds=1, outside=Outside(), resolver=no_address)
+        post(
+            "https://nowhere.invalid/",
+            b"",
+            {},
+            timeout_seconds=1,
+            allowed_hosts=AllowedHosts(),
+            resolver=no_address,
+        )
 
 
 def no_address(host: str, port: int) -> list[str]:
@@ -179,7 +188,9 @@ def test_a_flood_of_any_part_of_an_answer_ends_within_the_time_limit(start: byte
         host = f"127.0.0.1:{server.getsockname()[1]}"
         begin = time.monotonic()
         with pytest.raises(NoAnswer):
-            post(f"http://{host}/", b"", {}, timeout_seconds=0.4, outside=Outside(frozenset({host})))
+            post(
+                f"http://{host}/", b"", {}, timeout_seconds=0.4, allowed_hosts=AllowedHosts(frozenset({host}))
+            )
         assert time.monotonic() - begin < 3
         thread.join()
 
@@ -197,7 +208,7 @@ def test_garbage_instead_of_http_gives_no_answer() -> None:
         thread.start()
         host = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(NoAnswer):
-            post(f"http://{host}/", b"", {}, timeout_seconds=5, outside=Outside(frozenset({host})))
+            post(f"http://{host}/", b"", {}, timeout_seconds=5, allowed_hosts=AllowedHosts(frozenset({host})))
         thread.join()
 
 
@@ -241,14 +252,16 @@ def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
     seen: list[str | None] = []
     with tls_server(certificate, seen) as server:
         port = server.host.rpartition(":")[2]
-        outside = Outside(frozenset({f"judge.example:{port}", f"other.example:{port}"}))
+        allowed_hosts = AllowedHosts(frozenset({f"judge.example:{port}", f"other.example:{port}"}))
 
         def to_the_server(host: str, port: int) -> list[str]:
             return ["127.0.0.1"]
 
         def fetch(host: str) -> bytes:
             url = f"https://{host}:{port}/"
-            return post(url, b"", {}, timeout_seconds=5, outside=outside, resolver=to_the_server).body
+            return post(
+                url, b"", {}, timeout_seconds=5, allowed_hosts=allowed_hosts, resolver=to_the_server
+            ).body
 
         assert fetch("judge.example") == f"judge.example:{port}".encode()
         with pytest.raises(NoAnswer, match="certificate verify failed"):
@@ -259,7 +272,14 @@ def test_over_tls_the_name_is_checked_while_the_connection_goes_to_the_address(
 
 def test_an_unknown_authority_is_refused(certificate: tuple[Path, Path]) -> None:
     with tls_server(certificate, []) as server:
-        outside = Outside(frozenset({"judge.example"}))
+        allowed_hosts = AllowedHosts(frozenset({"judge.example"}))
         url = f"https://judge.example:{server.host.rpartition(':')[2]}/"
         with pytest.raises(NoAnswer, match="certificate verify failed"):
-            post(url, b"", {}, timeout_seconds=5, outside=outside, resolver=lambda *_: ["127.0.0.1"])
+            post(
+                url,
+                b"",
+                {},
+                timeout_seconds=5,
+                allowed_hosts=allowed_hosts,
+                resolver=lambda *_: ["127.0.0.1"],
+            )

@@ -5,13 +5,13 @@ from email.utils import formatdate
 
 import pytest
 
-from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.addresses import AllowedHosts
 from grpo_engine.outbound.web import post_patiently
 from tests.support.chat_server import Reply, ScriptedServer
 
 
-def trusting(server: ScriptedServer) -> Outside:
-    return Outside(frozenset({server.host}))
+def trusting(server: ScriptedServer) -> AllowedHosts:
+    return AllowedHosts(frozenset({server.host}))
 
 
 def replies(*given: Reply) -> ScriptedServer:
@@ -27,7 +27,7 @@ NOW = {"Retry-After": "0"}
 def test_temporary_errors_are_retried(status: int) -> None:
     with replies(Reply(status=status, headers=NOW), Reply(status=status, headers=NOW)) as server:
         answer = post_patiently(
-            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, allowed_hosts=trusting(server)
         )
     assert (answer.body, len(server.requests)) == (b"fine", 3)
 
@@ -36,7 +36,7 @@ def test_temporary_errors_are_retried(status: int) -> None:
 def test_a_refusal_is_final(status: int) -> None:
     with replies(Reply(status=status)) as server:
         answer = post_patiently(
-            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, allowed_hosts=trusting(server)
         )
     assert (answer.status, len(server.requests)) == (status, 1)
 
@@ -45,7 +45,7 @@ def test_a_lost_connection_is_tried_again_after_a_pause() -> None:
     with replies(Reply(drop=True)) as server:
         start = time.monotonic()
         answer = post_patiently(
-            server.url, b"", {}, timeout_seconds=5, max_retries=1, outside=trusting(server)
+            server.url, b"", {}, timeout_seconds=5, max_retries=1, allowed_hosts=trusting(server)
         )
         assert 0.25 <= time.monotonic() - start < 2
     assert (answer.body, len(server.requests)) == (b"fine", 2)
@@ -54,7 +54,7 @@ def test_a_lost_connection_is_tried_again_after_a_pause() -> None:
 def test_after_the_last_retry_the_error_is_reported() -> None:
     with replies(*[Reply(status=503, headers=NOW)] * 5) as server:
         answer = post_patiently(
-            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, allowed_hosts=trusting(server)
         )
     assert (answer.status, len(server.requests)) == (503, 3)
 
@@ -66,7 +66,7 @@ def test_a_pause_beyond_the_time_limit_is_not_waited_for(asked: str) -> None:
     with replies(Reply(status=429, headers={"Retry-After": asked})) as server:
         start = time.monotonic()
         answer = post_patiently(
-            server.url, b"", {}, timeout_seconds=5, max_retries=2, outside=trusting(server)
+            server.url, b"", {}, timeout_seconds=5, max_retries=2, allowed_hosts=trusting(server)
         )
         assert time.monotonic() - start < 2
     assert (answer.status, len(server.requests)) == (429, 1)
@@ -76,6 +76,6 @@ def test_a_date_that_has_passed_and_nonsense_do_not_stop_the_retries() -> None:
     past = Reply(status=503, headers={"Retry-After": formatdate(0, usegmt=True)})
     with replies(past, Reply(status=503, headers={"Retry-After": "soon"})) as server:
         answer = post_patiently(
-            server.url, b"", {}, timeout_seconds=9, max_retries=2, outside=trusting(server)
+            server.url, b"", {}, timeout_seconds=9, max_retries=2, allowed_hosts=trusting(server)
         )
     assert (answer.body, len(server.requests)) == (b"fine", 3)

@@ -19,7 +19,7 @@ from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.serve.answering import Answering, Refused
-from grpo_engine.serve.protocol import Answer, Ask, News, ServedModel
+from grpo_engine.serve.protocol import Answer, EngineMessage, Generate, ServedModel
 from grpo_engine.serve.streaming import StreamingSampler
 from tests.engine.conftest import FAMILIES
 from tests.service.embedded import ROOT
@@ -33,7 +33,7 @@ def answering(model_folder: Callable[[str], Path]) -> Answering:
 
 
 def answers(model: Answering, **given: Any) -> list[Answer]:
-    asked = Ask(id="a", **({"messages": HELLO} if "prompt" not in given else {}) | given)
+    asked = Generate(id="a", **({"messages": HELLO} if "prompt" not in given else {}) | given)
     with torch.no_grad(), model.policy.sampling():
         return list(model.answer(asked))
 
@@ -154,7 +154,7 @@ class Served:
         self.process.stdin.flush()
 
     def heard(self) -> Any:
-        return News.validate_json(self.answers.readline())
+        return EngineMessage.validate_json(self.answers.readline())
 
     def close(self) -> tuple[int, str]:
         """Exit status and output."""
@@ -182,10 +182,12 @@ def test_the_process_takes_turns_drops_cancelled_requests_and_survives_failed_on
 ) -> None:
     served = serve(model_folder("qwen3"))
     assert served.heard().type == "loaded"
-    served.tell({"type": "ask", "id": "long", "prompt": "1", "max_tokens": 500, "seed": 1, "n": 4})
+    served.tell({"type": "generate", "id": "long", "prompt": "1", "max_tokens": 500, "seed": 1, "n": 4})
     served.heard()
-    served.tell({"type": "ask", "id": "wrong", "messages": [{"role": "user", "content": {"un": "heard"}}]})
-    served.tell({"type": "ask", "id": "short", "prompt": "secret", "max_tokens": 3, "temperature": 0})
+    served.tell(
+        {"type": "generate", "id": "wrong", "messages": [{"role": "user", "content": {"un": "heard"}}]}
+    )
+    served.tell({"type": "generate", "id": "short", "prompt": "secret", "max_tokens": 3, "temperature": 0})
     last: dict[str, Answer] = {}
     while not {"wrong", "short"} <= last.keys():
         answer = served.heard()
@@ -195,7 +197,7 @@ def test_the_process_takes_turns_drops_cancelled_requests_and_survives_failed_on
     assert last["wrong"].refusal is not None
     assert last["wrong"].refusal.code in ("engine_error", "invalid_messages")
     served.tell({"type": "cancel", "id": "long"})
-    served.tell({"type": "ask", "id": "next", "prompt": "1", "max_tokens": 1})
+    served.tell({"type": "generate", "id": "next", "prompt": "1", "max_tokens": 1})
     while served.heard().id != "next":
         pass
     status, printed = served.close()

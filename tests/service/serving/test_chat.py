@@ -230,7 +230,9 @@ def test_a_tenant_has_at_most_the_allowed_chat_requests(
 ) -> None:
     with database.transaction() as session:
         session.add_all(
-            Generation(id=f"chatcmpl-{n}", tenant="tenant-a", model="elsewhere", ask={}, state="generating")
+            Generation(
+                id=f"chatcmpl-{n}", tenant="tenant-a", model="elsewhere", request={}, state="generating"
+            )
             for n in range(settings.max_chats)
         )
     body = {"model": "tiny", "messages": HELLO}

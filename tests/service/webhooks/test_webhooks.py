@@ -13,7 +13,7 @@ from openai.types.webhooks import WebhookEndpointTestResult
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from grpo_engine.outbound.addresses import Outside
+from grpo_engine.outbound.addresses import AllowedHosts
 from service.platform.db import Database
 from service.platform.tables.core import AuditEntry
 from service.platform.tables.webhooks import WebhookDelivery, WebhookEndpoint
@@ -241,7 +241,7 @@ def test_no_hostile_url_is_registered_or_sent_to(
         path = WEBHOOKS if next(numbers) % 2 else f"{WEBHOOKS}/{webhook_id}"
         body = {"url": url} | ({"event_types": [SUCCEEDED]} if path == WEBHOOKS else {})
         assert error_of(client.post(path, json=body))["param"] == "url", url
-        attempt = sending.send(*delivery_to(url), Outside())
+        attempt = sending.send(*delivery_to(url), AllowedHosts())
         assert (attempt.status_code, bool(attempt.error)) == (None, True), url
     with pytest.raises(BlockingIOError):
         listener.accept()

@@ -224,7 +224,7 @@ def test_prompts_and_answers_are_not_logged(
 def test_a_stale_claim_writes_nothing(database: Database) -> None:
     with database.transaction() as session:
         waiting = GenerationState.WAITING.value
-        session.add(Generation(id="one", tenant="a", model="tiny", ask={}, state=waiting))
+        session.add(Generation(id="one", tenant="a", model="tiny", request={}, state=waiting))
     with database.transaction() as session:
         claimed = repository.claim(session, "worker", 60)
         assert claimed is not None
@@ -242,7 +242,7 @@ def test_a_stale_claim_writes_nothing(database: Database) -> None:
 
 def test_old_requests_are_deleted(database: Database) -> None:
     with database.transaction() as session:
-        session.add(Generation(id="old", tenant="a", model="tiny", ask={}, state="done", created_at=1.0))
+        session.add(Generation(id="old", tenant="a", model="tiny", request={}, state="done", created_at=1.0))
         session.add(ChatWorker(name="gone", is_training=False, seen_at=1.0))
         session.flush()
         repository.announce(session, "new", is_training=False)

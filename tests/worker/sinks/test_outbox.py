@@ -72,7 +72,7 @@ def test_an_expired_claim_can_be_taken_over_and_its_holder_writes_nothing(databa
 def test_the_newest_step_of_a_running_job_is_withheld(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     with database.reading() as session:
-        found = outbox.news(session, job_id, -1)
+        found = outbox.new_metrics(session, job_id, -1)
     assert [row["step"] for row in found.rows] == [0, 1, 2]
     assert found.rows[0] == {"step": 0, "eval/reward": BASELINE["baseline"]["reward"]}
     assert not found.is_over
@@ -84,7 +84,7 @@ def test_the_newest_step_of_a_finished_job_is_sent(database: Database, state: Jo
     job_id = add_job(database, TENSORBOARD, steps=3)
     end(database, job_id, state)
     with database.reading() as session:
-        found = outbox.news(session, job_id, 1)
+        found = outbox.new_metrics(session, job_id, 1)
     assert [row["step"] for row in found.rows] == [2, 3]
     assert found.is_over
 
@@ -93,7 +93,7 @@ def test_a_paused_job_is_at_rest(database: Database) -> None:
     job_id = add_job(database, TENSORBOARD, steps=3)
     end(database, job_id, JobState.PAUSED)
     with database.reading() as session:
-        assert outbox.news(session, job_id, 2).is_at_rest
+        assert outbox.new_metrics(session, job_id, 2).is_at_rest
 
 
 def test_a_long_history_is_read_in_parts(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_long_history_is_read_in_parts(database: Database, monkeypatch: pytest
     steps, after = [], 0
     for _ in range(2):
         with database.reading() as session:
-            found = outbox.news(session, job_id, after)
+            found = outbox.new_metrics(session, job_id, after)
         steps.append([row["step"] for row in found.rows])
         after = steps[-1][-1]
     assert steps == [[1, 2, 3, 4], [5, 6]]
