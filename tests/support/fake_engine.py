@@ -121,6 +121,7 @@ class FakeEngine:
         merged.mkdir()
         for path in Path(self.config.model.adapter or self.config.model.path).glob("*"):
             (merged / path.name).write_bytes(path.read_bytes())
+        fault_point("export.saved")
         self._emit(Exported(path="merged"))
         return 0
 
