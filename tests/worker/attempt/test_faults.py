@@ -3,18 +3,19 @@
 import os
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
+from sqlalchemy import update
 
 from service.jobs.store import queue
 from service.platform.db import Database
 from service.platform.storage import Storage
+from service.platform.tables.core import Job
 from service.settings import Settings
 from tests.support.servers import wait_until
-from tests.worker.conftest import Processes, engine_pids
+from tests.worker.conftest import Process, Processes, engine_pids
 from tests.worker.jobs import read_job
 from tests.worker.outcomes import expected_weights, messages, metric_steps, weights
 
@@ -46,7 +47,12 @@ def slow_first_attempt(seconds: float = 0.3) -> dict[str, object]:
     return {"1": {"step_seconds": seconds}}
 
 
-def freeze(worker: subprocess.Popen[bytes], database: Database) -> None:
+def expire_lease(database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(Job).values(lease_expires_at=1))
+
+
+def freeze(worker: Process, database: Database) -> None:
     """Send SIGSTOP while the process holds no lock: SQLite has no server that would release it."""
 
     def is_frozen() -> bool:
@@ -76,7 +82,7 @@ def test_another_worker_finishes_the_job_of_a_killed_one(
     submit: Submit,
     wait_for: WaitFor,
 ) -> None:
-    job_id = submit(slow_first_attempt())
+    job_id = submit({"1": {"hang_at": 6}})
     first = processes.start_worker()
     wait_for(job_id, checkpoint_step=5)
     first.kill()
@@ -136,6 +142,7 @@ def test_a_frozen_worker_changes_nothing_after_it_wakes(
     zombie = processes.start_worker()
     wait_for(job_id, step=2)
     freeze(zombie, database)
+    expire_lease(database)
     processes.start_worker()
     wait_for(job_id, state="succeeded")
     done = read_job(database, job_id)
@@ -149,12 +156,13 @@ def test_a_frozen_worker_changes_nothing_after_it_wakes(
 def test_a_cancelled_job_of_a_dead_worker_is_cancelled(
     database: Database, processes: Processes, submit: Submit, wait_for: WaitFor
 ) -> None:
-    job_id = submit({"*": {"step_seconds": 0.3}})
+    job_id = submit({"*": {"hang_at": 1}})
     first = processes.start_worker()
     wait_for(job_id, phase="training")
     first.kill()
     with database.transaction() as session:
         queue.request_cancel(session, "acme", job_id)
+    expire_lease(database)
     processes.start_worker()
     wait_for(job_id, state="cancelled")
 

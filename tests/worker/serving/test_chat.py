@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.service.serving.answering import FAKE, answering, num_generations, nu
 from tests.service.serving.processes import serving
 from tests.support.servers import wait_until
 from tests.support.waiting import is_alive, talking_engines
-from tests.worker.conftest import Processes
+from tests.worker.conftest import Process, Processes
 from tests.worker.jobs import insert_job
 from worker.serving.chat import only_one
 
@@ -60,10 +59,10 @@ def http(settings: Settings, database: Database) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def start(processes: Processes, database: Database) -> Callable[[], subprocess.Popen[bytes]]:
+def start(processes: Processes, database: Database) -> Callable[[], Process]:
     """A running `python -m worker.serving.chat`, ready to answer."""
 
-    def start() -> subprocess.Popen[bytes]:
+    def start() -> Process:
         process = processes.start("-m", "worker.serving.chat")
         wait_until(lambda: num_workers(database), 30, "the worker answers")
         return process
@@ -106,7 +105,7 @@ def samplers() -> list[int]:
 
 
 def test_a_killed_worker_ends_its_streams_and_its_sampler(
-    http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]], database: Database
+    http: httpx.Client, start: Callable[[], Process], database: Database
 ) -> None:
     worker = start()
     with started_stream(http) as events:
@@ -121,7 +120,7 @@ def test_a_killed_worker_ends_its_streams_and_its_sampler(
 
 @on_sqlite
 def test_a_stopping_worker_ends_its_streams_with_an_error(
-    http: httpx.Client, start: Callable[[], subprocess.Popen[bytes]]
+    http: httpx.Client, start: Callable[[], Process]
 ) -> None:
     worker = start()
     with started_stream(http) as events:
