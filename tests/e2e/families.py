@@ -1,19 +1,19 @@
-"""Small tasks for every kind of reinforcement job: rows to imitate, rows to train on, and the job's method.
+"""Small tasks for every kind of reinforcement job, and the rows from which one model learns to try them all.
 
-Each initial model has learned right and wrong answers, so its groups have signal.
+It learns right and wrong answers to each task, so that its groups have signal.
 """
 
 import itertools
 import json
-import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_engine.training.self_distillation import feedback_text
 
 Row = dict[str, Any]
 
+SUPERVISED_STEPS = 360
 PYTHON_STEP = r'''
 import re
 
@@ -32,6 +32,15 @@ GRPO = {
     "lora": {"rank": 8, "alpha": 16},
     "eval_interval": 1000,
 }
+TRIPLES = tuple(itertools.product(range(1, 4), repeat=3))
+FACTORS = tuple(itertools.product(range(2, 6), repeat=2))
+ADDENDS = tuple(itertools.product(range(5), repeat=2))
+OPERATORS: dict[str, tuple[str, Callable[[int, int], int]]] = {
+    "plus": ("+", lambda a, b: a + b),
+    "minus": ("-", lambda a, b: a - b),
+    "times": ("*", lambda a, b: a * b),
+}
+OPERATIONS = tuple(itertools.product(OPERATORS, range(1, 5)))
 
 
 @dataclass(frozen=True)
@@ -39,12 +48,8 @@ class Task:
     imitated: list[Row]
     """Rows of the supervised job: right and wrong answers."""
     rows: list[Row]
-    held_out: list[Row]
+    """To train on and to evaluate."""
     method: dict[str, Any]
-    supervised_steps: int = 250
-    points: float = 10.0
-    """Required gain of the held-out reward, in hundredths."""
-    needs: dict[str, Any] = field(default_factory=dict)
 
 
 def user(text: str, **item: Any) -> Row:
@@ -57,106 +62,80 @@ def answered(row: Row, *turns: tuple[str, str]) -> Row:
     return {"messages": [*row["messages"], *further]}
 
 
+def replies(row: Row, *texts: str) -> Iterable[Row]:
+    return (answered(row, ("assistant", text)) for text in texts)
+
+
 def method(grader: Row, hyperparameters: Row, **fields: Any) -> Row:
     settings = {"grader": grader, **fields, "hyperparameters": {**GRPO, **hyperparameters}}
     return {"type": "reinforcement", "reinforcement": settings}
 
 
-def split(rows: Iterable[Row], held_out: int, seed: int) -> tuple[list[Row], list[Row]]:
-    shuffled = list(rows)
-    random.Random(seed).shuffle(shuffled)
-    return shuffled[held_out:], shuffled[:held_out]
-
-
-def process_task(seed: int = 0) -> Task:
+def process_task() -> Task:
     """Add three digits in two lines; the model makes mistakes in both, and each line is rewarded."""
-    drawn = random.Random(seed)
-
-    def lines(a: int, b: int, c: int) -> str:
-        first = a + b + (drawn.random() < 0.5)
-        return f"{a}+{b}={first}\n{first}+{c}={first + c + (drawn.random() < 0.5)}"
-
-    triples = list(itertools.product(range(1, 6), repeat=3))
-    train, held_out = split([user(f"{a}+{b}+{c}") for a, b, c in triples], 24, seed)
-    imitated = [answered(user(f"{a}+{b}+{c}"), ("assistant", lines(a, b, c))) for a, b, c in triples * 6]
+    imitated = []
+    for a, b, c in TRIPLES:
+        for first, wrong in itertools.product((a + b, a + b + 1), (0, 1)):
+            lines = f"{a}+{b}={first}\n{first}+{c}={first + c + wrong}"
+            imitated += replies(user(f"{a}+{b}+{c}"), lines)
     grader = {
         "type": "process",
         "splitter": "lines",
         "grader": {"type": "python", "source": PYTHON_STEP},
     }
-    hyperparameters = {"advantage": "process", "n_steps": 8, "max_completion_tokens": 14}
-    return Task(imitated, train, held_out, method(grader, hyperparameters))
+    hyperparameters = {"advantage": "process", "n_steps": 14, "max_completion_tokens": 14}
+    return Task(imitated, [user(f"{a}+{b}+{c}") for a, b, c in TRIPLES], method(grader, hyperparameters))
 
 
-def tool_task(seed: int = 0) -> Task:
-    """Products that the model gets wrong, unless it uses the interpreter, which it rarely does at first."""
-    pairs = list(itertools.product(range(2, 10), repeat=2))
+def tool_task() -> Task:
+    """Products that the model gets wrong unless it uses the interpreter, which it seldom does at first."""
     imitated = []
-    for index, (a, b) in enumerate(pairs * 10):
+    for a, b in FACTORS:
         call = json.dumps({"name": "python", "arguments": {"code": f"print({a}*{b})"}})
-        question = user(f"{a}*{b}")
-        called = ("assistant", f"<tool_call>{call}</tool_call>")
-        imitated.append(answered(question, called, ("tool", str(a * b)), ("assistant", str(a * b))))
-        imitated.append(answered(question, called if index % 5 < 2 else ("assistant", str(a * b + 1))))
-    train, held_out = split([user(f"{a}*{b}", answer=str(a * b)) for a, b in pairs], 24, seed)
-    return Task(
-        imitated,
-        train,
-        held_out,
-        method(
-            {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}"}
-            | {"reference": "{{item.answer}}"},
-            {
-                "n_steps": 6,
-                "max_completion_tokens": 100,
-                "max_turns": 3,
-                "temperature": 0.7,
-                "learning_rate": 2e-3,
-            },
-            tools=[{"type": "python"}],
-        ),
-        supervised_steps=450,
-    )
-
-
-def code_task(seed: int = 0) -> Task:
-    """Functions of a number, graded by tests; the model mostly adds, whatever the task."""
-    drawn = random.Random(seed)
-    operators: dict[str, tuple[str, Callable[[int, int], int]]] = {
-        "plus": ("+", lambda a, b: a + b),
-        "minus": ("-", lambda a, b: a - b),
-        "times": ("*", lambda a, b: a * b),
+        question, called, found = user(f"{a}*{b}"), f"<tool_call>{call}</tool_call>", str(a * b)
+        result = answered(question, ("assistant", called), ("tool", found), ("assistant", found))
+        wrong = str(a * b + 1)
+        imitated += [*[result] * 4, *replies(question, *[called] * 4, *[wrong] * 6)]
+    grader = {"type": "string_check", "operation": "eq"}
+    grader |= {"input": "{{sample.output_text}}", "reference": "{{item.answer}}"}
+    hyperparameters = {
+        "n_steps": 12,
+        "prompts_per_step": 4,
+        "group_size": 6,
+        "max_completion_tokens": 100,
+        "max_turns": 3,
+        "temperature": 0.7,
+        "learning_rate": 2e-3,
     }
+    rows = [user(f"{a}*{b}", answer=str(a * b)) for a, b in FACTORS]
+    return Task(imitated, rows, method(grader, hyperparameters, tools=[{"type": "python"}]))
+
+
+def code_task() -> Task:
+    """Functions of a number, graded by tests; the model mostly adds, whatever the task."""
     rows, imitated = [], []
-    for word, (symbol, function) in operators.items():
-        for number in range(1, 6):
-            question = f"x {word} {number}"
-            calls = [{"call": "f", "args": [x], "expected": function(x, number)} for x in (3, 11)]
-            rows.append(user(question, tests=calls))
-            for _ in range(12):
-                chosen = symbol if drawn.random() < 0.4 else "+"
-                code = f"def f(x): return x{chosen}{number}"
-                imitated.append(answered(user(question), ("assistant", code)))
+    for word, number in OPERATIONS:
+        symbol, function = OPERATORS[word]
+        calls = [{"call": "f", "args": [x], "expected": function(x, number)} for x in (3, 11)]
+        question = user(f"x {word} {number}", tests=calls)
+        rows.append(question)
+        code = "def f(x): return x{}{}"
+        texts = [code.format(symbol, number)] * 2 + [code.format("+", number)] * 3
+        imitated += replies(question, *texts)
     grader = {"type": "code_tests", "tests": "{{item.tests}}", "timeout_seconds": 2}
-    hyperparameters = {"n_steps": 5, "prompts_per_step": 6, "max_completion_tokens": 32}
-    return Task(imitated, rows, rows, method(grader, hyperparameters), supervised_steps=400)
+    hyperparameters = {"n_steps": 7, "prompts_per_step": 4, "group_size": 6, "max_completion_tokens": 32}
+    return Task(imitated, rows, method(grader, hyperparameters))
 
 
-def sums(seed: int, wrong: float) -> tuple[list[Row], list[Row], list[Row]]:
-    """Supervised rows with this share of off-by-one sums, and rows to train on."""
-    drawn = random.Random(seed)
-    pairs = list(itertools.product(range(10), repeat=2))
-    rows = [user(f"{a}+{b}=", answer=str(a + b), question=f"{a}+{b}") for a, b in pairs]
-    imitated = [
-        answered(row, ("assistant", str(int(row["answer"]) + (drawn.random() < wrong)))) for row in rows * 8
-    ]
-    train, held_out = split(rows, 40, seed)
-    return imitated, train, held_out
+def sums() -> list[Row]:
+    return [user(f"{a}+{b}=", answer=str(a + b), question=f"{a}+{b}") for a, b in ADDENDS]
 
 
-def judge_task(seed: int = 0) -> Task:
-    """Sums that another model judges behind an OpenAI-compatible endpoint."""
-    imitated, train, held_out = sums(seed, wrong=0.6)
+def judge_task() -> Task:
+    """Sums that another model judges behind an OpenAI-compatible endpoint; the model is mostly off by one."""
+    imitated = []
+    for row, (a, b) in zip(sums(), ADDENDS, strict=True):
+        imitated += replies(row, *[str(a + b)] * 3, *[str(a + b + 1)] * 5)
     grader = {
         "type": "score_model",
         "endpoint": "judge",
@@ -164,20 +143,17 @@ def judge_task(seed: int = 0) -> Task:
         "input": [{"role": "user", "content": "{{item.question}}={{sample.output_text}}"}],
         "range": [0, 1],
     }
-    return Task(imitated, train, held_out, method(grader, {"n_steps": 10, "max_completion_tokens": 4}))
+    return Task(imitated, sums(), method(grader, {"n_steps": 15, "max_completion_tokens": 4}))
 
 
-def distillation_task(seed: int = 0) -> Task:
-    """Sums that the model gets wrong unless its prompt has a correction, which is distilled into it."""
-    imitated, train, held_out = sums(seed, wrong=0.6)
-    drawn = random.Random(seed)
-    for _ in range(8):
-        for row in train + held_out:
-            answer = int(row["answer"])
-            found = answer + drawn.choice((-1, 1, 2))
-            message = feedback_text(f"expected {answer}, found {found}", "")
-            told = HINT.format(prompt=row["messages"][-1]["content"], feedback=message)
-            imitated.append(answered(user(told), ("assistant", str(answer))))
+def distillation_task() -> Task:
+    """The same sums: right where the prompt has a correction, which is distilled into the model."""
+    imitated = []
+    for row, (a, b) in zip(sums(), ADDENDS, strict=True):
+        for found in (a + b + 1, a + b + 1, a + b - 1, a + b + 2):
+            feedback = feedback_text(f"expected {a + b}, found {found}", "")
+            corrected = HINT.format(prompt=row["messages"][0]["content"], feedback=feedback)
+            imitated += replies(user(corrected), str(a + b))
     distillation = {"weight": 1.0, "feedback": "grader", "alone": True, "template": HINT}
     hyperparameters = {
         "n_steps": 10,
@@ -187,13 +163,13 @@ def distillation_task(seed: int = 0) -> Task:
         "self_distillation": distillation,
     }
     grader = {"type": "numeric", "reference": "{{item.answer}}"}
-    return Task(imitated, train, held_out, method(grader, hyperparameters), supervised_steps=600)
+    return Task(imitated, sums(), method(grader, hyperparameters))
 
 
-TASKS: dict[str, Callable[[], Task]] = {
-    "process": process_task,
-    "tool": tool_task,
-    "code_tests": code_task,
-    "judge": judge_task,
-    "self_distillation": distillation_task,
+TASKS = {
+    "process": process_task(),
+    "tool": tool_task(),
+    "code_tests": code_task(),
+    "judge": judge_task(),
+    "self_distillation": distillation_task(),
 }
