@@ -2,7 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,27 @@ import pytest
 
 from examples.arithmetic import make_rows, write_jsonl
 from examples.tiny_model import make_model
+from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.service.embedded import Up, grpo_job, grpo_up, processes_of
 from tests.support.servers import is_ok, wait_until
 
 pytestmark = pytest.mark.slow
 
-STEPS = 24
+STEPS = 9
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
-SHORT_LEASE = {
+SETTINGS = {
+    "GRPO_ENGINE_MODULE": "grpo_engine",
+    "GRPO_WARM_ENGINE": "0",
+    # once: the engine dies after step 5, and the worker when it has published step 6
+    "GRPO_FAULT": "step.trained:kill@5, checkpoint.published:kill@2",
     "GRPO_LEASE_SECONDS": "20",
     "GRPO_SELF_FENCE_SECONDS": "15",
     "GRPO_HEARTBEAT_SECONDS": "2",
     "GRPO_SWEEP_SECONDS": "1",
     "GRPO_RETRY_BACKOFF_SECONDS": "0.2",
 }
-"""Seconds until the job of a killed worker can be claimed."""
+"""A short lease: the job of a killed worker can be claimed soon."""
 
 
 def pids_of(home: Path, *words: str) -> list[int]:
@@ -49,33 +56,46 @@ def kill(home: Path, *words: str) -> None:
     os.kill(pids_of(home, *words)[0], signal.SIGKILL)
 
 
-def run(
-    folder: Path, disturb: Callable[[Up, Client, str], None], **more: str
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run a GRPO job through `grpo up`. Returns the finished job and its metrics without timings."""
+@dataclass
+class Service:
+    """A running `grpo up` with an uploaded dataset."""
+
+    up: Up
+    client: Client
+    file_id: str
+
+    def submit(self) -> str:
+        body = grpo_job(self.file_id, steps=STEPS)
+        reinforcement = body["method"]["reinforcement"]
+        reinforcement["grader"] = {"type": "format", "pattern": "[0-9]", "match": "search"}
+        reinforcement["hyperparameters"] |= {"checkpoint_interval": 3, "learning_rate": 1e-3}
+        return str(self.client.create(JOBS, body)["id"])
+
+    def end_of(self, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The finished job and its metrics without timings."""
+        job = watch_job(self.client, job_id)
+        metrics = self.client.get(f"{JOBS}/{job_id}/metrics")["data"]
+        return job, [
+            {key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in metrics
+        ]
+
+    def kill_api(self) -> None:
+        kill(self.up.home, "service.app:create_app")
+        wait_until(lambda: is_ok(f"{self.up.url}/readyz"), seconds=60)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Service]:
+    """No process is left at the end of the block."""
     make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
     rows = write_jsonl(folder / "train.jsonl", make_rows(64, 1, left=range(10), right=range(10), seed=2)[0])
-    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", **(SHORT_LEASE | more)) as up:
+    (folder / "marks").mkdir()
+    with grpo_up(folder / "home", **SETTINGS, GRPO_FAULT_MARKS=str(folder / "marks")) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
-            body = grpo_job(client.upload(rows)["id"], steps=STEPS)
-            body["method"]["reinforcement"]["grader"] = {
-                "type": "format",
-                "pattern": "[0-9]",
-                "match": "search",
-            }
-            body["method"]["reinforcement"]["hyperparameters"] |= {
-                "checkpoint_interval": 3,
-                "learning_rate": 1e-3,
-            }
-            job_id = client.create(JOBS, body)["id"]
-            disturb(up, client, job_id)
-            wait_until(lambda: up.job(job_id)["status"] in ("succeeded", "failed"), seconds=240)
-            metrics = client.get(f"{JOBS}/{job_id}/metrics")["data"]
-            job = up.job(job_id)
+            yield Service(up, client, client.upload(rows)["id"])
         assert pids_of(up.home, "grpo_engine") == []
     assert processes_of(folder / "home") == []
-    return job, [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in metrics]
 
 
 def adapter_sha256(job: dict[str, Any]) -> str:
@@ -83,25 +103,19 @@ def adapter_sha256(job: dict[str, Any]) -> str:
     return str(found)
 
 
-def kill_everything_once(up: Up, client: Client, job_id: str) -> None:
-    def at_step(step: int) -> None:
-        wait_until(lambda: up.job(job_id)["progress"]["step"] >= step, seconds=120)
-
-    at_step(4)
-    kill(up.home, "grpo_engine")
-    at_step(10)
-    kill(up.home, "-m", "worker")
-    kill(up.home, "service.app:create_app")
-    wait_until(lambda: is_ok(f"{up.url}/readyz"), seconds=60)
-    at_step(16)
-    kill(up.home, "grpo_engine")
-
-
 def test_a_job_with_killed_engine_worker_and_api_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    whole, expected = run(tmp_path / "whole", lambda up, client, job_id: None, GRPO_WARM_ENGINE="0")
-    killed, found = run(tmp_path / "killed", kill_everything_once)
+    with running(tmp_path) as service:
+        job_id = service.submit()
+        wait_until((tmp_path / "marks" / "checkpoint.published").exists, 120, "the worker is killed")
+        service.kill_api()
+        killed, found = service.end_of(job_id)
+        assert {path.name for path in (tmp_path / "marks").iterdir()} == {
+            "step.trained",
+            "checkpoint.published",
+        }
+        whole, expected = service.end_of(service.submit())
     assert (whole["status"], whole["attempt"]) == ("succeeded", 1)
-    assert (killed["status"], killed["attempt"]) == ("succeeded", 4)
+    assert (killed["status"], killed["attempt"]) == ("succeeded", 3)
     assert [row["step"] for row in found] == list(range(1, STEPS + 1))
     assert found == expected
     assert adapter_sha256(killed) == adapter_sha256(whole)

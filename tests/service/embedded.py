@@ -53,7 +53,6 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "GRPO_HOME": str(home),
         "GRPO_ENGINE_MODULE": "tests.support.fake_engine",
-        "GRPO_POLL_SECONDS": "0.1",
         **more,
     }
 
