@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.e2e.production import Production
+from tests.e2e.production.deployment import Production
 from tests.support.servers import Postgres, Redis
 
 DOWN_SECONDS = (0.0, 4.0)

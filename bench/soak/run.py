@@ -33,7 +33,7 @@ from service.platform.db import Database, connect
 from service.platform.storage import open_storage
 from service.platform.tables.core import Job
 from service.settings import Settings
-from tests.e2e.production import Production, production
+from tests.e2e.production.deployment import Production, production
 from tests.service.embedded import grpo_job, processes_of, write_rows
 from tests.support.servers import Postgres, Redis, wait_until
 

@@ -13,8 +13,8 @@ import psycopg
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from service.platform.tables.core import Base
-from tests.e2e.production import Production, production
-from tests.service.embedded import grpo_job, run_grpo
+from tests.e2e.production.deployment import Production, production
+from tests.service.embedded import call_grpo, grpo_job
 from tests.support.moto import Moto
 from tests.support.servers import Postgres, Redis, wait_until
 
@@ -92,7 +92,7 @@ def deployment(
 
 def story(running: Production, postgres: Postgres, redis: Redis, store_url: str, rows: Path) -> Output:
     """In order: refused requests, a missing bucket, a job, a bug, unavailable servers."""
-    created = run_grpo("keys", "create", "--tenant", "acme", environment=running.environment)
+    created = call_grpo("keys", "create", "--tenant", "acme", environment=running.environment)
     key = created.stdout.strip()
     names = {"database": DATABASE, "broker": BROKER, "store": STORE, "endpoint": ENDPOINT_KEY, "query": QUERY}
     names |= {"scheme": OTHER_SCHEME, "signature": SIGNATURE, "key": key.rsplit("_", 1)[1]}
@@ -198,7 +198,7 @@ def _settings_that_cannot_be(running: Production, output: Output) -> None:
 
 
 def _fails(running: Production, output: Output, *arguments: str, **changed: str) -> None:
-    done = run_grpo(*arguments, environment={**running.environment, **changed})
+    done = call_grpo(*arguments, environment={**running.environment, **changed})
     assert done.returncode == 1, (arguments, done.stdout, done.stderr)
     output.add("cli", done.stdout, done.stderr)
 

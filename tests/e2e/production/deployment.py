@@ -18,7 +18,7 @@ import yaml
 
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import Client
-from tests.service.embedded import ROOT, environment, run_grpo
+from tests.service.embedded import ROOT, call_grpo, environment
 from tests.support.servers import Postgres, Redis, answer_of, free_port, wait_until
 
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
@@ -33,6 +33,8 @@ class Production:
     port: int
     environment: dict[str, str] = field(repr=False)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    log_starts: dict[str, int] = field(default_factory=dict)
+    """Name → size of its log when it was started last."""
 
     @property
     def url(self) -> str:
@@ -46,6 +48,7 @@ class Production:
         here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8000": f"--port={self.port}"}
         program, *arguments = (here.get(word, word) for word in SERVICES[name]["command"])
         with self.log(alias or name).open("ab") as log:
+            self.log_starts[alias or name] = log.tell()
             self.running[alias or name] = subprocess.Popen(
                 [str(Path(sys.executable).with_name(program)), *arguments],
                 env=self.environment,
@@ -59,6 +62,10 @@ class Production:
 
     def log(self, name: str) -> Path:
         return self.home / f"{name}.log"
+
+    def output(self, name: str) -> str:
+        """What it has logged since its last start."""
+        return self.log(name).read_bytes()[self.log_starts[name] :].decode()
 
     def stop(self, name: str) -> int:
         """Send SIGTERM, like `docker stop`. Returns the exit code."""
@@ -88,7 +95,7 @@ class Production:
 
     def key(self) -> str:
         """Create an API key of tenant `acme`."""
-        created = run_grpo("keys", "create", "--tenant", "acme", environment=self.environment)
+        created = call_grpo("keys", "create", "--tenant", "acme", environment=self.environment)
         assert created.returncode == 0, created.stderr
         return created.stdout.strip()
 
@@ -111,7 +118,7 @@ def production(home: Path, model: Path, postgres_url: str, redis: Redis, **more:
         "GRPO_MODELS": str(catalogue),
     }
     env = environment(home, **(usual | more))
-    migrated = run_grpo(*SERVICES["migrate"]["command"][1:], environment=env)
+    migrated = call_grpo(*SERVICES["migrate"]["command"][1:], environment=env)
     assert migrated.returncode == 0, migrated.stderr
     deployment = Production(home, free_port(), env)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The production deployment with its artifacts in S3: PostgreSQL, Redis, a Celery worker and a bucket."""
+"""Artifacts of the production deployment in its bucket: a checkpoint of a lost worker, results, no secret."""
 
 import hashlib
 import tarfile
@@ -9,46 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from examples.tiny_model import make_model
 from service.cli.http.client import JOBS
-from tests.e2e.production import Production, empty_database, production
+from tests.e2e.production.deployment import Production
 from tests.service.embedded import grpo_job, write_rows
-from tests.support.moto import Moto
-from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket, new_bucket
+from tests.support.s3 import SECRET, SESSION_TOKEN, Bucket
 from tests.support.s3_proxy import CUT, pass_all, strike
-from tests.support.servers import Postgres, Redis, wait_until
+from tests.support.servers import wait_until
 from tests.worker.outcomes import expected_weights
 
-LOST_WORKER = {
-    "GRPO_LEASE_SECONDS": "6",
-    "GRPO_SELF_FENCE_SECONDS": "5",
-    "GRPO_HEARTBEAT_SECONDS": "0.5",
-    "GRPO_SWEEP_SECONDS": "0.5",
-    "GRPO_RETRY_BACKOFF_SECONDS": "0.2",
-}
 STEPS = 60
 FILES = "/v1/files"
-
-
-@pytest.fixture(scope="module")
-def s3(moto_server: Moto) -> Iterator[Bucket]:
-    with new_bucket(moto_server) as bucket:
-        yield bucket
-
-
-@pytest.fixture(scope="module")
-def deployment(
-    tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, redis_server: Redis, s3: Bucket
-) -> Iterator[Production]:
-    """A deployment with the fake engine."""
-    model = make_model(tmp_path_factory.mktemp("models") / "tiny", hidden=32, layers=1)
-    home = tmp_path_factory.mktemp("production_s3") / "home"
-    settings = {"GRPO_STORAGE_URL": s3.location, **LOST_WORKER}
-    with (
-        empty_database(postgres_server, "production_s3") as url,
-        production(home, model, url, redis_server, **settings) as running,
-    ):
-        yield running
 
 
 @pytest.fixture
