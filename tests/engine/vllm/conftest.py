@@ -1,5 +1,6 @@
 """Samplers on a real vLLM. Files named `test_vllm_…` need it and are run by `make test-vllm`."""
 
+import gc
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,13 @@ PROMPTS = [
 """The last is longer than a page of vLLM's prefix cache."""
 KEPT: list[Any] = []
 """Whatever holds a vLLM: it has state of the whole process, which the end of one takes from the others."""
+
+
+def pytest_sessionfinish() -> None:
+    """Every vLLM collects garbage three times as it ends with this process, a second for each: do not."""
+    if KEPT:
+        gc.disable()
+        gc.collect = lambda generation=2: 0
 
 
 @pytest.fixture
