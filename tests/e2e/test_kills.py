@@ -1,5 +1,9 @@
-"""A job survives SIGKILL of engine, worker and API while it trains, with a byte-identical result."""
+"""A job whose engine, worker and API get SIGKILL, and a job on two devices, have the result of a plain one.
 
+Two CPU processes replace the devices.
+"""
+
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -9,23 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
-from examples.arithmetic import make_rows, write_jsonl
 from examples.tiny_model import make_model
+from service.cli.commands.download import fetch_adapter, unpack
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
-from tests.service.embedded import Up, grpo_job, grpo_up, processes_of
+from tests.e2e.rollouts import evaluations
+from tests.service.embedded import Up, grpo_job, grpo_up, processes_of, write_rows
 from tests.support.servers import is_ok, wait_until
 
 pytestmark = pytest.mark.slow
 
-STEPS = 9
+STEPS = 6
+TOLERANCE = 1e-6
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
 SETTINGS = {
     "GRPO_ENGINE_MODULE": "grpo_engine",
     "GRPO_WARM_ENGINE": "0",
-    # once: the engine dies after step 5, and the worker when it has published step 6
-    "GRPO_FAULT": "step.trained:kill@5, checkpoint.published:kill@2",
+    "GRPO_GPUS": "2",
+    "GRPO_RUNTIME": json.dumps({"dtype": "float32", "num_threads": 2}),
+    # once: the engine dies after step 3, and the worker when it has published step 4
+    "GRPO_FAULT": "step.trained:kill@3, checkpoint.published:kill@2",
     "GRPO_LEASE_SECONDS": "20",
     "GRPO_SELF_FENCE_SECONDS": "15",
     "GRPO_HEARTBEAT_SECONDS": "2",
@@ -56,6 +65,29 @@ def kill(home: Path, *words: str) -> None:
     os.kill(pids_of(home, *words)[0], signal.SIGKILL)
 
 
+def ranks_of(home: Path) -> set[bytes]:
+    """`RANK=…` of the ranks that work in this home."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").readlink().is_relative_to(home.resolve()):
+                found |= set((process / "environ").read_bytes().split(b"\0"))
+        except OSError:
+            continue  # it has just ended, or belongs to another user
+    return {variable for variable in found if variable.startswith(b"RANK=")}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished job."""
+
+    job: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    """Without timings."""
+    adapter: bytes
+    evaluations: dict[int, list[list[int]]]
+
+
 @dataclass
 class Service:
     """A running `grpo up` with an uploaded dataset."""
@@ -64,20 +96,28 @@ class Service:
     client: Client
     file_id: str
 
-    def submit(self) -> str:
+    def submit(self, *, gpus: int = 1) -> str:
         body = grpo_job(self.file_id, steps=STEPS)
+        body |= {"validation_file": self.file_id, "resources": {"gpus": gpus}}
         reinforcement = body["method"]["reinforcement"]
         reinforcement["grader"] = {"type": "format", "pattern": "[0-9]", "match": "search"}
-        reinforcement["hyperparameters"] |= {"checkpoint_interval": 3, "learning_rate": 1e-3}
+        reinforcement["hyperparameters"] |= {
+            "checkpoint_interval": 2,
+            "learning_rate": 1e-4,
+            "adam_epsilon": 1e-6,
+            "max_completion_tokens": 8,
+            "lora": {"rank": 4, "alpha": 8},
+        }
         return str(self.client.create(JOBS, body)["id"])
 
-    def end_of(self, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The finished job and its metrics without timings."""
+    def end_of(self, job_id: str) -> Done:
         job = watch_job(self.client, job_id)
-        metrics = self.client.get(f"{JOBS}/{job_id}/metrics")["data"]
-        return job, [
-            {key: value for key, value in row.items() if not key.startswith(CLOCKS)} for row in metrics
-        ]
+        assert job["status"] == "succeeded", job["failure"]
+        rows = self.client.get(f"{JOBS}/{job_id}/metrics")["data"]
+        metrics = [{key: row[key] for key in row if not key.startswith(CLOCKS)} for row in rows]
+        folder = unpack(fetch_adapter(self.client, job_id, self.up.home / "downloads")[0])
+        adapter = (folder / "adapter_model.safetensors").read_bytes()
+        return Done(job, metrics, adapter, evaluations(self.client, job_id))
 
     def kill_api(self) -> None:
         kill(self.up.home, "service.app:create_app")
@@ -88,7 +128,7 @@ class Service:
 def running(folder: Path) -> Iterator[Service]:
     """No process is left at the end of the block."""
     make_model(folder / "home" / "models" / "tiny", hidden=64, layers=2, seed=1)
-    rows = write_jsonl(folder / "train.jsonl", make_rows(64, 1, left=range(10), right=range(10), seed=2)[0])
+    rows = write_rows(folder / "rows.jsonl")
     (folder / "marks").mkdir()
     with grpo_up(folder / "home", **SETTINGS, GRPO_FAULT_MARKS=str(folder / "marks")) as up:
         key = Path(up.ready["key_file"]).read_text().strip()
@@ -98,24 +138,46 @@ def running(folder: Path) -> Iterator[Service]:
     assert processes_of(folder / "home") == []
 
 
-def adapter_sha256(job: dict[str, Any]) -> str:
-    (found,) = [artifact["sha256"] for artifact in job["artifacts"] if artifact["kind"] == "adapter"]
-    return str(found)
+@dataclass
+class Runs:
+    """The same job three times on one service; the kills happen during the first."""
+
+    killed: Done
+    whole: Done
+    gang: Done
+    """On two devices."""
+    marks: set[str]
+    """Fault points that were struck."""
 
 
-def test_a_job_with_killed_engine_worker_and_api_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    with running(tmp_path) as service:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("kills")
+    marks = folder / "marks"
+    with running(folder) as service:
         job_id = service.submit()
-        wait_until((tmp_path / "marks" / "checkpoint.published").exists, 120, "the worker is killed")
+        wait_until((marks / "checkpoint.published").exists, 120, "the worker is killed")
         service.kill_api()
-        killed, found = service.end_of(job_id)
-        assert {path.name for path in (tmp_path / "marks").iterdir()} == {
-            "step.trained",
-            "checkpoint.published",
-        }
-        whole, expected = service.end_of(service.submit())
-    assert (whole["status"], whole["attempt"]) == ("succeeded", 1)
-    assert (killed["status"], killed["attempt"]) == ("succeeded", 3)
-    assert [row["step"] for row in found] == list(range(1, STEPS + 1))
-    assert found == expected
-    assert adapter_sha256(killed) == adapter_sha256(whole)
+        killed = service.end_of(job_id)
+        whole = service.end_of(service.submit())
+        job_id = service.submit(gpus=2)
+        wait_until(lambda: len(ranks_of(service.up.home)) == 2, 60, "both ranks work")
+        gang = service.end_of(job_id)
+    return Runs(killed, whole, gang, {path.name for path in marks.iterdir()})
+
+
+def test_a_job_with_killed_engine_worker_and_api_equals_an_undisturbed_one(runs: Runs) -> None:
+    assert runs.marks == {"step.trained", "checkpoint.published"}
+    assert (runs.killed.job["attempt"], runs.whole.job["attempt"]) == (3, 1)
+    assert [row["step"] for row in runs.killed.metrics] == list(range(1, STEPS + 1))
+    assert runs.killed.metrics == runs.whole.metrics
+    assert runs.killed.adapter == runs.whole.adapter
+
+
+def test_a_job_on_two_devices_makes_the_same_adapter_as_on_one(runs: Runs) -> None:
+    assert [done.job["resources"] for done in (runs.whole, runs.gang)] == [{"gpus": 1}, {"gpus": 2}]
+    assert runs.whole.evaluations == runs.gang.evaluations
+    one, two = load(runs.whole.adapter), load(runs.gang.adapter)
+    assert one.keys() == two.keys()
+    assert any(bool(tensor.any()) for name, tensor in one.items() if "lora_B" in name)
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) <= TOLERANCE
