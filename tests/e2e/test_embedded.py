@@ -47,7 +47,7 @@ class Trained:
 
 
 def supervised_job(training_file: str) -> dict[str, Any]:
-    hyperparameters = {"n_steps": 120, "batch_size": 32, "learning_rate": 3e-3, "lora": "full"}
+    hyperparameters = {"n_steps": 64, "batch_size": 32, "learning_rate": 5e-3, "lora": "full"}
     method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
     return {"model": "tiny", "training_file": training_file, "seed": 3, "method": method}
 
@@ -81,7 +81,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         "train": write_jsonl(folder / "train.jsonl", TRAIN),
         "held_out": write_jsonl(folder / "held_out.jsonl", HELD_OUT),
     }
-    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine") as up:
+    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", GRPO_WARM_ENGINE="0") as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
             ids = {name: client.upload(path)["id"] for name, path in files.items()}
