@@ -84,7 +84,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     for name in (".venv", "examples"):
         (folder / name).symlink_to(ROOT / name)
     path = f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
-    given = {"HOME": str(folder), "PATH": path, "GRPO_URL": f"http://127.0.0.1:{port}"}
+    given = {
+        "HOME": str(folder),
+        "PATH": path,
+        "GRPO_URL": f"http://127.0.0.1:{port}",
+        "GRPO_WARM_ENGINE": "0",
+    }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
     made = Checkout(folder, kept | given, port)
     shell = made.start()

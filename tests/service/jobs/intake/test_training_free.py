@@ -62,8 +62,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
     make_model(folder / "home")
     with ChatServer(CapableModel()) as server:
         endpoints = write_endpoints(folder / "endpoints.json", server.url)
-        settings = {"GRPO_ENGINE_MODULE": "grpo_engine", "GRPO_ENDPOINTS": str(endpoints)}
-        with grpo_up(folder / "home", **settings) as up:
+        settings = {"GRPO_ENGINE_MODULE": "grpo_engine", "GRPO_WARM_ENGINE": "0"}
+        with grpo_up(folder / "home", **settings, GRPO_ENDPOINTS=str(endpoints)) as up:
             key = Path(up.ready["key_file"]).read_text().strip()
             with Client(up.url, key) as client:
                 yield Done(up, key, client, improve(client, folder), folder)
