@@ -14,7 +14,7 @@ from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from service.platform.tables.core import Base
 from tests.e2e.production.deployment import Production, production
-from tests.service.embedded import call_grpo, grpo_job
+from tests.service.embedded import call_grpo, grpo_job, run_grpo
 from tests.support.moto import Moto
 from tests.support.servers import Postgres, Redis, wait_until
 
@@ -198,7 +198,8 @@ def _settings_that_cannot_be(running: Production, output: Output) -> None:
 
 
 def _fails(running: Production, output: Output, *arguments: str, **changed: str) -> None:
-    done = call_grpo(*arguments, environment={**running.environment, **changed})
+    """A process of its own, which also shows what an unexpected exception prints."""
+    done = run_grpo(*arguments, environment={**running.environment, **changed})
     assert done.returncode == 1, (arguments, done.stdout, done.stderr)
     output.add("cli", done.stdout, done.stderr)
 
