@@ -120,7 +120,7 @@ class Service:
         return Done(job, metrics, adapter, evaluations(self.client, job_id))
 
     def kill_api(self) -> None:
-        kill(self.up.home, "service.app:create_app")
+        kill(self.up.home, "-m", "service")
         wait_until(lambda: is_ok(f"{self.up.url}/readyz"), seconds=60)
 
 
