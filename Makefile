@@ -66,7 +66,10 @@ soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; wri
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
 	$(BIN)/python -m bench.service.warm_start
 
-test: system setup setup-vllm check  ## Run all checks and tests
+test: system  ## Run all checks and tests
+	@# the checks and the second installation take one core each
+	@$(MAKE) --no-print-directory setup
+	@$(MAKE) --no-print-directory --jobs 2 setup-vllm check
 	@# the tests start a thousand processes; compile once, not in each of them
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	@# the vLLM tests run beside the others; their output follows
