@@ -1,9 +1,10 @@
 """`python -m service [--host HOST] [--port PORT]`: the API process, uvicorn with `service.app`."""
 
 import argparse
-import gc
 
 import uvicorn
+
+from grpo_engine.process.setup import without_garbage_collector
 
 STREAM_GRACE_SECONDS = 5
 """Time from SIGTERM until open streams are cut; their clients resume with Last-Event-ID."""
@@ -15,11 +16,10 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on")
     given = parser.parse_args()
-    # Collections while modules load take a quarter of the time and find nothing; the lifespan enables them.
-    gc.disable()
+    with without_garbage_collector():  # which would also pause all requests for 250 ms to look at the modules
+        from service.app import create_app
     uvicorn.run(
-        "service.app:create_app",
-        factory=True,
+        create_app(),
         host=given.host,
         port=given.port,
         http="h11",  # strict, and bounded in headers; otherwise uvicorn prefers httptools if it is installed

@@ -3,10 +3,8 @@
 Boundary: wiring only. It runs no migrations: with another schema in the database it stays unready.
 """
 
-import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -101,13 +99,6 @@ def _include_routers(app: FastAPI, max_upload_bytes: int) -> None:
         app.include_router(room.router, max_body_size=MAX_BODY_BYTES)
 
 
-@cache
-def _freeze_loaded_modules() -> None:
-    """Exclude loaded modules from garbage collection, which would pause all requests for 250 ms."""
-    gc.freeze()
-    gc.enable()
-
-
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
@@ -138,7 +129,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     structlog.get_logger().info("started", mode=settings.mode)
     if settings.allows_unsafe:
         structlog.get_logger().warning("UNSAFE: untrusted code may run without a sandbox, for one tenant")
-    _freeze_loaded_modules()
     yield
     app.state.wakeups.close()
     app.state.database.engine.dispose()

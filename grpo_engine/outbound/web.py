@@ -17,14 +17,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from grpo_engine.outbound.addresses import (
-    AllowedHosts,
-    Resolver,
-    Target,
-    addresses_of,
-    parse,
-    resolve,
-)
+from grpo_engine.outbound.addresses import AllowedHosts, Resolver, Target, addresses_of, parse, resolve
 
 if TYPE_CHECKING:
     import httpcore

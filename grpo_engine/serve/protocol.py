@@ -110,4 +110,4 @@ class Unloadable(Record):
 
 
 Command = TypeAdapter[Generate | Cancel](Generate | Cancel)
-EngineMessage = TypeAdapter[Answer | Loaded | Unloadable](Answer | Loaded | Unloadable)
+Output = TypeAdapter[Answer | Loaded | Unloadable](Answer | Loaded | Unloadable)

@@ -14,14 +14,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
 from service.platform.errors import ServiceError
-from service.serving.answers import (
-    AnswerFormat,
-    ChatCompletion,
-    ChatFormat,
-    Completion,
-    Document,
-    TextFormat,
-)
+from service.serving.answers import AnswerFormat, ChatCompletion, ChatFormat, Completion, Document, TextFormat
 from service.serving.feed import AnswerFeed
 from service.serving.schemas import Body, ChatRequest, CompletionRequest
 from service.serving.service import Chat

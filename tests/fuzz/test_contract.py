@@ -16,15 +16,7 @@ from service.platform.tables.core import Metric
 from service.settings import Settings
 from tests.fuzz.serving import Api
 from tests.service.embedded import ROOT
-from tests.service.job_samples import (
-    MODEL,
-    add_artifact,
-    add_checkpoint,
-    add_job,
-    jsonl,
-    row,
-    store_file,
-)
+from tests.service.job_samples import MODEL, add_artifact, add_checkpoint, add_job, jsonl, row, store_file
 from tests.service.serving.answering import answering
 
 ENVIRONMENT = {"GRPO_MAX_QUEUED_JOBS": "1000000"}

@@ -19,15 +19,7 @@ import structlog
 from pydantic import BaseModel
 
 from grpo_engine.config.job import ModelSource
-from grpo_engine.serve.protocol import (
-    Answer,
-    Cancel,
-    EngineMessage,
-    Generate,
-    Loaded,
-    ServedModel,
-    Unloadable,
-)
+from grpo_engine.serve.protocol import Answer, Cancel, Generate, Loaded, Output, ServedModel, Unloadable
 from service.jobs.results.weights import ModelParts
 from service.platform.catalog import CatalogEntry
 from service.settings import Settings
@@ -133,7 +125,7 @@ class ModelProcess:
     def _read(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as lines:
             for line in lines:
-                self._inbox.put(Message(self, EngineMessage.validate_json(line)))
+                self._inbox.put(Message(self, Output.validate_json(line)))
         self._inbox.put(Message(self, None))
 
 

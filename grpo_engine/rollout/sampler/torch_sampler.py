@@ -13,13 +13,7 @@ from torch import Tensor
 from grpo_engine.contract.errors import DeviceMemoryError
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
-from grpo_engine.rollout.sampler.base import (
-    GroupAssembly,
-    OnGroup,
-    Sampling,
-    finished_completion,
-    uniforms,
-)
+from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion, uniforms
 from grpo_engine.rollout.sampler.decoding import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
 

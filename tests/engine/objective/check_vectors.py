@@ -19,13 +19,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
-from grpo_engine.objective.loss import (
-    LOSSES,
-    importance_weights,
-    kl_losses,
-    ratios,
-    token_weights,
-)
+from grpo_engine.objective.loss import LOSSES, importance_weights, kl_losses, ratios, token_weights
 
 TOLERANCE = 1e-6
 

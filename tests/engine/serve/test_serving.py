@@ -19,7 +19,7 @@ from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.serve.answering import Answering, Refused
-from grpo_engine.serve.protocol import Answer, EngineMessage, Generate, ServedModel
+from grpo_engine.serve.protocol import Answer, Generate, Output, ServedModel
 from grpo_engine.serve.streaming import StreamingSampler
 from tests.engine.conftest import FAMILIES
 from tests.service.embedded import ROOT
@@ -154,7 +154,7 @@ class Served:
         self.process.stdin.flush()
 
     def heard(self) -> Any:
-        return EngineMessage.validate_json(self.answers.readline())
+        return Output.validate_json(self.answers.readline())
 
     def close(self) -> tuple[int, str]:
         """Exit status and output."""

@@ -12,14 +12,7 @@ from grpo_engine.config.job import RunConfig
 from grpo_engine.contract import manifest
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import largest_difference, parameters_of, trained
-from tests.engine.processes import (
-    adapter_sha256,
-    crash_here,
-    events,
-    kill_after,
-    metric_lines,
-    run_here,
-)
+from tests.engine.processes import adapter_sha256, crash_here, events, kill_after, metric_lines, run_here
 
 STEPS = 20
 

@@ -20,13 +20,7 @@ from grpo_engine.contract.events import (
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout import scoring
 from grpo_engine.run.build import build_loop
-from tests.engine.conftest import (
-    FAMILIES,
-    cut,
-    largest_difference,
-    parameters_of,
-    trained,
-)
+from tests.engine.conftest import FAMILIES, cut, largest_difference, parameters_of, trained
 
 NOTHING = {"type": "string_check", "operation": "eq", "input": "{{sample.output_text}}", "reference": "☃"}
 CUTS = [{"token_budget": 10_000}, {"token_budget": 60}, {"token_budget": 16}, {"sample_budget": 4}]

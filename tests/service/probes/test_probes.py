@@ -11,16 +11,7 @@ from service.platform.db import Database
 from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 from service.settings import Settings
-from tests.service.job_samples import (
-    add_job,
-    expanded,
-    jsonl,
-    make_model,
-    num_jobs,
-    request,
-    row,
-    store_file,
-)
+from tests.service.job_samples import add_job, expanded, jsonl, make_model, num_jobs, request, row, store_file
 
 PROBES = "/v1/fine_tuning/probes"
 COUNTS = {

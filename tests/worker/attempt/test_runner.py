@@ -15,12 +15,7 @@ from service.platform.tables.core import Artifact, Checkpoint, File, Job, Rollou
 from tests.support.servers import wait_until
 from tests.worker.conftest import engine_pids
 from tests.worker.jobs import read_job
-from tests.worker.outcomes import (
-    expected_weights,
-    in_background,
-    metric_steps,
-    weights,
-)
+from tests.worker.outcomes import expected_weights, in_background, metric_steps, weights
 from worker.attempt.attempt import Worker
 from worker.attempt.runner import run_job
 

@@ -5,13 +5,7 @@ import torch
 from torch import Tensor
 
 from grpo_engine.models.fast.packed import Packed
-from grpo_engine.models.fast.products import (
-    MIN_ONEDNN_ELEMENTS,
-    MIN_ROWS,
-    add_product,
-    has_onednn,
-    product,
-)
+from grpo_engine.models.fast.products import MIN_ONEDNN_ELEMENTS, MIN_ROWS, add_product, has_onednn, product
 
 SHAPES = {"small": (5, 24, 40), "large": (96, 320, 160)}
 """Rows, outputs, inputs: below and above the limit for oneDNN."""

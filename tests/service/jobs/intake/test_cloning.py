@@ -10,15 +10,7 @@ from service.jobs.intake.cloning import merged
 from service.jobs.model.states import JobState
 from service.platform.db import Database
 from service.platform.tables.core import Job
-from tests.service.job_samples import (
-    GRADER,
-    add_job,
-    create,
-    make_model,
-    num_jobs,
-    reinforcement,
-    upload,
-)
+from tests.service.job_samples import GRADER, add_job, create, make_model, num_jobs, reinforcement, upload
 
 JOBS = "/v1/fine_tuning/jobs"
 
