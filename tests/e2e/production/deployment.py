@@ -48,7 +48,7 @@ class Production:
         here = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=8000": f"--port={self.port}"}
         program, *arguments = (here.get(word, word) for word in SERVICES[name]["command"])
         with self.log(alias or name).open("ab") as log:
-            self.log_starts[alias or name] = log.tell()
+            self.log_starts[alias or name] = os.fstat(log.fileno()).st_size
             self.running[alias or name] = subprocess.Popen(
                 [str(Path(sys.executable).with_name(program)), *arguments],
                 env=self.environment,

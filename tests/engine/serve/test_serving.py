@@ -146,14 +146,14 @@ class Served:
         )
         os.close(writing)
         self.answers = os.fdopen(reading)
-        self.tell({"model": {"name": "tiny", "path": str(folder)}})
+        self.send({"model": {"name": "tiny", "path": str(folder)}})
 
-    def tell(self, record: dict[str, Any]) -> None:
+    def send(self, record: dict[str, Any]) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(record).encode() + b"\n")
         self.process.stdin.flush()
 
-    def heard(self) -> Any:
+    def receive(self) -> Any:
         return Output.validate_json(self.answers.readline())
 
     def close(self) -> tuple[int, str]:
@@ -181,24 +181,24 @@ def test_the_process_takes_turns_drops_cancelled_requests_and_survives_failed_on
     serve: Callable[[Path], Served], model_folder: Callable[[str], Path]
 ) -> None:
     served = serve(model_folder("qwen3"))
-    assert served.heard().type == "loaded"
-    served.tell({"type": "generate", "id": "long", "prompt": "1", "max_tokens": 500, "seed": 1, "n": 4})
-    served.heard()
-    served.tell(
+    assert served.receive().type == "loaded"
+    served.send({"type": "generate", "id": "long", "prompt": "1", "max_tokens": 500, "seed": 1, "n": 4})
+    served.receive()
+    served.send(
         {"type": "generate", "id": "wrong", "messages": [{"role": "user", "content": {"un": "heard"}}]}
     )
-    served.tell({"type": "generate", "id": "short", "prompt": "secret", "max_tokens": 3, "temperature": 0})
+    served.send({"type": "generate", "id": "short", "prompt": "secret", "max_tokens": 3, "temperature": 0})
     last: dict[str, Answer] = {}
     while not {"wrong", "short"} <= last.keys():
-        answer = served.heard()
+        answer = served.receive()
         if answer.is_last:
             last[answer.id] = answer
     assert "long" not in last, "the short one was answered beside the long one"
     assert last["wrong"].refusal is not None
     assert last["wrong"].refusal.code in ("engine_error", "invalid_messages")
-    served.tell({"type": "cancel", "id": "long"})
-    served.tell({"type": "generate", "id": "next", "prompt": "1", "max_tokens": 1})
-    while served.heard().id != "next":
+    served.send({"type": "cancel", "id": "long"})
+    served.send({"type": "generate", "id": "next", "prompt": "1", "max_tokens": 1})
+    while served.receive().id != "next":
         pass
     status, printed = served.close()
     assert status == 0

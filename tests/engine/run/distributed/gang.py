@@ -109,7 +109,7 @@ def together(folder: Path, runs: dict[str, RunConfig], injected: dict[str, RunCo
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
+    results = {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
     for name, config in runs.items():
-        assert told[name]["is_sharded"] is (config.runtime.sharding == "fsdp")
-    return {name: Run.of(folder / name, told[name]["events"]) for name in runs}
+        assert results[name]["is_sharded"] is (config.runtime.sharding == "fsdp")
+    return {name: Run.of(folder / name, results[name]["events"]) for name in runs}
