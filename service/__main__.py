@@ -19,9 +19,9 @@ def main() -> None:
     with without_garbage_collector():  # which would also pause all requests for 250 ms to look at the modules
         from service.app import create_app
     uvicorn.run(
-        create_app(),
-        host=given.host,
-        port=given.port,
+        create_app,
+        factory=True,  # called after uvicorn has configured its logging, which the application replaces
+        **vars(given),
         http="h11",  # strict, and bounded in headers; otherwise uvicorn prefers httptools if it is installed
         access_log=False,
         timeout_graceful_shutdown=STREAM_GRACE_SECONDS,
