@@ -16,9 +16,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="maximum age (default: 60)")
     limit_seconds = parser.parse_args().seconds
     try:
-        age_seconds = time.time() - Settings().alive_file.stat().st_mtime
+        touched_at = Settings().alive_file.stat().st_mtime
     except FileNotFoundError:
         sys.exit("no worker has started here yet")
+    age_seconds = time.time() - touched_at
     message = f"the worker's main loop last ran {age_seconds:.0f} s ago"
     if age_seconds > limit_seconds:
         sys.exit(message)

@@ -145,8 +145,7 @@ class EngineProcess:
         return self._log.tail(num_lines)
 
     def _has_exited(self) -> bool:
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, flags) is not None
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 class EngineLog:
