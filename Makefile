@@ -74,7 +74,7 @@ test: system  ## Run all checks and tests
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	@# the vLLM tests run beside the others; their output follows
 	@$(MAKE) --no-print-directory test-vllm >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
-	$(BIN)/python -m pytest -n 2 --dist worksteal; tests=$$?; \
+	$(BIN)/python -m pytest -n 4 --dist worksteal; tests=$$?; \
 	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; exit $$((tests + vllm))
 
 screenshots: setup system  ## Write docs/images: the page of a running job, light and dark (4 minutes)

@@ -20,6 +20,7 @@ from tests.conftest import settings_for
 from tests.e2e.api import Api, api_process
 from tests.service.job_samples import MODEL, chat, jsonl, row
 from tests.service.job_samples import upload as upload_file
+from tests.support.forking import client as forking
 from tests.support.servers import wait_until
 from tests.worker.conftest import Processes
 
@@ -102,6 +103,7 @@ def deployment(home: Path, database_url: str) -> Iterator[Deployment]:
     settings = settings_for(
         home,
         database_url,
+        engine_python=forking.engine_python(),
         engine_module="tests.browser.engine",
         poll_seconds=0.05,
         heartbeat_seconds=0.1,

@@ -14,6 +14,7 @@ from tests.browser.deployment import Deployment, questions, reinforcement
 from tests.conftest import settings_for
 from tests.e2e.api import api_process
 from tests.service.job_samples import MODEL, upload
+from tests.support.forking import client as forking
 from tests.worker.conftest import Processes
 
 RUN_MS = 60_000
@@ -27,7 +28,11 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, clean_environment: None
     """A separate one, whose worker has no other jobs."""
     home = tmp_path_factory.mktemp("new-job") / "home"
     settings = settings_for(
-        home, engine_module="tests.browser.engine", poll_seconds=0.05, heartbeat_seconds=0.1
+        home,
+        engine_python=forking.engine_python(),
+        engine_module="tests.browser.engine",
+        poll_seconds=0.05,
+        heartbeat_seconds=0.1,
     )
     upgrade(settings)
     with api_process(settings) as api:

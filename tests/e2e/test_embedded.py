@@ -81,7 +81,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         "train": write_jsonl(folder / "train.jsonl", TRAIN),
         "held_out": write_jsonl(folder / "held_out.jsonl", HELD_OUT),
     }
-    with grpo_up(folder / "home", GRPO_ENGINE_MODULE="grpo_engine", GRPO_WARM_ENGINE="0") as up:
+    # not forked: a test compares its peak memory with the estimate
+    engine = {"GRPO_ENGINE_PYTHON": sys.executable, "GRPO_ENGINE_MODULE": "grpo_engine"}
+    with grpo_up(folder / "home", **engine, GRPO_WARM_ENGINE="0") as up:
         key = Path(up.ready["key_file"]).read_text().strip()
         with Client(up.url, key) as client:
             ids = {name: client.upload(path)["id"] for name, path in files.items()}

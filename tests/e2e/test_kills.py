@@ -6,6 +6,7 @@ Two CPU processes replace the devices.
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ STEPS = 6
 TOLERANCE = 1e-6
 CLOCKS = ("timing/", "perf/", "memory/", "step_time")
 SETTINGS = {
+    "GRPO_ENGINE_PYTHON": sys.executable,  # not forked
     "GRPO_ENGINE_MODULE": "grpo_engine",
     "GRPO_WARM_ENGINE": "0",
     "GRPO_GPUS": "2",

@@ -23,6 +23,7 @@ from examples.arithmetic import make_rows, write_jsonl
 from grpo_engine.process.parent_death import dies_with_this_process
 from service.cli.http.client import JOBS, Client
 from service.cli.main import run
+from tests.support.forking import client as forking
 
 ROOT = Path(__file__).parents[2]
 GRPO = [sys.executable, "-m", "service.cli"]
@@ -52,6 +53,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "GRPO_HOME": str(home),
+        "GRPO_ENGINE_PYTHON": str(forking.engine_python()),
         "GRPO_ENGINE_MODULE": "tests.support.fake_engine",
         **more,
     }

@@ -44,6 +44,7 @@ def settings(database_url: str, tmp_path: Path, lease_seconds: float) -> Setting
     return settings_for(
         home,
         database_url,
+        engine_python=forking.engine_python(),
         engine_module="tests.support.fake_engine",
         lease_seconds=lease_seconds,
         heartbeat_seconds=0.1,

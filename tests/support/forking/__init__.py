@@ -1,1 +1,1 @@
-"""Processes of API and worker that start in milliseconds: forked from one that has imported all they need."""
+"""Processes of API, worker and engine that start in milliseconds: forked from one with all their imports."""

@@ -1,38 +1,41 @@
-"""Starts processes through two servers of this folder, for API and worker, each started when first needed."""
+"""Starts processes through the servers of this folder, one per program, each started when first needed."""
 
 import atexit
 import functools
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from grpo_engine.process.parent_death import dies_with_this_process
+from tests.support.servers import wait_until
 
 ROOT = Path(__file__).parents[3]
+START_SECONDS = 120
 
 
 class Forked:
     """What tests use of `subprocess.Popen`, of a process that the server has forked."""
 
-    def __init__(self, ending: IO[bytes]) -> None:
-        self._ending = ending
-        self.pid = int(ending.readline())
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.pid = int(connection.recv(32))
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, negative for a signal. Raises TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._ending], [], [], timeout)[0]:
+            if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            with self._ending:
-                self.returncode = int(self._ending.readline())
+            with self._connection:
+                self.returncode = int(self._connection.recv(32))
         return self.returncode
 
     def poll(self) -> int | None:
@@ -54,33 +57,49 @@ class Forked:
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked:
     """`python -m ARGUMENTS…` in the root folder; `output` is a descriptor for both its outputs."""
-    reader, writer = os.pipe()
-    request = {"arguments": list(arguments), "environment": dict(environment), "folder": str(ROOT)}
-    program = "service" if arguments[0] == "service" else "worker"
-    socket.send_fds(_server(program), [json.dumps(request).encode()], [output, writer])
-    os.close(writer)
-    return Forked(os.fdopen(reader, "rb", buffering=0))
+    request = {
+        "arguments": list(arguments),
+        "environment": dict(environment),
+        "folder": str(ROOT),
+        "descriptors": [1, 2],
+        "own_group": False,
+    }
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(_server("service" if arguments[0] == "service" else "worker")))
+    socket.send_fds(connection, [json.dumps(request).encode()], [output, output])
+    return Forked(connection)
 
 
 @functools.cache
-def _server(program: str) -> socket.socket:
-    """Ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def engine_python() -> Path:
+    """A `GRPO_ENGINE_PYTHON` whose engines are forked from a process that has imported torch and more."""
+    program = _server("engine").with_name("python")
+    source = Path(__file__).with_name("engine.py").read_text()
+    program.write_text(f"#!{sys.executable} -IS\n{source}")
+    program.chmod(0o755)
+    return program
+
+
+@functools.cache
+def _server(program: str) -> Path:
+    """The socket of a server, which ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="forking-"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.forking.server", program, str(theirs.fileno())],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "GRPO_FAULT": "job.claimed:sleep=0"},
+        [sys.executable, "-m", "tests.support.forking.server", program, str(folder / "socket")],
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GRPO_FAULT": "job.claimed:sleep=0"},
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        pass_fds=[theirs.fileno()],
         preexec_fn=dies_with_this_process(signal.SIGKILL),
     )
-    theirs.close()
 
     def end() -> None:
-        ours.close()
+        process.kill()
         process.wait()
+        shutil.rmtree(folder)
 
     atexit.register(end)
-    return ours
+    wait_until((folder / "socket").exists, START_SECONDS, f"the {program} server listens")
+    return folder / "socket"

@@ -1,95 +1,126 @@
-"""`python -m tests.support.forking.server PROGRAM SOCKET`: forks a `python -m MODULE …` per request.
+"""`python -m tests.support.forking.server PROGRAM SOCKET`: forks a `python -m MODULE …` per connection.
 
-Each process has the environment, folder, output and arguments of its request, and runs the module from its
-first line. Only what it imports is there already, and the sandbox's self-test is done: a second and a half
-less per start. GRPO_FAULT must be set, so that fault points are there; each process reads its own faults.
+Each process has the environment, folder, descriptors and arguments of its request, and runs the module from
+its first line. Only what it imports is there already, and the sandbox's self-test is done. GRPO_FAULT must be
+set, so that fault points are there; each process reads its own faults. A connection receives the process id
+and later the exit code; one that is closed before kills its process.
 """
 
+import atexit
+import fcntl
 import gc
 import importlib
 import json
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from grpo_engine.process import fault_points
 from grpo_engine.process.fault_points import Faults, parse_faults
 from grpo_engine.process.parent_death import end_with_parent
+from grpo_engine.process.setup import set_library_defaults
+from grpo_engine.run.prestart import LOADED_AHEAD
 
-SERVICE = (
-    "psycopg",
-    "service.__main__",
-    "service.app",
-    "sqlalchemy.dialects.postgresql.psycopg",
-    "sqlalchemy.dialects.sqlite",
-    "uvicorn.lifespan.on",
-    "uvicorn.loops.auto",
-    "uvicorn.protocols.http.h11_impl",
-)
-WORKER = (
-    "celery.__main__",
-    "celery.apps.worker",
-    "celery.bin.celery",
-    "celery.concurrency.prefork",
-    "celery.fixups.django",
-    "celery.worker.autoscale",
-    "celery.worker.components",
-    "celery.worker.consumer",
-    "celery.worker.strategy",
-    "kombu.transport.redis",
-    "psycopg",
-    "sqlalchemy.dialects.postgresql.psycopg",
-    "sqlalchemy.dialects.sqlite",
-    "worker.__main__",
-)
+DATABASES = ("psycopg", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite")
+MODULES = {
+    "service": (
+        *DATABASES,
+        "service.__main__",
+        "service.app",
+        "uvicorn.lifespan.on",
+        "uvicorn.loops.auto",
+        "uvicorn.protocols.http.h11_impl",
+    ),
+    "worker": (
+        *DATABASES,
+        "celery.__main__",
+        "celery.apps.worker",
+        "celery.bin.celery",
+        "celery.concurrency.prefork",
+        "celery.fixups.django",
+        "celery.worker.autoscale",
+        "celery.worker.components",
+        "celery.worker.consumer",
+        "celery.worker.strategy",
+        "kombu.transport.redis",
+        "worker.__main__",
+    ),
+    "engine": (
+        *LOADED_AHEAD,
+        "grpo_engine.__main__",
+        "tests.support.either_engine",
+        "tests.support.fake_serving",
+    ),
+}
+"""What each program imports."""
 MAX_REQUEST_BYTES = 2**20
+MAX_DESCRIPTORS = 64
+FREE_DESCRIPTOR = 500
+"""Higher than every descriptor of this program and its processes."""
 
 
-def serve(requests: socket.socket) -> list[str]:
-    """Fork for each request and report how each process ended. Returns in the child: its arguments."""
-    with selectors.DefaultSelector() as ready:
-        ready.register(requests, selectors.EVENT_READ)
-        while True:
-            for key, _ in ready.select():
-                if key.data is not None:
-                    ready.unregister(key.fileobj)
-                    report(*key.data, pidfd=key.fd)
-                    continue
-                content, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 2)
-                if not content:
-                    sys.exit()
-                request, (output, ending) = json.loads(content), descriptors
-                parent = os.getpid()
-                if (pid := os.fork()) == 0:
-                    become(request, parent, output)
-                    os.close(ending)
-                    requests.close()
-                    arguments: list[str] = request["arguments"]
-                    return arguments
-                os.close(output)
-                os.write(ending, f"{pid}\n".encode())
-                ready.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, ending))
+def serve(path: str) -> list[str]:
+    """Fork for each connection. Returns in the process that was asked for: its arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(f"{path}.new")
+    listener.listen()
+    os.rename(f"{path}.new", path)
+    while True:
+        connection, _ = listener.accept()
+        server = os.getpid()
+        if os.fork() == 0:
+            end_with_parent(server, signal.SIGKILL)
+            listener.close()
+            return keep(connection)
+        connection.close()
 
 
-def report(pid: int, ending: int, pidfd: int) -> None:
-    """Reap an ended process and write its exit code."""
+def keep(connection: socket.socket) -> list[str]:
+    """Fork the process and wait for its end or that of the connection. Returns in the process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    content, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, MAX_DESCRIPTORS)
+    request, keeper = json.loads(content), os.getpid()
+    if (pid := os.fork()) == 0:
+        connection.close()
+        become(request, keeper, descriptors)
+        arguments: list[str] = request["arguments"]
+        return arguments
+    for descriptor in descriptors:
+        os.close(descriptor)
+    connection.send(str(pid).encode())
+    kill = os.killpg if request["own_group"] else os.kill
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([connection.fileno(), ended], [], [])[0]:
+        kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    if request["own_group"]:
+        os.killpg(pid, signal.SIGKILL)  # what it has left running
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(ending, f"{code}\n".encode())
-    os.close(ending)
-    os.close(pidfd)
+    with suppress(OSError):
+        connection.send(str(code).encode())
+    os._exit(0)
 
 
-def become(request: Mapping[str, Any], parent: int, output: int) -> None:
+def become(request: Mapping[str, Any], parent: int, descriptors: Sequence[int]) -> None:
+    """Take over the request's environment, folder and open files."""
     end_with_parent(parent, signal.SIGKILL)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    if request["own_group"]:
+        os.setsid()
+    given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, FREE_DESCRIPTOR) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for descriptor, number in zip(given, request["descriptors"], strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -101,19 +132,35 @@ def become(request: Mapping[str, Any], parent: int, output: int) -> None:
 
 
 def main() -> None:
-    requests = socket.socket(fileno=int(sys.argv[2]))
-    for name in SERVICE if sys.argv[1] == "service" else WORKER:
+    program, path = sys.argv[1:]
+    set_library_defaults()
+    for name in MODULES[program]:
         importlib.import_module(name)
     from grpo_engine.sandbox import self_test
 
     self_test()  # cached
     gc.collect()
     gc.freeze()
-    module, *arguments = serve(requests)
+    module, *arguments = serve(path)
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)  # else runpy warns
     sys.modules.pop(f"{module}.__main__", None)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        end(ended.code)
+    end(0)
+
+
+def end(code: str | int | None) -> NoReturn:
+    """Exit as Python does, but without destroying the modules, which takes longer than a short job."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]  # joins the threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

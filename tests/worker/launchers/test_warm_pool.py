@@ -36,7 +36,8 @@ def database_url(sqlite_url: str) -> str:
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return settings.model_copy(update={"warm_engine": True})
+    # not forked: the tests look at the engine's own folder
+    return settings.model_copy(update={"warm_engine": True, "engine_python": Path(sys.executable)})
 
 
 @pytest.fixture

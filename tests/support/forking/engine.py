@@ -1,0 +1,47 @@
+"""`GRPO_ENGINE_PYTHON` of tests: the server of this folder forks what this program is told to run.
+
+It stands for the process: passes signals on, ends as it does, and takes it along when it is killed. Copied
+beside the server's socket and started without `site`, in milliseconds: standard library only.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from types import FrameType
+
+SOCKET = os.path.join(os.path.dirname(os.path.abspath(__file__)), "socket")
+
+
+def main() -> int:
+    if "-m" not in sys.argv:
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.connect(SOCKET)
+        files = set(map(int, os.listdir("/proc/self/fd"))) - {server.fileno()}
+        descriptors = [number for number in files if os.path.exists(f"/proc/self/fd/{number}")]
+        request = {
+            "arguments": sys.argv[sys.argv.index("-m") + 1 :],
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "descriptors": descriptors,
+            "own_group": True,
+        }
+        socket.send_fds(server, [json.dumps(request).encode()], descriptors)
+        pid = int(server.recv(32))
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            os.kill(pid, number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, pass_on)
+        code = int(server.recv(32))
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
