@@ -152,7 +152,7 @@ class ModelSource(Record):
     """Where the weights come from: always from the catalogue, never a user's path."""
 
     name: str
-    """Of the base: the model that a trained adapter names as its base."""
+    """Name of the base model, as a trained adapter gives it."""
     path: str
     """A folder with safetensors, or a hub id."""
     revision: str | None = None

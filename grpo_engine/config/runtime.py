@@ -22,7 +22,7 @@ class Runtime(Record):
     ranks: int = Field(1, ge=1, le=64)
     """Processes that train one job together, each on its own device."""
     sharding: Literal["replicated", "fsdp"] = "replicated"
-    """With several ranks: each holds the whole model, or a share of every layer."""
+    """How several ranks hold the model: each a whole copy, or each a share of every layer."""
     num_threads: int | None = Field(None, ge=1)
     token_budget: int | None = Field(None, ge=16)
     """Tokens of one training micro-batch; None: chosen for the device. Halved if memory is too small."""

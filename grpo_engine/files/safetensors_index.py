@@ -40,7 +40,7 @@ class Tensor:
 
     name: str
     dtype: str
-    """As in safetensors: F32, BF16, …"""
+    """Name of the data type in the file: F32, BF16, …"""
     shape: tuple[int, ...]
     start: int
     """Offset of its first byte in the file."""

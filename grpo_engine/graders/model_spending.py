@@ -27,7 +27,7 @@ class ModelUsage(Record):
     input_tokens: int = 0
     output_tokens: int = 0
     usd: float = 0.0
-    """By the operator's prices; 0 without prices."""
+    """Cost at the operator's prices; 0 if there are none."""
 
 
 class SpendLimitError(Exception):

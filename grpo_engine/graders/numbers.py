@@ -37,7 +37,7 @@ class Number(NamedTuple):
     """A number read from text."""
 
     value: Fraction
-    """As written: `50%` is 50."""
+    """The number as it is written: `50%` is 50."""
     percent: bool
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ class Step(NamedTuple):
     """One step of a text."""
 
     text: str
-    """Without its separator and the white space around it."""
+    """The step, stripped of its separator and surrounding white space."""
     end: int
     """Characters of the whole text up to and including this step and its separator."""
 

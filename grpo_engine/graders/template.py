@@ -26,7 +26,7 @@ class Path(NamedTuple):
     """One `{{…}}`."""
 
     text: str
-    """As written, without braces: `item.answer`."""
+    """The expression without its braces: `item.answer`."""
     namespace: str
     steps: tuple[str | int, ...]
 

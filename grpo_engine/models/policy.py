@@ -70,7 +70,7 @@ class Policy:
 
     @cached_property
     def base_fingerprint(self) -> str:
-        """Of the files that the base was loaded from; the trained weights belong to them."""
+        """Fingerprint of the base's weight files; trained weights fit only this base."""
         return base_fingerprint(self.source)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -84,7 +84,7 @@ class Policy:
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of the matrix products; the trained weights may be float32."""
+        """Data type of the matrix products; the trained weights may be float32."""
         return torch.bfloat16 if self.autocast else cast(torch.dtype, self.model.dtype)
 
     @property

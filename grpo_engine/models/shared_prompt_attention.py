@@ -34,7 +34,7 @@ class Attention(Protocol):
 
 
 class _Current(threading.local):
-    """By thread: one policy may sample while another is trained."""
+    """The attentions in use, per thread: one policy may sample while another is trained."""
 
     def __init__(self) -> None:
         self.attentions: list[Attention] = []

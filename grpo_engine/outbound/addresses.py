@@ -54,7 +54,7 @@ class Target:
     """Lower case, an IPv6 address without brackets."""
     port: int
     path: str
-    """With the query."""
+    """Path and query."""
     trusted: bool
     """The operator allows this host: plain http, any port and private addresses are accepted."""
 

@@ -28,7 +28,7 @@ class Ranks:
 
     @classmethod
     def current(cls) -> Self:
-        """From torch.distributed; a single rank if it is not initialised."""
+        """The ranks of torch.distributed, or a single one if it is not initialised."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()

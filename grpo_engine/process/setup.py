@@ -19,7 +19,7 @@ DEFAULTS = {
     "LRU_CACHE_CAPACITY": "64",
 }
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""From glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
 MAX_KEPT_BYTES = 2**30
 """Freed memory kept at the end of the heap: a step's activations, which the next step needs again."""
 MIN_MAPPED_BYTES = 32 * 2**20

@@ -74,9 +74,9 @@ class PromptOutcome:
 class Difficulty:
     visits: int = 0
     pass_rate: float = 0.0
-    """Of the newest visit."""
+    """Pass rate at the newest visit."""
     visits_without_signal: int = 0
-    """In a row."""
+    """Number of consecutive visits without signal."""
     skipped_until: int = 0
     """Epoch in which it is used again."""
 

@@ -201,7 +201,7 @@ def _start(interpreter: Interpreter) -> tuple[subprocess.Popen[bytes], int | Non
 
 
 def _start_plain(interpreter: Interpreter, folder: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Without a sandbox, in this folder; the process is itself the first."""
+    """Start the interpreter in this folder without a sandbox. Returns the process and its id."""
     try:
         process = _popen(plain_command(interpreter, folder, "-c", own_text("guest")), folder, ())
     except OSError as error:

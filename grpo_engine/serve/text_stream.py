@@ -16,9 +16,9 @@ class TextStream:
         self._decode = decode
         self._stop = tuple(stop)
         self._tokens: list[int] = []
-        """From the last piece of text on: a token's text may depend on the one before."""
+        """Tokens from the last returned text on: a token's text may depend on the one before."""
         self._num_settled = 0
-        """Of these, whose text has been returned."""
+        """Number of leading tokens whose text has been returned."""
         self._held = ""
         """Decoded, but perhaps the start of a stop string."""
         self.is_stopped = False

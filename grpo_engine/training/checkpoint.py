@@ -27,7 +27,7 @@ class LoopState:
     """Newest evaluated step."""
     best_step: int | None = None
     best_quality: float | None = None
-    """Of the best evaluation so far (`events.quality`)."""
+    """Quality of the best evaluation so far (`events.quality`)."""
     without_improvement: int = 0
     """Evaluations in a row without the improvement that early stopping requires."""
     last_step: int | None = None

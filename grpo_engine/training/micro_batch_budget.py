@@ -19,7 +19,7 @@ from grpo_engine.objective.types import Prompt
 T = TypeVar("T")
 
 DEVICE_TOKENS = 16_384
-"""Of a GPU, if the deployment sets no budget."""
+"""Budget of a GPU if the deployment sets none."""
 CPU_BYTES = 160 * 2**20
 """Activations of a micro-batch on a CPU. More gains nothing and exceeds the caches."""
 CPU_TOKENS = range(512, 8192)

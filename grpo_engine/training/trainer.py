@@ -43,7 +43,7 @@ class ReinforcementState(MethodState):
 
     skipped_in_a_row: int = 0
     beta: float | None = None
-    """After it was adapted or raised; None: as configured."""
+    """Current value if it was adapted or raised; None: as configured."""
     prompts: dict[str, Any] = field(default_factory=dict)
     """State of the prompt source."""
     baseline: Mapping[str, Rewards] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Trainer(Method):
         return self.beta
 
     def prepare(self) -> None:
-        """On a GPU, find a token budget that fits before the first step."""
+        """Find a token budget that fits the GPU, before the first step."""
         if self.policy.device.type == "cuda":
             self.probe_memory()
 

@@ -13,7 +13,7 @@ from service.jobs.model.openai_terms import own_rule
 from service.web.validation import RequestBody
 
 SentGrader = Annotated[Grader, BeforeValidator(own_rule)]
-"""Also in the form in which a job returns its grader."""
+"""A grader as users write it, or in the form in which a job returns it."""
 
 
 class ValidateRequest(RequestBody):
@@ -23,7 +23,7 @@ class ValidateRequest(RequestBody):
 
 class ValidateResponse(BaseModel):
     grader: dict[str, Any]
-    """With all defaults, and `graders` of a multi always by key."""
+    """The grader with all defaults; the `graders` of a multi are always keyed by name."""
 
 
 class RunRequest(RequestBody):

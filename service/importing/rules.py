@@ -30,7 +30,7 @@ class Line:
     values: tuple[Any, ...]
     verdict: Verdict
     to: str = ""
-    """Its place in the job."""
+    """The job's field that takes the value."""
     why: str = ""
     stated: bool = True
     """False: the source's default, which differs from the service's."""
@@ -45,13 +45,13 @@ class Options:
     """What the configuration itself does not contain."""
 
     num_processes: int = 1
-    """Of `accelerate launch`: they share a step's completions."""
+    """Processes of `accelerate launch`, which share a step's completions."""
     model: str | None = None
     """A name of the catalogue that replaces the configuration's."""
     data: str | None = None
     validation_data: str | None = None
     num_rows: int | None = None
-    """Of the dataset; None if no dataset was given."""
+    """Number of rows of the dataset; None if no dataset was given."""
     rewards: tuple[str, ...] = ()
     """Reward functions that the training script passes itself: `file.py:function`."""
     sources: Mapping[str, str] = field(default_factory=dict)

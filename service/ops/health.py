@@ -26,7 +26,7 @@ router = APIRouter(tags=["operations"])
 NO_ANSWER = "no answer"
 OK = ("ok", "none")
 NEEDED = ("database", "disk")
-"""Without these the service is unready; without the others only degraded."""
+"""Checks without which the service is unready; a failure of the others only degrades it."""
 
 
 @router.get("/livez")

@@ -57,7 +57,7 @@ class Subscriber(ABC, Generic[Update]):
 
     topic: str
     key_id: str
-    """Of the API key that opened it."""
+    """Id of the API key that opened it."""
 
     @abstractmethod
     def deliver(self, update: Update) -> None:

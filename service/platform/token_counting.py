@@ -209,7 +209,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Without Jinja's HTML escapes, as transformers does."""
+    """JSON without Jinja's HTML escapes, as in transformers."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 

@@ -13,9 +13,9 @@ from service.probes.schemas import AdviceRead
 
 CanLearn = Literal["yes", "no", "maybe"]
 FEW_SIGNAL_SHARE = 0.25
-"""With fewer groups that have signal, most of a job's sampling is useless."""
+"""Least share of groups with signal; below it, most of a job's sampling is useless."""
 MANY_CUT_SHARE = 0.25
-"""With more, the reward measures length as much as the answer."""
+"""Largest share of cut completions; above it, the reward measures length as much as the answer."""
 MANY_ERRORS_SHARE = 0.05
 METHOD = "method.reinforcement"
 SETTINGS = f"{METHOD}.hyperparameters"

@@ -55,7 +55,7 @@ class Candidate:
     index: int
     reward: float
     digest: int
-    """Of the text: equal answers are one example."""
+    """Digest of the text: equal answers are one example."""
 
 
 Example = tuple[Candidate, ...]
@@ -150,7 +150,7 @@ def _supervised_row(row: Row, _example: Example, texts: Sequence[str]) -> Row:
 
 
 def _preference_row(row: Row, example: Example, texts: Sequence[str]) -> Row:
-    """In TRL's conversational format, or the standard one for a prompt without messages."""
+    """The row in TRL's conversational format, or in its standard format for a prompt without messages."""
     chosen, rejected = texts
     margin = {"margin": example[0].reward - example[1].reward}
     if "messages" not in row:
@@ -175,7 +175,7 @@ def _pairs(answers: _Extremes, min_margin: float) -> Iterator[Example]:
 
 
 def _extremes(source: Source, num: int) -> dict[int, _Extremes]:
-    """By row. Raises TooManyRequests at the limit of searches."""
+    """Best and worst completions by row. Raises TooManyRequests at the limit of searches."""
     found: dict[int, _Extremes] = {}
     with search_limit.slot(source.job.tenant):
         for batch in repository.batches(source.database, source.job.id, source.selection):

@@ -35,7 +35,7 @@ class RolloutEntry:
 
     group: Rollout
     index: int | None = None
-    """Of the completion; None: the group itself."""
+    """Index of the completion; None: the group itself."""
 
     @property
     def reward(self) -> float | None:
@@ -148,7 +148,7 @@ def completion_read(entry: RolloutEntry) -> CompletionRead:
 
 
 def mean_reward(group: Mapping[str, Any]) -> float | None:
-    """Of the scored completions; None if there is none."""
+    """Mean reward of the scored completions; None if there is none."""
     rewards = [one["reward"] for one in group["completions"] if one.get("reward") is not None]
     return fmean(rewards) if rewards else None
 
@@ -200,7 +200,7 @@ def _chosen(job_id: str, selection: Selection) -> Select[Rollout]:
 
 
 def _from(group: Rollout, *, newest_first: bool, itself: bool) -> ColumnElement[bool]:
-    """From this group on in the order of steps, splits and positions."""
+    """Condition that selects all groups from this one on, in the order of steps, splits and positions."""
     first = group.position if itself else group.position + 1
     in_split = and_(Rollout.split == group.split, Rollout.position >= first)
     in_step = and_(Rollout.step == group.step, or_(Rollout.split > group.split, in_split))

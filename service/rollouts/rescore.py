@@ -36,7 +36,7 @@ GRADING_PROCESSES = 2
 MAX_SERVER_CALLS = 64
 """Maximum completions for a grader that calls a server: each call costs money."""
 MAX_ROW_BYTES = 64 * 2**20
-"""Of the rows that graders see, all at once in memory."""
+"""Maximum size of the rows that graders see; all of them are in memory at once."""
 _limit = ConcurrencyLimit("re-scores", per_tenant=2, overall=4)
 
 Items = dict[int, dict[str, Any]]

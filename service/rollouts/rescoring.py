@@ -75,7 +75,7 @@ class Estimator:
 
 
 def stored_score(completion: Mapping[str, Any]) -> Score:
-    """As the job's own grader gave it."""
+    """The score that the job's own grader gave."""
     return Score(
         reward=completion.get("reward"),
         parts=completion.get("parts") or {},

@@ -43,14 +43,14 @@ class GroupFields(BaseModel):
     set: str | None = None
     """Name of the retention set, if `split` is retention."""
     position: int
-    """Of the prompt in its step and split, from 0."""
+    """Position of the prompt in its step and split, from 0."""
     has_signal: bool
     mean_reward: float | None
-    """Of the group's scored completions: the basis of their advantages."""
+    """Mean reward of the group's scored completions, from which their advantages are computed."""
     row: int
-    """Of the prompt in the dataset, from 0."""
+    """Index of the prompt in the dataset, from 0."""
     prompt: str
-    """As the model read it, rendered by its chat template."""
+    """The prompt as the model read it, rendered by its chat template."""
 
 
 class RolloutRead(GroupFields):
@@ -69,13 +69,13 @@ class CompletionRead(GroupFields, CompletionFields):
     rollout_id: str
     """The group's id."""
     index: int
-    """In the group, from 0."""
+    """Index of the completion in its group, from 0."""
 
 
 class SplitSteps(BaseModel):
     split: str
     steps: list[int]
-    """Those with rollouts, in order."""
+    """Steps with rollouts, in ascending order."""
 
 
 class RolloutOverview(BaseModel):
@@ -112,9 +112,9 @@ class RescoreSide(BaseModel):
     """Results before or after."""
 
     mean_reward: float | None
-    """Of all scored completions."""
+    """Mean reward of all scored completions."""
     share_with_signal: float
-    """Of the groups."""
+    """Share of groups that have signal."""
     num_unscored: int
     """Completions that the grader could not score; they do not count as 0."""
 
@@ -175,7 +175,7 @@ class RescoreRead(BaseModel):
 
     object: Literal["fine_tuning.job.rescore"] = "fine_tuning.job.rescore"
     grader: dict[str, Any]
-    """With all defaults."""
+    """The grader with all defaults."""
     advantage: str
     summary: RescoreSummary
     data: list[RescoredGroup]

@@ -16,7 +16,7 @@ Filter = Literal["no_signal", "truncated", "grader_error", "best", "worst"]
 """`best` and `worst` only order by reward."""
 Split = Literal["train", "validation", "retention"]
 Completion = Mapping[str, Any]
-"""As `grpo_engine.contract.records.CompletionRecord` is stored."""
+"""A completion as stored: the fields of `grpo_engine.contract.records.CompletionRecord`."""
 
 
 @dataclass(frozen=True)

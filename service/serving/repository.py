@@ -38,7 +38,7 @@ class Head:
     usage: dict[str, Any] | None
     refusal: dict[str, Any] | None
     is_lost: bool
-    """Its worker has not renewed the lease."""
+    """Whether its worker has stopped renewing the lease."""
 
 
 def live_workers(session: Session) -> list[bool]:

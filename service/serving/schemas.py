@@ -168,5 +168,5 @@ class CompletionRequest(Body):
 
 
 def _equal(given: Any, accepted: Any) -> bool:
-    """As JSON has it: true is not 1."""
+    """Whether two values are equal in JSON, where true is not 1."""
     return bool(given == accepted) and isinstance(given, bool) is isinstance(accepted, bool)

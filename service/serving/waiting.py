@@ -90,7 +90,7 @@ class PendingAnswer:
 
 
 def _timeout(message: str) -> ServiceError:
-    """Not retried automatically: the client would wait as long again."""
+    """A timeout that clients do not retry automatically: they would wait as long again."""
     return Unavailable(message, code="generation_timeout", headers={"x-should-retry": "false"})
 
 

@@ -41,7 +41,7 @@ class Lease:
         self._engine: EngineProcess | None = None
         self._fuse: threading.Timer | None = None
         self.state = JobState.RUNNING
-        """As of the last renewal."""
+        """State of the job at the last renewal."""
         # the copied context adds the attempt's log fields to the thread's lines
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._renew_until_done,), name="lease", daemon=True

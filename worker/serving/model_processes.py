@@ -109,7 +109,7 @@ class ModelProcess:
         self._lines.put(_line(Cancel(id=id)))
 
     def last_output(self) -> tuple[str, ...]:
-        """Its last log lines, until the model is loaded: later lines might quote a request."""
+        """Last lines of its log, until the model is loaded: later lines might quote a request."""
         return self._engine.log_tail(8) if self._engine and not self.is_loaded else ()
 
     def close(self) -> int | None:

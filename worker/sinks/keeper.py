@@ -23,7 +23,7 @@ logger = structlog.get_logger()
 MAX_PROCESSES = 6
 """Per machine: two jobs with all three sinks. Further sinks wait."""
 STOP_SECONDS = 5.0
-"""From SIGTERM to SIGKILL: time to write the steps already read."""
+"""Time between SIGTERM and SIGKILL, to write the steps already read."""
 HUNG = "it hung and was killed; its server may be unreachable."
 
 

@@ -38,11 +38,11 @@ class Format(RewardGrader):
     tags: Annotated[Listed[TagName], Field(min_length=1, max_length=16)] | None = None
     """Names such as ["think", "answer"]: each must open and close exactly once, in this order."""
     strict: bool = False
-    """With tags: allow only white space outside of them."""
+    """Allow only white space outside of the tags."""
     pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
     """Regular expression in RE2 syntax; `.` matches a newline only with (?s)."""
     match: Literal["full", "search"] = "full"
-    """With pattern: it must match the whole input, or some part of it."""
+    """Whether the pattern must match the whole input or some part of it."""
     json_schema: Annotated[dict[str, Any], AfterValidator(_check_schema)] | None = None
     """JSON schema to which the whole input must conform."""
 

@@ -111,7 +111,7 @@ def as_openai(sample: Sample) -> dict[str, Any]:
 _Server = PythonServer | MontyServer
 _MAX_SERVERS = 8
 _servers: OrderedDict[tuple[int, str], _Server] = OrderedDict()
-"""By process id and source, least recently used first. A forked process must not use its parent's."""
+"""Keyed by process id and source, least recently used first. A fork uses none of its parent's."""
 _lock = threading.Lock()
 
 

@@ -29,7 +29,7 @@ class Linears:
 
     @classmethod
     def of(cls, *modules: Any) -> Self:
-        """In the weights' dtype; float32 adapters get their gradient in float32."""
+        """Pack the modules in the weights' dtype; float32 adapters get their gradient in float32."""
         bases: list[Any] = [
             each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
         ]

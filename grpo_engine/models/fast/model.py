@@ -56,7 +56,7 @@ class FastModel:
         self.base = cast(Any, model.base_model)
         self.layers: tuple[Any, ...] = tuple(self.base.layers)
         self.known_angles = torch.empty(0), torch.empty(0)
-        """Of the positions from 0 on, on a CPU: computed once, not in every pass."""
+        """Rotary angles of positions 0, 1, …, computed once instead of in every pass (CPU only)."""
         self.checkpointed = False
         """Keep only each layer's input and recompute the rest in the backward pass, to save memory."""
 

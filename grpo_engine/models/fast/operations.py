@@ -55,7 +55,7 @@ def rms_norm_back(
 
 
 def at_least_single(x: Tensor) -> Tensor:
-    """In float32, or unchanged if it is wider."""
+    """The tensor in float32, or unchanged if its type is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -73,7 +73,7 @@ class GroupAssembly:
     group_size: int
     on_group: OnGroup | None = None
     _completions: dict[int, dict[int, Completion]] = field(default_factory=lambda: defaultdict(dict))
-    """By place and sample."""
+    """Completions by place, then by sample."""
 
     def add(self, place: int, sample: int, completion: Completion) -> None:
         """Store a completion of the prompt at `place`, unless it was added before."""

@@ -30,7 +30,7 @@ class Prefill:
     """Newly computed prompts, packed in one row."""
 
     keys: Layers
-    """By layer [T, Hkv, D]."""
+    """One tensor [T, Hkv, D] per layer."""
     values: Layers
     lengths: tuple[int, ...]
 

@@ -39,7 +39,7 @@ class Rows:
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
         self.lengths = torch.zeros(len(limits), dtype=torch.long, device=device)
-        """Of each finished row that is not reported yet; otherwise 0."""
+        """Length of each finished row that is not reported yet; 0 for all others."""
         self.stopped = torch.zeros(len(limits), dtype=torch.bool, device=device)
         self.clear()
         self.num_running = 0

@@ -25,7 +25,7 @@ from service.cli.options import JobId, client_of
 from service.cli.terminal.output import JsonFlag, console, literal, plain, print_json, say
 
 LINE_SECONDS = 2.0
-"""Without a terminal: the shortest time between two lines of metrics."""
+"""Shortest time between two lines of metrics where the output is not a terminal."""
 SHOWN = (
     ("reward", "reward", ".3f"),
     ("loss", "loss", ".4f"),

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from service.cli.terminal.output import literal, plain, stderr
 
 LINE_SECONDS = 5.0
-"""Without a terminal: the shortest time between two lines, and the longest wait without one."""
+"""Time between two lines where the output is not a terminal."""
 Advance = Callable[[int, int | None], None]
 """Takes the bytes so far and the total; None: unknown."""
 

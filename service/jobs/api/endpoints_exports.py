@@ -54,7 +54,7 @@ def list_exports(job_id: JobId, principal: Reader, exports: ExportsDep) -> Page[
 
 @router.get("/{export_id}")
 def retrieve_export(job_id: JobId, export_id: ExportId, principal: Reader, exports: ExportsDep) -> ExportRead:
-    """Its status; once it has succeeded, the size, SHA-256 and path of its archive."""
+    """Status of an export; once it has succeeded, also size, SHA-256 and path of its archive."""
     return exports.read(principal.tenant, job_id, export_id)
 
 

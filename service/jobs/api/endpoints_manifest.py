@@ -42,7 +42,7 @@ class ManifestRead(BaseModel):
     """The request's field → `sha256` and `bytes` of the file."""
     graders: dict[str, Any]
     method: dict[str, Any]
-    """In our own terms, with the values of headers hidden."""
+    """The method in this API's own fields, with the values of headers hidden."""
     seed: int
     resources: dict[str, Any]
     configuration_sha256: str

@@ -36,7 +36,7 @@ class Jobs:
     database: Database
     wakeups: Wakeups
     max_running: int | None
-    """Of one tenant; None: unlimited."""
+    """Maximum number of running jobs per tenant; None: unlimited."""
 
     def page(
         self, tenant: str, *, after: str | None, limit: int, labels: Mapping[str, str] | None

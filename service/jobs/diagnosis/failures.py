@@ -12,7 +12,7 @@ from service.jobs.diagnosis.signal import lower_learning_rate, without_signal
 from service.jobs.results.manifest import settings_in
 
 SHOWN_LINES = 8
-"""Of the stored evidence; `failure.evidence` has all of it."""
+"""Number of lines of the stored evidence that a finding shows; `failure.evidence` has all."""
 TIMEOUT = "unresponsive_reward_error"
 LIMITS = ("max_calls", "max_cost_usd")
 

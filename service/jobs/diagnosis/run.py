@@ -16,7 +16,7 @@ from service.jobs.results.manifest import settings_in
 RECENT_STEPS = 20
 """A step's mean over a few prompts varies; twenty of them show the current state of a run."""
 MIN_STEPS = 20
-"""With fewer steps a trend is mostly the luck of the prompts."""
+"""Fewest steps that show a trend; in fewer, it is mostly the luck of the prompts."""
 NUM_ERRORS = 2.0
 """A difference counts from this many standard errors on: about 95%."""
 
@@ -30,7 +30,7 @@ class Span:
     last: int
     mean: float
     square_error: float
-    """Of the mean."""
+    """Squared standard error of the mean."""
 
     def __str__(self) -> str:
         steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}–{self.last}"

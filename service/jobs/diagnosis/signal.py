@@ -16,10 +16,10 @@ MAX_GROUP_SIZE = 64
 ROUNDS = 3
 """DAPO's own number of rounds of dynamic sampling, in our recipe."""
 NEARLY_ALL = 0.9
-"""With this share of cut completions, the model's answers are unknown."""
+"""Share of cut completions from which the model's answers are unknown."""
 FEWEST_TOKENS, MAX_TOKENS = 16, 131_072
 FEW_ROWS = 100
-"""With fewer held-out rows a 95 % interval is wider than what training usually gains (10 points)."""
+"""Fewest held-out rows; a 95 % interval over fewer is wider than what training usually gains (10 points)."""
 STILL_NATS = 0.01
 """KL of a completion below which the policy has hardly moved."""
 SIGNAL = "frac_reward_zero_std"

@@ -15,9 +15,9 @@ from service.jobs.model.methods import lora_of, sampling_of
 from service.jobs.model.schemas import Estimate, Range, TokenRange
 
 SHORTEST_SHARE = 1 / 8
-"""Of max_completion_tokens: the shortest mean length assumed for completions of an unknown model."""
+"""Shortest mean length assumed for an unknown model's completions, as a share of max_completion_tokens."""
 LEAST_TRAINED_SHARE = 1 / 4
-"""Of the sampled tokens: groups without signal train nothing, and a job with more of them hardly learns."""
+"""Least share of sampled tokens that is trained: groups without signal are not."""
 SAME_SPREAD, SIMILAR_SPREAD = 1.5, 3.0
 """Factors by which the speed of a past job of this model, or of one of its size, may be off."""
 SIMILAR_SIZE = 4.0
@@ -29,7 +29,7 @@ SHORT_SHARE = 10
 TRAIN_PER_SAMPLE = (0.3, 3.0)
 """Seconds of training per second of sampling, if there is no training yet to measure."""
 PROCESS_BYTES = 370 * 2**20
-"""Of an engine without a model, on a CPU: Python, torch and transformers."""
+"""Memory of an engine without a model on a CPU: Python, torch and transformers."""
 BYTES_PER_TRAINED = 16
 """Weight, gradient and Adam's two moments in float32."""
 CPU_ACTIVATION_BYTES, GPU_TOKENS = 160 * 2**20, 16_384
@@ -200,7 +200,7 @@ def cache_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
 
 
 def activation_bytes(subject: Subject, shape: ModelShape, width: int) -> int:
-    """Of one training pass."""
+    """Memory of the activations of one training pass."""
     per_token = shape.layers * (8 * shape.hidden + 3 * shape.intermediate) * width
     if subject.runtime.token_budget:
         return subject.runtime.token_budget * per_token
@@ -239,7 +239,7 @@ def steady(measured: Sequence[tuple[float, float | None]]) -> list[float]:
 
 
 def phase_seconds(tokens: TokenRange, rates: Sequence[float], spread: float) -> Range:
-    """From the fewest tokens at the highest rate to the most tokens at the lowest rate."""
+    """Range from the fewest tokens at the highest rate to the most tokens at the lowest rate."""
     if not tokens.high:
         return Range(low=0, high=0)
     return Range(low=tokens.low / (max(rates) * spread), high=tokens.high / (min(rates) / spread))

@@ -41,7 +41,7 @@ class LengthCheck:
     """All rows so far."""
     _waiting: list[_Texts] = field(default_factory=list)
     _num_characters: int = 0
-    """Of the waiting rows."""
+    """Number of characters in the waiting rows."""
     _lacks_template: bool = False
     _num_fitting: int = 0
     _shortest_long: int = 0

@@ -40,15 +40,15 @@ class ModelShape:
     hidden: int
     intermediate: int
     kv_width: int
-    """Of one token's keys (or values) in a layer: heads × their size."""
+    """Number of values in one token's keys (or values) in a layer: heads × head size."""
     vocabulary: int
     matrices: tuple[Matrix, ...]
-    """Of linear layers."""
+    """Weight matrices of linear layers."""
     modules: tuple[str, ...] = ()
     """All modules that have a weight."""
 
     def adapter_parameters(self, rank: int, targets: str | tuple[str, ...]) -> int:
-        """Of a LoRA adapter on all linear layers, or on those that `targets` name."""
+        """Number of parameters of a LoRA adapter on all linear layers, or on those that `targets` name."""
         chosen = [each for each in self.matrices if targets == "all-linear" or _is_named(each.name, targets)]
         return sum(rank * (each.rows + each.columns) for each in chosen)
 

@@ -55,7 +55,7 @@ class Row:
     """One usable row. Exactly one of `messages` and `prompt` is given."""
 
     line: int
-    """In the file, from 1."""
+    """Line number in the file, from 1."""
     messages: tuple[dict[str, Any], ...] | None
     prompt: str | None
     completion: str | None

@@ -145,7 +145,7 @@ class EvalRead(BaseModel):
     baseline: dict[str, Any] | None = None
     """Before step 1."""
     best: dict[str, Any] | None = None
-    """By held-out reward; `checkpoint` is its id if it is kept."""
+    """The evaluation with the highest held-out reward; `checkpoint` is its id if it is kept."""
     last: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
     """`last` against `baseline`, row by row: {text, difference, low, high, rows}."""
@@ -234,7 +234,7 @@ class CheckpointRead(BaseModel):
     fine_tuned_model_checkpoint: str
     step_number: int
     is_best: bool
-    """Its policy is the best of all evaluated ones."""
+    """Whether no evaluated policy was better."""
     metrics: dict[str, Any]
     bytes: int
     sha256: str
@@ -264,7 +264,7 @@ class Estimate(BaseModel):
     sampled_tokens: TokenRange
     trained_tokens: TokenRange | None
     peak_memory_bytes: TokenRange | None
-    """Of the engine: the GPU's memory, or on a CPU its process's."""
+    """Peak memory of the engine: the GPU's, or on a CPU that of its process."""
     seconds: Range | None
     notes: list[str]
 

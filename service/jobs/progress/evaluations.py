@@ -38,7 +38,7 @@ def _newer(known: Mapping[str, Any], event: Evaluated) -> dict[str, Any] | None:
 
 
 def metrics(event: Evaluated) -> dict[str, float]:
-    """Under the names of the metrics table: `eval/…`, of a retention set `eval/<name>/…`."""
+    """The event's values by metric name: `eval/…`, of a retention set `eval/<name>/…`."""
     prefix = EVALUATION if event.name == VALIDATION else f"{EVALUATION}{event.name}/"
     return {f"{prefix}{name}": value for name, value in event.metrics.items()}
 

@@ -56,7 +56,7 @@ class ExportRead(BaseModel):
     job_id: str
     format: str
     step: int
-    """Of the weights in it."""
+    """Step of the exported weights."""
     status: str
     """queued, running, succeeded or failed."""
     phase: str
@@ -65,9 +65,9 @@ class ExportRead(BaseModel):
     finished_at: int | None
     bytes: int | None
     sha256: str | None
-    """Of the archive, a tar; it and `bytes` are null until the export has succeeded."""
+    """SHA-256 of the archive, a tar; it and `bytes` are null until the export has succeeded."""
     file_id: str | None
-    """Of the archive, for `GET /v1/files/{id}/content`."""
+    """File id of the archive, for `GET /v1/files/{id}/content`."""
     content: str | None
     """Path of the archive's download."""
     error: ErrorRead | None

@@ -40,12 +40,12 @@ class Stored:
     """`checkpoint`, `adapter`, `model`, `experiences` or `metrics`."""
     step: int
     fence: int
-    """Of the attempt that wrote it."""
+    """Fence of the attempt that wrote it."""
     sha256: str
     found_sha256: str | None
     """None: the storage has nothing under its key."""
     was_deleted: bool = False
-    """By its owner, so the storage may hold nothing."""
+    """Whether its owner deleted it, so that the storage may hold nothing."""
 
 
 @dataclass(frozen=True)

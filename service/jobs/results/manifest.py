@@ -46,13 +46,13 @@ class Facts:
     seed: int
     resources: Mapping[str, Any]
     files: Mapping[str, DataFile]
-    """By the field that names it: `training_file`, `validation_file`, `retention.<name>`."""
+    """Files by the field that names them: `training_file`, `validation_file`, `retention.<name>`."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     """`versions`, `device`, `dtype`, `sampler`; empty before it has started."""
     service_version: str = ""
     fingerprint: str | None = None
-    """Of the base's weights when the job started."""
+    """Fingerprint of the base's weights when the job started."""
 
 
 def document(facts: Facts) -> Document:

@@ -17,7 +17,7 @@ SHOWN = (
     *("learning_rate", "lr_schedule", "beta", "epsilon_low", "epsilon_high", "temperature"),
     "max_completion_tokens",
 )
-"""Of the hyperparameters, if the method has them; all are in manifest.json."""
+"""Hyperparameters that the card shows, if the method has them; manifest.json has all."""
 TAGS = {"reinforcement": ["grpo", "reinforcement-learning"], "supervised": ["sft"]}
 CARD = """\
 ---

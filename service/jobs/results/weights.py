@@ -28,7 +28,7 @@ class ModelParts:
     """Everything that a model is loaded from; equal if the model is the same."""
 
     name: str
-    """Of the base, as a trained adapter names it."""
+    """Name of the base model, as a trained adapter gives it."""
     base: CatalogEntry | StoredWeights
     adapter: StoredWeights | None
 

@@ -131,7 +131,7 @@ def known_machines(session: Session, settings: Settings) -> list[Machine]:
 
 @cache
 def installed_sinks() -> Capabilities:
-    """Such as `sink:wandb`."""
+    """Capabilities of the metric sinks whose libraries are installed, such as `sink:wandb`."""
     return frozenset(f"sink:{kind}" for kind, package in SINK_PACKAGES.items() if find_spec(package))
 
 

@@ -72,7 +72,7 @@ class JobCount(NamedTuple):
     num_jobs: int
     num_attempts: int
     num_expired_leases: int
-    """In total: a claim increments fence and attempt, a sweep only the fence."""
+    """Leases that have ever expired: a claim increments fence and attempt, a sweep only the fence."""
 
 
 JOB_COUNTS = (
@@ -149,7 +149,7 @@ class Host:
 class PoolReport:
     pool: str
     needs: tuple[Need, ...]
-    """Of the first 1,000 jobs in the order of claims, where jobs that no machine can run accumulate."""
+    """What the first 1,000 jobs in claim order need; jobs that no machine can run accumulate there."""
     hosts: tuple[Host, ...]
     num_held: int
     """Running jobs."""

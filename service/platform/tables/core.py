@@ -135,9 +135,9 @@ class Job(Base):
     """`code`, `message`, `hint`, `evidence`."""
 
     probe: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """Of a probe, which trains nothing: `prompts`, and `result` after it has ended."""
+    """Set if the job is a probe, which trains nothing: `prompts`, and `result` after its end."""
     export: Mapped[dict[str, Any] | None] = mapped_column(Document)
-    """Of an export: `job_id`, `format`, `step` and `sha256` of the weights."""
+    """Set if the job is an export: `job_id`, `format`, `step` and `sha256` of the weights."""
 
     estimate: Mapped[dict[str, Any] | None] = mapped_column(Document)
     """Expected cost at creation (`jobs/intake/estimate.py`)."""
@@ -228,7 +228,7 @@ class Artifact(Base):
 
     __tablename__ = "artifacts"
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """Its file id."""
+    """Id of the file."""
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     kind: Mapped[str] = mapped_column(String(16))
     """`adapter`, `model` (whole weights), `metrics` (CSV) or an export's `merged`."""

@@ -52,7 +52,7 @@ class GenerationChunk(Base):
         ForeignKey("generations.id", ondelete="CASCADE"), primary_key=True
     )
     sequence: Mapped[int] = mapped_column(primary_key=True)
-    """From 1, without gaps."""
+    """Number of the chunk, from 1, without gaps."""
     pieces: Mapped[list[Any]] = mapped_column(Document)
     """`grpo_engine.serve.protocol.Piece`s."""
 

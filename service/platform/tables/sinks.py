@@ -28,7 +28,7 @@ class JobSink(Base):
     step: Mapped[int] = mapped_column(default=-1)
     """Last written step; -1: none."""
     reason: Mapped[str] = mapped_column(String(512), default="")
-    """Of the last failure."""
+    """Reason of the last failure."""
 
     __table_args__ = (partial_index("ix_job_sinks_due", ["due_at"], where="due_at IS NOT NULL"),)
 

@@ -45,7 +45,7 @@ class WebhookDelivery(Base):
     event_type: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(default=db_now())
-    """Of the event."""
+    """Time of the event."""
     state: Mapped[str] = mapped_column(String(16), default="pending")
     """`pending`, `delivered` or `failed`."""
     due_at: Mapped[float | None]

@@ -55,6 +55,6 @@ class DuplicateCheck:
 
 
 def _digest(row: Row) -> bytes:
-    """Of the conversation and its target, without the fields that only graders see."""
+    """Digest of the conversation and its target, without the fields that only graders see."""
     conversation = [row.messages if row.messages is not None else row.prompt, row.completion, row.tools]
     return hashlib.blake2b(json.dumps(conversation, sort_keys=True).encode(), digest_size=16).digest()

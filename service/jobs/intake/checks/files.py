@@ -36,9 +36,9 @@ class CheckedRows:
     """The result of reading the rows of a request's files. The content of a file id never changes."""
 
     num_rows: Mapping[str, int]
-    """By the field that names the file."""
+    """Number of rows of each file, keyed by the field that names the file."""
     row_tokens: Mapping[str, RowTokens]
-    """By the same field; empty if they were not counted."""
+    """Lengths of each file's rows, keyed likewise; empty if they were not counted."""
     warnings: Sequence[dict[str, str]]
     text: ModelText | None
     """What counted the tokens; the key has its id, which is unique while this holds it."""
@@ -56,7 +56,7 @@ class FileCheck:
     context_tokens: int | None
     duplicates: DuplicateCheck
     row_tokens: dict[str, RowTokens] = field(default_factory=dict)
-    """By the field that names the file: how long its rows are, if they were counted."""
+    """Lengths of each file's rows, keyed by the field that names the file, if they were counted."""
 
     def key(self, uses: Sequence[DatasetUse]) -> tuple[Hashable, ...]:
         """Equal for checks with equal results."""

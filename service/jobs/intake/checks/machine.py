@@ -68,7 +68,7 @@ def check_capabilities(
 
 
 def _check_subset(method: Method, problems: Problems) -> None:
-    """Without bubblewrap python graders run in a subset of the language."""
+    """Report python graders outside the language subset that runs on machines without bubblewrap."""
     for where, rule in rules_of(method):
         if rule.type != "python":
             continue
