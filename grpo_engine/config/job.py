@@ -181,7 +181,7 @@ class RunConfig(Record):
     """Retention set → JSONL on the engine's disk."""
     method: Method
     probe: ProbeSize | None = None
-    """None: train."""
+    """Size of the probe; None: the job trains."""
     export: Literal["merged"] | None = None
     """Save base and adapter as one model instead of training; training_file is not read."""
     runtime: Runtime = Field(default_factory=Runtime)

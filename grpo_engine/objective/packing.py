@@ -24,7 +24,7 @@ class TrainingSequence:
     logprobs: tuple[float, ...]
     """T; log-probabilities under the sampling policy."""
     advantages: tuple[float, ...]
-    """T."""
+    """Advantage of each of the T tokens."""
     weight: float
     """Share of each trained token in the optimiser step's policy loss."""
     kl_weight: float = 0.0

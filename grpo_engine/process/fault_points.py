@@ -46,7 +46,7 @@ class Fault(NamedTuple):
     value: str | None
     """Seconds to sleep, or the name of an error number."""
     nth: int | None
-    """At this passage only; None: at every one."""
+    """Number of the passage that fails; None: every one."""
 
 
 def parse_faults(text: str) -> dict[str, Fault]:

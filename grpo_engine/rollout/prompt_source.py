@@ -78,7 +78,7 @@ class Difficulty:
     visits_without_signal: int = 0
     """Number of consecutive visits without signal."""
     skipped_until: int = 0
-    """Epoch in which it is used again."""
+    """Epoch in which the prompt is used again."""
 
 
 MAX_REST_EPOCHS = 8

@@ -43,7 +43,7 @@ class Limits:
     memory_bytes: int = 2 * 2**30
     """Address space of each process, and total memory of all of them."""
     processes: int = 32
-    """Threads included."""
+    """Maximum processes, threads included."""
     file_bytes: int = 16 * 2**20
     output_bytes: int = 2**20
     """Standard output and error together; more is an error of the call."""

@@ -33,7 +33,7 @@ class Answering:
     policy: Policy
     sampler: StreamingSampler
     context_tokens: int | None
-    """Prompt and completion together."""
+    """Limit of prompt and completion together."""
 
     @classmethod
     def load(cls, served: ServedModel) -> Self:

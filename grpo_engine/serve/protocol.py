@@ -13,7 +13,7 @@ from grpo_engine.config.job import ModelSource, Runtime
 from grpo_engine.contract.records import FinishReason, Record
 
 MAX_COMPLETIONS = 8
-"""Per request."""
+"""Maximum completions of one request."""
 MAX_STOPS = 4
 
 
@@ -63,7 +63,7 @@ class Piece(Record):
 
     index: int
     text: str = ""
-    """Whole characters only."""
+    """New text, which ends at a whole character."""
     tokens: tuple[Token, ...] = ()
     finish_reason: FinishReason | None = None
     """Set in a completion's last piece."""

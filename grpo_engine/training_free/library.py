@@ -49,7 +49,7 @@ class Experience(Record):
     id: str
     """`G0`, `G1`, …; numbers are never reused."""
     text: str
-    """One line."""
+    """The lesson, on one line."""
     created_step: int
     changed_step: int
     useful_step: int
@@ -64,7 +64,7 @@ class LibraryChanges:
     modified: int = 0
     deleted: int = 0
     evicted: int = 0
-    """Removed to stay within the limit."""
+    """Number of lessons removed to stay within the limit."""
     ignored: int = 0
     """Operations on unknown ids, and lessons that exist already."""
 

@@ -60,7 +60,7 @@ class RunMetadata(BaseModel):
     name: str
     type: str
     execution_time: float
-    """Seconds."""
+    """Duration of the grading in seconds."""
     scores: dict[str, float | None]
     token_usage: int | None = None
     sampled_model_name: str | None = None

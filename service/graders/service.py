@@ -24,7 +24,7 @@ from service.web.limits import ConcurrencyLimit
 RESERVED_FIELDS = ("messages", "tools")
 """Fields of a dataset row that graders do not see in `item`."""
 DEADLINE_SECONDS = 120.0
-"""OpenAI's limit."""
+"""Time limit of one grader run, as at OpenAI."""
 _run_limit = ConcurrencyLimit("grader runs", per_tenant=4, overall=8)
 """For rules that need a process or wait for a server."""
 

@@ -88,7 +88,7 @@ def wrapped(source: str, name: str) -> tuple[str, str]:
 
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""The arguments that verl passes."""
+"""Arguments that verl passes to a reward function."""
 
 
 def wrapped_verl(source: str | None, reference: str) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 Executor = Session | Connection
-"""What runs statements that need no ORM."""
+"""Anything that executes statements without the ORM."""
 
 
 def is_postgresql(executor: Executor) -> bool:

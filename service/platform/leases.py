@@ -37,9 +37,9 @@ class Leases:
 
     table: type[Base] | Table
     key: tuple[SQLColumnExpression[Any], ...]
-    """The primary key."""
+    """Columns of the primary key."""
     number: SQLColumnExpression[int]
-    """Grows with each claim."""
+    """Fencing number, which grows with each claim."""
     expires_at: SQLColumnExpression[float | None]
     active: ColumnElement[bool]
     """Condition on rows that can be held; `true()` if all can."""

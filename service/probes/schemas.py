@@ -39,7 +39,7 @@ class ProbeResult(BaseModel):
     """The first reason; empty if there is none."""
     mean_completion_tokens: float
     tokens_per_second: float
-    """Sampled."""
+    """Sampled tokens per second."""
     peak_memory_bytes: int
 
 
@@ -60,7 +60,7 @@ class ProbeRead(BaseModel):
     method: dict[str, Any]
     seed: int
     prompts: int
-    """Requested; a smaller file is used in full."""
+    """Requested number of prompts; a smaller file is used in full."""
     warnings: list[Any]
     result: ProbeResult | None
     """Null until the probe succeeds."""

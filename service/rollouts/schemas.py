@@ -151,7 +151,7 @@ class RescoredCompletion(BaseModel):
     advantage_before: float
     advantage_after: float
     parts: dict[str, float | None]
-    """The new grader's."""
+    """Score of each part of the new grader."""
     errors: dict[str, GradeError]
 
 

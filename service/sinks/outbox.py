@@ -21,7 +21,7 @@ from service.platform.tables.core import Job
 from service.platform.tables.sinks import JobSink
 
 CLAIM_SECONDS = 120.0
-"""Longer than a sink's own time limits."""
+"""Duration of a claim; longer than a sink's own time limits."""
 BACKOFF_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0, 21_600.0, 86_400.0)
 """Pauses after consecutive failures; then the sink is given up."""
 MAX_ROWS = 500

@@ -21,7 +21,7 @@ STORED_BYTES_RETRY_SECONDS = 3600
 """Expiring files free space after an hour or later."""
 RETRY_SECONDS = 5
 ROUNDING_SECONDS = 1e-6
-"""Sums of fractions of a second are not exact."""
+"""Tolerance: sums of fractions of a second are not exact."""
 
 
 def check_unfinished_jobs(num_jobs: int, settings: Settings) -> None:

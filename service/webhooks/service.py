@@ -34,7 +34,7 @@ from service.webhooks.schemas import (
 )
 
 MAX_ENDPOINTS = 20
-"""Per tenant."""
+"""Maximum endpoints of a tenant."""
 OLD_SECRET_SECONDS = 24 * 3600.0
 SECRET_BYTES = 32
 _receiver_limit = ConcurrencyLimit("requests to webhook receivers", per_tenant=4, overall=8)

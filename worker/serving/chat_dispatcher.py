@@ -34,7 +34,7 @@ LEASE_SECONDS = 20.0
 BEAT_SECONDS = 3.0
 """Between two lease renewals and announcements to the API."""
 PACE_SECONDS = 0.05
-"""Between two writes of received pieces."""
+"""Interval of the writes of received pieces."""
 MAX_OPEN = 16
 """Concurrent requests of this worker."""
 STOPPING = Refusal(code="worker_stopping", message="The worker is shutting down; try again.")

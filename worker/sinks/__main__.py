@@ -24,7 +24,7 @@ from worker.supervision import stop_flag
 logger = structlog.get_logger()
 
 POLL_SECONDS = 1.0
-"""Between two queries for new steps."""
+"""Interval of the queries for new steps."""
 RENEW_POLLS = 20
 """A claim is renewed at least once in this many queries."""
 DATABASE_UNAVAILABLE = os.EX_TEMPFAIL

@@ -26,14 +26,14 @@ class Continuation:
     turn: int
     """Number of earlier turns, 1 or more."""
     max_tokens: int
-    """Remaining tokens."""
+    """Number of tokens that may still be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     max_tokens: int
     temperature: float = 1.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     seed: int = 0
     step: int = 0
     first_prompt: int = 0

@@ -55,7 +55,7 @@ def vllm_environment() -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class VllmCompletion:
     name: str
-    """The request's."""
+    """Name of the request."""
     token_ids: tuple[int, ...]
     """T sampled tokens, end-of-sequence included if the model emitted it."""
     logprobs: tuple[float, ...]

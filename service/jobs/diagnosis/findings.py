@@ -33,7 +33,7 @@ class Diagnosis(BaseModel):
     step: int
     summary: str
     findings: list[DiagnosisFinding]
-    """The worst first."""
+    """Findings, the worst first."""
 
 
 def finding(

@@ -95,7 +95,7 @@ class Run:
     job_id: str
     state: JobState
     method: Mapping[str, Any]
-    """Expanded."""
+    """The method, expanded."""
     step: int
     total_steps: int
     metrics: Sequence[Mapping[str, Any]] = ()

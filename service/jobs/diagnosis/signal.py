@@ -30,7 +30,7 @@ class Reason(NamedTuple):
     """Why groups have no signal."""
 
     cause: str
-    """Empty: no single cause explains most of them."""
+    """Cause of most groups without signal; empty if no single one explains most of them."""
     advice: str
     change: Change
     evidence: list[str]

@@ -14,9 +14,9 @@ MAX_CLIPPED = 0.3
 """Share of tokens outside of the clip range. A few percent are usual; at a third, most of a step is spent on
 tokens without a gradient."""
 SPIKE = 10.0
-"""Times the median norm of the gradient."""
+"""Multiple of the median gradient norm from which a step counts as a spike."""
 MIN_SPIKES = 3
-"""One or two are an odd batch."""
+"""Fewest spikes that are a finding; one or two are an odd batch."""
 HIGHER_CLIP = 0.28
 """DAPO's epsilon_high, which keeps rare tokens alive."""
 RATIO_LOSSES = frozenset({"grpo", "dapo", "dr_grpo", "bnpo"})

@@ -57,7 +57,7 @@ class Past:
     """The measurements of a finished job, or of a probe, which trains nothing."""
 
     model: str
-    """The base."""
+    """Name of the base model."""
     machine: str
     num_parameters: int
     steps: int
@@ -66,7 +66,7 @@ class Past:
     trained_tokens: int
     train_seconds: float
     other_seconds: float
-    """Loading, grading, evaluating, saving."""
+    """Seconds for loading, grading, evaluating and saving."""
     mean_completion_tokens: float
 
     def sampling_rate(self, size: int) -> float | None:

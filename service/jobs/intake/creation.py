@@ -35,7 +35,7 @@ from service.web.auth import require_good_key
 from service.web.limits import check_stored_bytes, check_unfinished_jobs
 
 NUM_FIRST_EVENTS = 2
-"""Created, and queued."""
+"""Number of events of a new job: created, and queued."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Subject:
     """The job whose cost is estimated."""
 
     model: str
-    """The base."""
+    """Name of the base model."""
     method: Method
     total_steps: int
     rows: RowTokens | None

@@ -36,9 +36,9 @@ class LengthCheck:
     file: str
     problems: Problems
     tools: tuple[dict[str, Any], ...] = ()
-    """The job's own, as function schemas."""
+    """Tools of the job, as function schemas."""
     counted: RowTokens = field(default_factory=RowTokens)
-    """All rows so far."""
+    """Counts of all rows so far."""
     _waiting: list[_Texts] = field(default_factory=list)
     _num_characters: int = 0
     """Number of characters in the waiting rows."""

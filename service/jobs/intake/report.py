@@ -17,7 +17,7 @@ class Report:
     """A job may be queued if `problems` is empty."""
 
     method: Method
-    """Expanded: the method of the queued job."""
+    """The method of the queued job, expanded."""
     problems: Problems = field(default_factory=Problems)
     warnings: list[dict[str, str]] = field(default_factory=list)
     """`code` and `message` each, as in the job."""

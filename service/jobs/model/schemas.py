@@ -143,7 +143,7 @@ class EvalRead(BaseModel):
     """Each evaluation as `{step, reward, …}`; `verdict` and `retention` are absent until they exist."""
 
     baseline: dict[str, Any] | None = None
-    """Before step 1."""
+    """The evaluation before step 1."""
     best: dict[str, Any] | None = None
     """The evaluation with the highest held-out reward; `checkpoint` is its id if it is kept."""
     last: dict[str, Any] | None = None

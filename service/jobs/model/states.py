@@ -49,4 +49,4 @@ PUBLIC = {state: state for state in JobState} | {
     JobState.CANCELLING: JobState.RUNNING,
     JobState.PAUSING: JobState.RUNNING,
 }
-"""What the API shows."""
+"""State → status that the API shows."""

@@ -40,7 +40,7 @@ class JobUpdate:
 
 
 PING = JobUpdate(-1, JobState.RUNNING)
-"""No update for PING_SECONDS."""
+"""Sent after PING_SECONDS without an update."""
 
 
 @dataclass(eq=False)

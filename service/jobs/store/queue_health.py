@@ -152,7 +152,7 @@ class PoolReport:
     """What the first 1,000 jobs in claim order need; jobs that no machine can run accumulate there."""
     hosts: tuple[Host, ...]
     num_held: int
-    """Running jobs."""
+    """Number of running jobs."""
 
     @property
     def num_live(self) -> int:

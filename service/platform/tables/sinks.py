@@ -24,7 +24,7 @@ class JobSink(Base):
     claim: Mapped[int] = mapped_column(default=0)
     """Grows with each claim; writes under an older claim change nothing."""
     failures: Mapped[int] = mapped_column(default=0)
-    """Consecutive."""
+    """Number of consecutive failures."""
     step: Mapped[int] = mapped_column(default=-1)
     """Last written step; -1: none."""
     reason: Mapped[str] = mapped_column(String(512), default="")

@@ -23,9 +23,9 @@ from service.jobs.model.methods import leaves
 
 TRIAL_COMPLETIONS = ("", "The answer is 42.", '{"answer": 42}')
 DEADLINE_SECONDS = 5.0
-"""For one completion."""
+"""Time limit for one completion."""
 TRIAL_SECONDS = 20.0
-"""For all of them: later scores are ignored."""
+"""Time limit for all completions; later scores are ignored."""
 RAISED = "python_grader_runtime_error"
 HOPELESS = re.compile(
     r"(NameError|ImportError|ModuleNotFoundError|KeyError)\b|(TypeError: )?grade\(\) must return"
