@@ -53,7 +53,6 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "GRPO_HOME": str(home),
-        "GRPO_ENGINE_PYTHON": str(forking.engine_python()),
         "GRPO_ENGINE_MODULE": "tests.support.fake_engine",
         **more,
     }
@@ -133,9 +132,12 @@ def call_grpo(*arguments: str | Path, environment: dict[str, str]) -> subprocess
 
 @contextmanager
 def grpo_up(home: Path, **more: str) -> Iterator[Up]:
-    """Starts `grpo up` on a free port and ends it; its log is shown where it does not start."""
+    """Starts `grpo up` on a free port and ends it; its log is shown where it does not start.
+
+    Its engines are forked (`tests.support.forking`), unless `more` names another GRPO_ENGINE_PYTHON.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    env = environment(home, **more)
+    env = environment(home, **{"GRPO_ENGINE_PYTHON": str(forking.engine_python()), **more})
     with (home / "up.log").open("w") as log:
         process = subprocess.Popen(
             [*GRPO, "up", "--port", "0", "--json"],
