@@ -66,6 +66,9 @@ soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; wri
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
 	$(BIN)/python -m bench.service.warm_start
 
+# tests/conftest.py needs server packages, which this environment does not have
+TEST_VLLM := .venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
+
 test: system  ## Run all checks and tests
 	@# the checks and the second installation take one core each
 	@$(MAKE) --no-print-directory setup
@@ -73,7 +76,7 @@ test: system  ## Run all checks and tests
 	@# the tests start a thousand processes; compile once, not in each of them
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	@# the vLLM tests run beside the others; their output follows
-	@$(MAKE) --no-print-directory test-vllm >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
+	@$(TEST_VLLM) >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
 	$(BIN)/python -m pytest -n 4 --dist worksteal; tests=$$?; \
 	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; exit $$((tests + vllm))
 
@@ -86,9 +89,8 @@ fuzz: setup system  ## Search with random examples: HTTP requests (EXAMPLES=1000
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest --hypothesis-profile random tests/fuzz
 	$(BIN)/python -m pytest --hypothesis-profile random $(SEARCHES)
 
-# tests/conftest.py needs server packages, which this environment does not have.
 test-vllm: setup-vllm  ## Run the tests of the vLLM sampler, in their own environment
-	.venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
+	$(TEST_VLLM)
 
 check: setup  ## Check format, lint, types, import rules and sizes
 	$(BIN)/ruff format --check .
