@@ -66,6 +66,8 @@ soak: setup system  ## Run jobs for MINUTES (10) while processes are killed; wri
 warm-start: setup  ## Measure the time from claim to first step, with and without a pre-started engine
 	$(BIN)/python -m bench.service.warm_start
 
+# one more than cores: some tests wait
+TESTERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # tests/conftest.py needs server packages, which this environment does not have
 TEST_VLLM := .venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
 
@@ -77,7 +79,7 @@ test: system  ## Run all checks and tests
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	@# the vLLM tests run beside the others; their output follows
 	@$(TEST_VLLM) >.venv-vllm/tests.log 2>&1 & vllm=$$!; \
-	$(BIN)/python -m pytest -n 4 --dist worksteal; tests=$$?; \
+	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal; tests=$$?; \
 	wait $$vllm; vllm=$$?; cat .venv-vllm/tests.log; exit $$((tests + vllm))
 
 screenshots: setup system  ## Write docs/images: the page of a running job, light and dark (4 minutes)
