@@ -75,7 +75,7 @@ def main() -> None:
     out = os.fdopen(parser.parse_args().answers_to, "w")
     model = ServedModel.model_validate_json(sys.stdin.readline())
     if code := {"broken": "model_not_found", "changed": "base_model_changed"}.get(model.model.name):
-        print(Unloadable(code=code, message="/a/path of ours").model_dump_json(), file=out, flush=True)
+        print(Unloadable(code=code, message="/an/internal/path").model_dump_json(), file=out, flush=True)
         sys.exit(1)
     commands: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=read, args=(commands,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""`GRPO_ENGINE_PYTHON` of tests: the server of this folder forks what this program is told to run.
+"""`GRPO_ENGINE_PYTHON` of tests: has the server in this folder fork the module that its arguments name.
 
 It stands for the process: passes signals on, ends as it does, and takes it along when it is killed. Copied
 beside the server's socket and started without `site`, in milliseconds: standard library only.

@@ -185,8 +185,8 @@ def test_a_loading_error_reveals_no_internal_path(
     answer()
     refused = http.post(CHAT, json=body("hello", model))
     assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
-    assert "/a/path of ours" not in refused.text
-    assert "/a/path of ours" in capfd.readouterr().err
+    assert "/an/internal/path" not in refused.text
+    assert "/an/internal/path" in capfd.readouterr().err
 
 
 @on_sqlite
