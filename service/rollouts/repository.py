@@ -6,9 +6,8 @@ Boundary: the caller has checked the job's tenant.
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from statistics import fmean
 from typing import Any, Literal
 
@@ -58,7 +57,7 @@ class RolloutEntry:
 
 
 def page(
-    session: Session,
+    database: Database,
     job_id: str,
     selection: Selection,
     unit: Unit,
@@ -67,26 +66,25 @@ def page(
     after: RolloutEntry | None,
 ) -> list[RolloutEntry]:
     """`limit` + 1 entries at most, after the entry `after`: newest step first, or by reward."""
-    query = _chosen(job_id, selection)
     by_reward = selection.filter in ("best", "worst")
-    if not by_reward:
-        query = query.order_by(Rollout.step.desc(), Rollout.split, Rollout.position)
-        if after is not None:
-            query = query.where(_from(after.group, newest_first=True, itself=True))
-        if not selection.looks_inside:
-            query = query.limit(limit + 2)  # the cursor's own group is one of them
-    with closing(session.scalars(query.execution_options(yield_per=BATCH_ROWS))) as groups:
-        found: Iterable[RolloutEntry] = (
-            entry for group in groups for entry in _entries(group, selection, unit)
-        )
-        if by_reward:
-            found = (entry for entry in found if entry.reward is not None)
-        if after is not None:
-            seen = after.key(selection)
-            found = (entry for entry in found if entry.key(selection) > seen)
-        if by_reward:
-            return heapq.nsmallest(limit + 1, found, key=lambda entry: entry.key(selection))
-        return list(islice(found, limit + 1))
+    reads_all = by_reward or selection.looks_inside
+    groups = batches(
+        database,
+        job_id,
+        selection,
+        newest_first=True,
+        start=None if by_reward or after is None else after.group,
+        size=BATCH_ROWS if reads_all else limit + 2,  # the cursor's own group is one of them
+    )
+    found = (entry for group in chain.from_iterable(groups) for entry in _entries(group, selection, unit))
+    if by_reward:
+        found = (entry for entry in found if entry.reward is not None)
+    if after is not None:
+        seen = after.key(selection)
+        found = (entry for entry in found if entry.key(selection) > seen)
+    if by_reward:
+        return heapq.nsmallest(limit + 1, found, key=lambda entry: entry.key(selection))
+    return list(islice(found, limit + 1))
 
 
 def find(session: Session, job_id: str, place: GroupPlace) -> Rollout | None:
@@ -94,25 +92,28 @@ def find(session: Session, job_id: str, place: GroupPlace) -> Rollout | None:
 
 
 def batches(
-    database: Database, job_id: str, selection: Selection, *, newest_first: bool = False
+    database: Database,
+    job_id: str,
+    selection: Selection,
+    *,
+    newest_first: bool = False,
+    start: Rollout | None = None,
+    size: int = BATCH_ROWS,
 ) -> Iterator[list[Rollout]]:
-    """The groups of the selection's steps in order; no transaction spans two batches.
+    """The groups of the selection's steps in order, from the group `start`; no transaction spans two batches.
 
     Filters on completions are not applied here.
     """
-    last: Rollout | None = None
     step = Rollout.step.desc() if newest_first else Rollout.step
+    query = _chosen(job_id, selection).order_by(step, Rollout.split, Rollout.position).limit(size)
+    rest = query if start is None else query.where(_from(start, newest_first=newest_first, itself=True))
     while True:
-        query = _chosen(job_id, selection)
-        if last is not None:
-            query = query.where(_from(last, newest_first=newest_first, itself=False))
-        query = query.order_by(step, Rollout.split, Rollout.position).limit(BATCH_ROWS)
         with database.reading() as session:
-            rows = list(session.scalars(query))
+            rows = list(session.scalars(rest))
         yield rows
-        if len(rows) < BATCH_ROWS:
+        if len(rows) < size:
             return
-        last = rows[-1]
+        rest = query.where(_from(rows[-1], newest_first=newest_first, itself=False))
 
 
 def at_places(session: Session, job_id: str, split: str, places: Iterable[tuple[int, int]]) -> list[Rollout]:

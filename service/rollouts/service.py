@@ -2,8 +2,6 @@
 
 from contextlib import nullcontext
 
-from sqlalchemy.orm import Session
-
 from grpo_engine.config.job import Reinforcement
 from grpo_engine.contract.records import OVERLONG
 from grpo_engine.graders import part_names
@@ -47,12 +45,9 @@ def page(
 
     Raises NotFound for an unknown cursor, TooManyRequests at the limit of searches.
     """
-    with (
-        search_limit.slot(job.tenant) if selection.is_wide else nullcontext(),
-        database.reading() as session,
-    ):
-        last = None if after is None else _last(session, job.id, after, unit)
-        return repository.page(session, job.id, selection, unit, limit=limit, after=last)
+    with search_limit.slot(job.tenant) if selection.is_wide else nullcontext():
+        last = None if after is None else _last(database, job.id, after, unit)
+        return repository.page(database, job.id, selection, unit, limit=limit, after=last)
 
 
 def overview(database: Database, tenant: str, job_id: str) -> RolloutOverview:
@@ -61,10 +56,11 @@ def overview(database: Database, tenant: str, job_id: str) -> RolloutOverview:
         return RolloutOverview(parts=parts_of(job), data=repository.steps(session, job_id))
 
 
-def _last(session: Session, job_id: str, after: str, unit: Unit) -> RolloutEntry:
+def _last(database: Database, job_id: str, after: str, unit: Unit) -> RolloutEntry:
     """The last entry of the previous page. Raises NotFound."""
     place = names.rollout_place(after) if unit == "group" else names.completion_place(after)
-    group = repository.find(session, job_id, place[:3]) if place else None
+    with database.reading() as session:
+        group = repository.find(session, job_id, place[:3]) if place else None
     index = place[3] if place is not None and len(place) == 4 else None
     if group is None or (index is not None and index >= len(group.data["completions"])):
         raise unknown_cursor(after)
