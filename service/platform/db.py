@@ -88,9 +88,8 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._sessions = sessionmaker(engine, expire_on_commit=False)
-        self._readers = sessionmaker(
-            engine.execution_options(**_READING[engine.name]), expire_on_commit=False
-        )
+        reading = engine.execution_options(**_READING[engine.name])
+        self._readers = sessionmaker(reading, expire_on_commit=False)
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from grpo_engine.contract import events as engine
@@ -18,7 +17,7 @@ from service.jobs.progress import evaluations
 from service.jobs.progress.metrics import add_metrics
 from service.jobs.store import history
 from service.jobs.store.transitions import JOBS, holds
-from service.platform.db import is_postgresql
+from service.platform.db import insert_for
 from service.platform.tables.core import Base, Job, Rollout
 
 MAX_WARNINGS = 100
@@ -87,9 +86,8 @@ def _advance(session: Session, job: Job, sequence: int, values: dict[str, Any]) 
 
 def _insert_new(session: Session, table: type[Base], rows: list[dict[str, Any]]) -> None:
     """Insert the rows whose key does not exist yet."""
-    dialect = postgresql if is_postgresql(session) else sqlite
     for start in range(0, len(rows), BATCH_ROWS):
-        statement: Insert = dialect.insert(table).on_conflict_do_nothing()
+        statement: Insert = insert_for(session)(table).on_conflict_do_nothing()
         session.execute(statement, rows[start : start + BATCH_ROWS])
 
 

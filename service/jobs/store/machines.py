@@ -16,13 +16,12 @@ from typing import Any
 
 import structlog
 from sqlalchemy import delete, distinct, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from grpo_engine.sandbox import monty, self_test, unsafe
 from service.jobs.store import history
 from service.platform.clock import db_now
-from service.platform.db import is_postgresql
+from service.platform.db import insert_for
 from service.platform.tables.core import ApiKey, Job, WorkerHost
 from service.settings import Settings
 
@@ -93,9 +92,8 @@ def satisfied_by(capabilities: Collection[str]) -> list[str]:
 
 def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
     """Store what a machine with a worker of this pool offers, and delete machines that no longer report."""
-    insert = postgresql.insert if is_postgresql(session) else sqlite.insert
     offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus, "seen_at": db_now()}
-    row = insert(WorkerHost).values(host=host, pool=pool, **offered)
+    row = insert_for(session)(WorkerHost).values(host=host, pool=pool, **offered)
     session.execute(row.on_conflict_do_update(index_elements=["host", "pool"], set_=offered))
     session.execute(delete(WorkerHost).where(WorkerHost.seen_at < db_now() - KNOWN_SECONDS))
 
