@@ -82,18 +82,19 @@ def post_patiently(
     """`post` with retries after temporary errors, with growing pauses, all within `timeout_seconds`.
 
     A Retry-After header is respected; one beyond the time limit ends the retries. Returns the last response
-    whatever its status. Raises RefusedUrl, NoAnswer.
+    whatever its status. Raises RefusedUrl, NoAnswer if there was none.
     """
     end = time.monotonic() + timeout_seconds
+    answer: WebAnswer | None = None
     for attempt in range(max_retries + 1):
         outcome: WebAnswer | NoAnswer
         try:
             left = max(end - time.monotonic(), 0.001)
-            outcome = post(url, body, headers, timeout_seconds=left, allowed_hosts=allowed_hosts)
+            outcome = answer = post(url, body, headers, timeout_seconds=left, allowed_hosts=allowed_hosts)
         except AnswerTooLong:
             raise
         except NoAnswer as error:
-            outcome = error
+            outcome = answer or error
         if isinstance(outcome, WebAnswer) and not outcome.is_temporary_error:
             return outcome
         pause = _pause_seconds(outcome, attempt)

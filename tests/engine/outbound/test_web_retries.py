@@ -59,6 +59,14 @@ def test_after_the_last_retry_the_error_is_reported() -> None:
     assert (answer.status, len(server.requests)) == (503, 3)
 
 
+def test_an_answer_says_more_than_a_retry_that_gets_none() -> None:
+    with replies(Reply(status=503, headers=NOW), Reply(drop=True)) as server:
+        answer = post_patiently(
+            server.url, b"", {}, timeout_seconds=5, max_retries=1, allowed_hosts=trusting(server)
+        )
+    assert (answer.status, len(server.requests)) == (503, 2)
+
+
 @pytest.mark.parametrize(
     "asked", ["3600", formatdate(time.time() + 3600, usegmt=True)], ids=["seconds", "date"]
 )
