@@ -19,17 +19,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from grpo_engine.graders.errors import UnscorableError
+
 MODELS_KEPT = 2
 HUGE = 10**9
 """A tokenizer without a limit states a larger number."""
-
-
-class RewardModelError(ValueError):
-    """The folder is not a supported reward model."""
-
-
-class TooLongError(ValueError):
-    """The texts exceed the model's limit or the configured one."""
 
 
 class LoadedRewardModel(NamedTuple):
@@ -41,7 +35,7 @@ class LoadedRewardModel(NamedTuple):
 
 @lru_cache(maxsize=MODELS_KEPT)
 def load(path: str, revision: str | None = None) -> LoadedRewardModel:
-    """Model and tokenizer of a folder or a hub id, kept for this process. Raises RewardModelError.
+    """Model and tokenizer of a folder or a hub id, kept for this process. Raises UnscorableError.
 
     Sets torch's threads of this process to one.
     """
@@ -51,8 +45,8 @@ def load(path: str, revision: str | None = None) -> LoadedRewardModel:
     try:
         config = AutoConfig.from_pretrained(path, **options)
         if config.num_labels != 1:
-            count = f"the model has {config.num_labels} labels"
-            raise RewardModelError(f"{count}: a reward model is a sequence-classification model with one")
+            message = f"a reward model has one label; this model has {config.num_labels} labels"
+            raise UnscorableError("other_error", message)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
         model, report = AutoModelForSequenceClassification.from_pretrained(
             path,
@@ -62,12 +56,11 @@ def load(path: str, revision: str | None = None) -> LoadedRewardModel:
             output_loading_info=True,
             **options,
         )
-    except RewardModelError:
-        raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise RewardModelError(f"the reward model cannot be loaded: {error}") from error
+        raise UnscorableError("other_error", f"the reward model cannot be loaded: {error}") from error
     if missing := sorted(report["missing_keys"]):
-        raise RewardModelError(f"no weights for {', '.join(missing[:5])}: was it trained as a reward model?")
+        message = f"no weights for {', '.join(missing[:5])}: was it trained as a reward model?"
+        raise UnscorableError("other_error", message)
     model.eval()
     return LoadedRewardModel(model, tokenizer, _longest(config, tokenizer))
 
@@ -75,15 +68,16 @@ def load(path: str, revision: str | None = None) -> LoadedRewardModel:
 def score(
     path: str, revision: str | None, prompt: str | None, completion: str, *, max_length: int | None = None
 ) -> float:
-    """The model's logit for a completion. Raises RewardModelError, TooLongError."""
+    """The model's logit for a completion. Raises UnscorableError."""
     loaded = load(path, revision)
     encoded = encode(loaded.tokenizer, prompt, completion)
     num_tokens = encoded["input_ids"].shape[1]
     limit = min(loaded.max_length, max_length or math.inf)
     if num_tokens > limit:
-        raise TooLongError(f"{num_tokens} tokens for the reward model, which reads at most {limit:g}")
+        message = f"{num_tokens} tokens for the reward model, which reads at most {limit:g}"
+        raise UnscorableError("truncated_observation_error", message)
     if num_tokens == 0:
-        raise RewardModelError("the tokenizer makes no token of an empty text")
+        raise UnscorableError("other_error", "the tokenizer makes no token of an empty text")
     with torch.inference_mode():
         return float(loaded.model(**encoded).logits[0, 0])
 
@@ -98,7 +92,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | None, completion: s
     try:
         return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
     except TemplateError as error:
-        raise RewardModelError(f"the chat template refuses the texts: {error}") from None
+        raise UnscorableError("other_error", f"the chat template refuses the texts: {error}") from None
 
 
 def _longest(config: Any, tokenizer: PreTrainedTokenizerBase) -> float:

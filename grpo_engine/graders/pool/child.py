@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from grpo_engine.sandbox import unsafe
 MAX_ANSWER_BYTES = 2**20
 START_SECONDS = 300.0
 """For loading what the graders need, at most a reward model, on a busy machine."""
-SERVER = (sys.executable, "-P", "-m", "grpo_engine.graders.pool.server")
 _ALLOWED = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"),
     unsafe.VARIABLE,
@@ -46,7 +44,7 @@ class GradingChild:
     `request` is called by one thread at a time, `interrupt` by any.
     """
 
-    def __init__(self, hello: Mapping[str, Any], command: Sequence[str] = SERVER) -> None:
+    def __init__(self, hello: Mapping[str, Any], command: Sequence[str]) -> None:
         self._hello = hello
         self._command = tuple(command)
         self._lock = threading.Lock()

@@ -16,10 +16,12 @@ from pydantic import ValidationError
 
 from grpo_engine.contract.records import GradeErrorCode, Sample, Score
 from grpo_engine.graders.base import GraderBase
-from grpo_engine.graders.pool.child import SERVER, ChildError, ChildLateError, GradingChild
+from grpo_engine.graders.pool.child import ChildError, ChildLateError, GradingChild
 from grpo_engine.graders.pool.wire import grade_safely, hello, request
+from grpo_engine.graders.rules import reward_model
 from grpo_engine.sandbox.launch import unprivileged_reader_prefix
 
+SERVER = "grpo_engine.graders.pool.server"
 THREADS = 32
 _RUNS_CODE = ("python", "code_tests")
 
@@ -85,7 +87,7 @@ class ProcessLane:
         command: Sequence[str] | None = None,
     ) -> None:
         self._deadline_seconds = deadline_seconds
-        first, command = hello(graders), command or (*_unprivileged(graders.values()), *SERVER)
+        first, command = hello(graders), command or _command(graders.values())
         self._children = [GradingChild(first, command) for _ in range(processes)]
         # last in, first out: one completion at a time needs one process only
         self._idle: LifoQueue[GradingChild] = LifoQueue()
@@ -124,12 +126,14 @@ class ProcessLane:
             self._idle.put(child)
 
 
-def _unprivileged(graders: Iterable[GraderBase]) -> list[str]:
-    """Drops root, except for graders with a model or a sandbox: these drop root themselves."""
+def _command(graders: Iterable[GraderBase]) -> list[str]:
+    """Starts the grading process, without root; those with a model or a sandbox drop it themselves."""
     leaves = [getattr(grader, "grader", grader) for grader in graders]
-    if any(_runs_code(grader) or grader.holds_a_model for grader in leaves):
-        return []
-    return unprivileged_reader_prefix(sys.executable, sys.prefix, __file__)
+    if any(grader.holds_a_model for grader in leaves):
+        return [sys.executable, "-P", "-m", reward_model.SERVER]
+    keeps_root = any(map(_runs_code, leaves))
+    prefix = [] if keeps_root else unprivileged_reader_prefix(sys.executable, sys.prefix, __file__)
+    return [*prefix, sys.executable, "-P", "-m", SERVER]
 
 
 def _child_error_code(grader: GraderBase) -> GradeErrorCode:

@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,12 +24,13 @@ MAX_MEMORY_BYTES = 4 * 2**30
 """Address space: a number such as 9^9^9^9 is an error of the grader, not of the machine."""
 
 
-def main() -> None:
-    """Serve the parent until it closes the connection."""
+def main(prepare: Callable[[], None] = lambda: None) -> None:
+    """Serve the parent until it closes the connection. `prepare`: called first; its error is reported."""
     with _connection() as (requests, answers):
         hello = json.loads(requests.readline())
         end_with_parent(hello["parent"])
         try:
+            prepare()
             graders = load(hello["graders"])
             _limit()
         except Exception as error:  # noqa: BLE001 - the parent reports it

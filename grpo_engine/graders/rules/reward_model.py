@@ -1,13 +1,11 @@
 """`reward_model`: a Hugging Face sequence-classification model with one label scores the completion.
 
-The model runs in a grading process, through `grpo_engine.models.reward_models`. That module is imported by
-name when it is needed, because this one must not load torch.
+The model runs in a grading process of its own program, because this module must not load torch.
 """
 
-import importlib
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -15,6 +13,21 @@ from grpo_engine.contract.records import Sample
 from grpo_engine.graders.base import Graded, RewardGrader, Template
 from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.template import render
+
+
+class RewardModels(Protocol):
+    """What `models/reward_models.py` provides. Both raise UnscorableError."""
+
+    def load(self, path: str, revision: str | None) -> object: ...
+
+    def score(
+        self, path: str, revision: str | None, prompt: str | None, completion: str, *, max_length: int | None
+    ) -> float: ...
+
+
+models: RewardModels | None = None
+"""Set by a process that may load torch (`SERVER`)."""
+SERVER = "grpo_engine.models.reward_model_server"
 
 
 class RewardModel(RewardGrader):
@@ -49,21 +62,14 @@ class RewardModel(RewardGrader):
         return True
 
     def prepare(self) -> None:
-        """Load torch and the model. Raises ValueError if it is not a reward model."""
-        _models().load(self._source(), self.revision)
+        """Load torch and the model. Raises UnscorableError if it is not a reward model."""
+        _provided().load(self._source(), self.revision)
 
     def evaluate(self, sample: Sample, item: Mapping[str, Any]) -> Graded:
         completion = render(self.input, sample, item)
         prompt = None if self.prompt is None else render(self.prompt, sample, item)
-        models = _models()
-        try:
-            logit = float(
-                models.score(self._source(), self.revision, prompt, completion, max_length=self.max_length)
-            )
-        except models.TooLongError as error:
-            raise UnscorableError("truncated_observation_error", str(error)) from None
-        except models.RewardModelError as error:
-            raise UnscorableError("other_error", str(error)) from None
+        source, limit = self._source(), self.max_length
+        logit = _provided().score(source, self.revision, prompt, completion, max_length=limit)
         return Graded(logit if self.normalize == "none" else sigmoid(logit))
 
     def _source(self) -> str:
@@ -74,11 +80,10 @@ class RewardModel(RewardGrader):
 
 def sigmoid(logit: float) -> float:
     """1 / (1 + exp(-logit)), without overflow."""
-    if logit >= 0:
-        return 1 / (1 + math.exp(-logit))
-    small = math.exp(logit)
-    return small / (1 + small)
+    return (1 + math.tanh(logit / 2)) / 2
 
 
-def _models() -> Any:
-    return importlib.import_module("grpo_engine.models.reward_models")
+def _provided() -> RewardModels:
+    if models is None:
+        raise UnscorableError("other_error", "this process loads no reward models")
+    return models

@@ -11,7 +11,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from examples.tiny_model import CHAT_TEMPLATE, make_config, make_tokenizer
 from grpo_engine.contract.records import Score
 from grpo_engine.graders import make_sample
+from grpo_engine.graders.errors import UnscorableError
 from grpo_engine.graders.pool.pool import open_grading
+from grpo_engine.graders.rules import reward_model
 from grpo_engine.graders.rules.reward_model import RewardModel, sigmoid
 from grpo_engine.models import reward_models
 
@@ -32,6 +34,11 @@ def make_reward_model(folder: Path, *, family: Any = "qwen3", labels: int = 1, t
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _models_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_model, "models", reward_models)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +113,10 @@ def test_a_model_without_exactly_one_label_is_refused(tmp_path: Path, labels: in
     folder = make_reward_model(tmp_path, labels=labels)
     assert error(score(folder)) == (
         "other_error",
-        f"the model has {labels} labels: a reward model is a sequence-classification model with one",
+        f"a reward model has one label; this model has {labels} labels",
     )
     grader = RewardModel.model_validate({"type": "reward_model", "model": "two", "path": str(folder)})
-    with pytest.raises(reward_models.RewardModelError, match=f"has {labels} labels"):
+    with pytest.raises(UnscorableError, match=f"has {labels} labels"):
         grader.prepare()
 
 
