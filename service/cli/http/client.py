@@ -132,7 +132,8 @@ class Client:
                     raise self._unreachable(error) from error
             else:
                 self._answered = True
-                if not retries or not _is_transient(response):
+                is_final = response.headers.get("x-should-retry") == "false"
+                if not retries or is_final or response.status_code not in RETRIED_STATUSES:
                     return self._document(response)
                 retry_after = response.headers.get("retry-after", "")
             given = min(float(retry_after), MAX_RETRY_SECONDS) if retry_after.isdigit() else None
@@ -172,10 +173,6 @@ class _CountedFile(io.FileIO):
 
 def _without_none(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
-
-
-def _is_transient(response: httpx.Response) -> bool:
-    return response.status_code in RETRIED_STATUSES and response.headers.get("x-should-retry") != "false"
 
 
 def _check(response: httpx.Response) -> None:
