@@ -22,10 +22,7 @@ def work(worker: Worker) -> None:
     helpers = maintenance(worker.database, worker.wakeups, worker.settings)
     if worker.settings.chat_models:
         helpers[CHAT] = partial(answer_until, worker=worker)
-    with (
-        supervised(helpers, worker.draining),
-        closing(WarmPool(worker.settings, keep_warm=True)) as engines,
-    ):
+    with supervised(helpers, worker.draining), closing(WarmPool(worker.settings, keep_warm=True)) as engines:
         while not worker.draining.is_set():
             worker.touch()
             if not try_job(worker, engines):

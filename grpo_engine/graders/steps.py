@@ -10,10 +10,7 @@ from typing import NamedTuple
 
 from grpo_engine.graders.pattern import MAX_TEXT_CHARACTERS, compiled
 
-_SEPARATORS = {
-    "lines": r"[ \t\r]*\n(?:[ \t\r]*\n)*",
-    "paragraphs": r"[ \t\r]*\n(?:[ \t\r]*\n)+",
-}
+_SEPARATORS = {"lines": r"[ \t\r]*\n(?:[ \t\r]*\n)*", "paragraphs": r"[ \t\r]*\n(?:[ \t\r]*\n)+"}
 _HEADING = r"(?im)^[ \t#*_>]*step[ \t]+[0-9]+[ \t]*[*_]*[:.)\-]"
 """`Step 1:`, also as a heading or in bold, as in `### Step 1:` and `**Step 1.**`."""
 

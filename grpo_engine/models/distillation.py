@@ -10,12 +10,7 @@ from grpo_engine.models.logprobs import CHUNK_ELEMENTS, LogitsOf, by_chunks, eve
 
 
 def kl_to_teacher(
-    student_N: Tensor,
-    teacher_N: Tensor,
-    logits_of: LogitsOf,
-    *,
-    temperature: float,
-    top_k: int | None = None,
+    student_N: Tensor, teacher_N: Tensor, logits_of: LogitsOf, *, temperature: float, top_k: int | None = None
 ) -> Tensor:
     """KL(student ‖ teacher) of each token [N], float32, from hidden states [N, H] of both; the teacher's have
     no gradient.

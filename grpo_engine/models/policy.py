@@ -110,20 +110,12 @@ class Policy:
                 return self._logprobs(self.model, batch, temperature)[0]
 
     def _logprobs(
-        self,
-        model: PreTrainedModel,
-        batch: PackedBatch,
-        temperature: float,
-        entropy_gradient: bool = False,
+        self, model: PreTrainedModel, batch: PackedBatch, temperature: float, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
         hidden, head = self.output_states(model, batch)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             return token_logprobs(
-                hidden,
-                batch.targets_N,
-                head,
-                temperature=temperature,
-                entropy_gradient=entropy_gradient,
+                hidden, batch.targets_N, head, temperature=temperature, entropy_gradient=entropy_gradient
             )
 
     def output_states(self, model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, LogitsOf]:
@@ -227,11 +219,7 @@ def load_base(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
         model = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            revision=source.revision,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
+            source.path, revision=source.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{source.name} cannot be loaded: {error}") from error

@@ -80,10 +80,7 @@ class _TimedStream(httpcore.NetworkStream):
         self.stream.close()
 
     def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
         seconds = min(CONNECT_SECONDS, self.deadline.left())
         return _TimedStream(self.stream.start_tls(ssl_context, server_hostname, seconds), self.deadline)

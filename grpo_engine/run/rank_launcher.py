@@ -156,9 +156,7 @@ def open_log(config: RunConfig, run_dir: Path) -> Journal | FailureReport:
 
 def open_journal(config: RunConfig, run_dir: Path) -> Journal:
     return Journal(
-        run_dir / "events.jsonl",
-        first_sequence=config.first_sequence,
-        published_step=config.published_step,
+        run_dir / "events.jsonl", first_sequence=config.first_sequence, published_step=config.published_step
     )
 
 

@@ -146,10 +146,7 @@ class ExperienceTrainer(Method):
             PhaseTimer(),
         )
         scored = with_advantages(graded)
-        metrics = {
-            **unanswered(scored),
-            "experiences/count": float(len(self.state.library.experiences)),
-        }
+        metrics = {**unanswered(scored), "experiences/count": float(len(self.state.library.experiences))}
         baseline = yield from evaluation_events(
             step, VALIDATION, scored, self.state.baseline, metrics=metrics
         )

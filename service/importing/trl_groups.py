@@ -185,13 +185,7 @@ def correction(translation: Translation) -> None:
 
 
 @together(
-    {
-        "use_peft": False,
-        "lora_r": 16,
-        "lora_alpha": 32,
-        "lora_dropout": 0.05,
-        "lora_target_modules": None,
-    }
+    {"use_peft": False, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": None}
 )
 def adapter(translation: Translation) -> None:
     """TRL trains all weights unless use_peft is set."""

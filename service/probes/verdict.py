@@ -43,8 +43,7 @@ LARGER_GROUP = _advice(
 )
 HOTTER = _advice(f"{SETTINGS}.temperature", "A higher temperature makes completions differ.")
 REPLACE = _advice(
-    f"{SETTINGS}.dynamic_sampling",
-    "Use 1 to 3 rounds to replace groups without signal with new prompts.",
+    f"{SETTINGS}.dynamic_sampling", "Use 1 to 3 rounds to replace groups without signal with new prompts."
 )
 
 

@@ -29,11 +29,7 @@ MAX_ROWS = 500
 MAX_REASON_CHARS = 400
 _OVER = [state.value for state in TERMINAL]
 LEASES = Leases(
-    JobSink,
-    (JobSink.job_id, JobSink.type),
-    JobSink.claim,
-    JobSink.due_at,
-    active=JobSink.due_at.is_not(None),
+    JobSink, (JobSink.job_id, JobSink.type), JobSink.claim, JobSink.due_at, active=JobSink.due_at.is_not(None)
 )
 
 

@@ -78,8 +78,7 @@ def _requested_range(request: Request, etag: str, size: int) -> tuple[int, int] 
             return None
     if start >= end:
         raise RangeNotSatisfiable(
-            f"the range is outside the object's {size} bytes",
-            headers={"Content-Range": f"bytes */{size}"},
+            f"the range is outside the object's {size} bytes", headers={"Content-Range": f"bytes */{size}"}
         )
     return start, end
 

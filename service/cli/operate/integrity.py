@@ -45,8 +45,7 @@ def audit(
 
 
 def orphans(
-    delete: Annotated[bool, typer.Option("--delete", help="Delete them.")] = False,
-    as_json: JsonFlag = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them.")] = False, as_json: JsonFlag = False
 ) -> None:
     """Find stored objects older than a day that no row of the database names.
 

@@ -32,9 +32,7 @@ IdempotencyKey = Annotated[
 
 
 def _sender(
-    principal: Writer,
-    idempotency_key: IdempotencyKey = None,
-    retry_count: RetryCount = "0",
+    principal: Writer, idempotency_key: IdempotencyKey = None, retry_count: RetryCount = "0"
 ) -> Sender:
     return Sender(principal, idempotency_key, is_retry(retry_count))
 

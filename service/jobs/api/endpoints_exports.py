@@ -30,11 +30,7 @@ ExportsDep = Annotated[Exports, Depends(_exports)]
 
 @router.post("", status_code=201, responses={200: {"description": "These weights were exported before."}})
 def create_export(
-    job_id: JobId,
-    body: ExportCreate,
-    principal: Writer,
-    exports: ExportsDep,
-    response: Response,
+    job_id: JobId, body: ExportCreate, principal: Writer, exports: ExportsDep, response: Response
 ) -> ExportRead:
     """Merge a job's adapter into its base model on a worker: safetensors that load without PEFT.
 

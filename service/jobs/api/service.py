@@ -22,11 +22,7 @@ from service.platform.principal import Principal
 from service.platform.tables.core import Job
 
 Verb = Literal["cancel", "pause", "resume"]
-REQUESTS = {
-    "cancel": queue.request_cancel,
-    "pause": queue.request_pause,
-    "resume": queue.request_resume,
-}
+REQUESTS = {"cancel": queue.request_cancel, "pause": queue.request_pause, "resume": queue.request_resume}
 
 
 @dataclass(frozen=True)

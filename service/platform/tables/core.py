@@ -160,9 +160,7 @@ class Job(Base):
         Index("ix_jobs_tenant", "tenant", "created_at", "id"),
         # covers the counts of `/metrics`
         partial_index(
-            "ix_jobs_counts",
-            ["state", "pool", "attempt", "fence"],
-            where="probe IS NULL AND export IS NULL",
+            "ix_jobs_counts", ["state", "pool", "attempt", "fence"], where="probe IS NULL AND export IS NULL"
         ),
     )
 

@@ -100,11 +100,7 @@ def takes_heads(states: States, prompts: Shared) -> bool:
 
 
 def attend(
-    states: States,
-    buffers: tuple[Tensor, Tensor, Tensor],
-    length: int,
-    scale: float,
-    prompts: Shared,
+    states: States, buffers: tuple[Tensor, Tensor, Tensor], length: int, scale: float, prompts: Shared
 ) -> Tensor:
     """Attention of one new token per row, its own key and value included → [B, Hq · D].
 
