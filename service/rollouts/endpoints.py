@@ -45,7 +45,7 @@ PropertyQuery = Annotated[Property | None, Query(description="Only groups with t
 TrainedSplitQuery = Annotated[TrainedSplit, Query(description="Rollouts of training or of evaluations.")]
 
 
-def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None) -> Selection:
+async def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None) -> Selection:
     """Raises InvalidRequest if the parameters contradict each other."""
     if step is not None and not (from_step is None and to_step is None):
         raise InvalidRequest("step: cannot be combined with from_step or to_step.", param="step")
@@ -55,7 +55,7 @@ def _steps(step: Step = None, from_step: FromStep = None, to_step: ToStep = None
     return Selection(first, last)
 
 
-def _parts(
+async def _parts(
     steps: Annotated[Selection, Depends(_steps)],
     fired: Fired = None,
     not_fired: NotFired = None,
@@ -68,7 +68,7 @@ def _parts(
 PartsDep = Annotated[Selection, Depends(_parts)]
 
 
-def _selection(parts: PartsDep, split: SplitQuery = None, filter: FilterQuery = None) -> Selection:
+async def _selection(parts: PartsDep, split: SplitQuery = None, filter: FilterQuery = None) -> Selection:
     """The selection of a list."""
     return replace(parts, split=split, filter=filter)
 

@@ -1,10 +1,11 @@
 """What endpoints take from the application's state, as annotations.
 
 There is no session among them: a service function opens its own transaction, so that the order
-commit → wake-up → response is visible in the code.
+commit → wake-up → response is visible in the code. Dependencies that do not wait are `async`, as FastAPI
+calls the others in threads, each of which costs a request more than most of its statements.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request
@@ -16,10 +17,10 @@ from service.settings import Settings
 from service.web.limits import RequestRate
 
 
-def from_state(name: str) -> Callable[[Request], Any]:
+def from_state(name: str) -> Callable[[Request], Awaitable[Any]]:
     """A dependency that returns an object of the application's state."""
 
-    def read(request: Request) -> Any:
+    async def read(request: Request) -> Any:
         return getattr(request.app.state, name)
 
     return read

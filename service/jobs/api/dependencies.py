@@ -31,13 +31,13 @@ IdempotencyKey = Annotated[
 ]
 
 
-def _sender(
+async def _sender(
     principal: Writer, idempotency_key: IdempotencyKey = None, retry_count: RetryCount = "0"
 ) -> Sender:
     return Sender(principal, idempotency_key, is_retry(retry_count))
 
 
-def _preflight(
+async def _preflight(
     request: Request, database: DatabaseDep, storage: StorageDep, catalog: CatalogDep, settings: SettingsDep
 ) -> Preflight:
     state = request.app.state

@@ -38,7 +38,7 @@ router.include_router(endpoints_manifest.router)
 _LABEL = re.compile(r"metadata\[(.+)\]")
 
 
-def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
+async def _jobs(database: DatabaseDep, wakeups: WakeupsDep, settings: SettingsDep) -> Jobs:
     return Jobs(database, wakeups, settings.max_running_jobs)
 
 

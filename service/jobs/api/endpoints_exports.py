@@ -14,7 +14,7 @@ from service.web.pagination import Page, page_of
 router = APIRouter(prefix="/v1/fine_tuning/jobs/{job_id}/exports", tags=["fine-tuning"])
 
 
-def _exports(
+async def _exports(
     database: DatabaseDep,
     storage: StorageDep,
     catalog: CatalogDep,
