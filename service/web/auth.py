@@ -44,6 +44,11 @@ _KEY = select(
     db_now().label("now"),
 ).where(ApiKey.public_id == bindparam("public_id"))
 """Read with every request and never cached: a revoked key is refused from that moment on."""
+_USABLE = select(ApiKey.public_id).where(
+    ApiKey.public_id.in_(bindparam("public_ids", expanding=True)),
+    ApiKey.revoked_at.is_(None),
+    or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now()),
+)
 
 
 def create_key(
@@ -121,9 +126,7 @@ def authenticate(database: Database, authorization: str | None) -> Principal:
 
 def usable_keys(session: Session, public_ids: Sequence[str]) -> set[str]:
     """The keys among these that are neither revoked nor expired, for streams opened with them."""
-    is_unexpired = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > db_now())
-    query = select(ApiKey.public_id).where(ApiKey.public_id.in_(public_ids), ApiKey.revoked_at.is_(None))
-    return set(session.scalars(query.where(is_unexpired)))
+    return set(session.scalars(_USABLE, {"public_ids": list(public_ids)}))
 
 
 def require_good_key(session: Session, principal: Principal) -> None:

@@ -15,7 +15,7 @@ from itertools import chain, combinations
 from typing import Any
 
 import structlog
-from sqlalchemy import delete, distinct, func, select
+from sqlalchemy import bindparam, delete, distinct, func, select
 from sqlalchemy.orm import Session
 
 from grpo_engine.sandbox import monty, self_test, unsafe
@@ -39,6 +39,9 @@ UNSAFE_WARNING = {
 }
 KNOWN_SECONDS = 3600.0
 """A machine that has not reported for longer is deleted."""
+_RECENT = select(WorkerHost).where(
+    WorkerHost.pool == bindparam("of_pool"), WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
+)
 SINK_PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
 """Sink → its package; the extra of `grpo-service` has the name of the sink."""
 
@@ -100,8 +103,7 @@ def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
 
 def recent_machines(session: Session, pool: str) -> list[Machine]:
     """The machines of a pool that reported within the last hour."""
-    recent = WorkerHost.seen_at >= db_now() - KNOWN_SECONDS
-    rows = session.scalars(select(WorkerHost).where(WorkerHost.pool == pool, recent))
+    rows = session.scalars(_RECENT, {"of_pool": pool})
     return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
 
 

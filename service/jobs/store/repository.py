@@ -34,6 +34,9 @@ _FILES = (
     .where(File.id.in_(bindparam("file_ids", expanding=True)), File.tenant == bindparam("of_tenant"))
     .where(exists_now())
 )
+_STORED_BYTES = select(func.sum(File.num_bytes)).where(
+    File.tenant == bindparam("of_tenant"), File.deleted_at.is_(None)
+)
 _NOW = select(db_now())
 
 
@@ -203,5 +206,4 @@ def _belongs(column: InstrumentedAttribute[str], tenant: str, job_id: str) -> Co
 
 def stored_bytes(session: Session, tenant: str) -> int:
     """The bytes of all stored files, expired ones included."""
-    query = select(func.sum(File.num_bytes)).where(File.tenant == tenant, File.deleted_at.is_(None))
-    return int(session.scalar(query) or 0)
+    return int(session.scalar(_STORED_BYTES, {"of_tenant": tenant}) or 0)
