@@ -72,9 +72,9 @@ TESTERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 TEST_VLLM := .venv-vllm/bin/python -m pytest --confcutdir=tests/engine tests/engine/vllm
 
 test: system  ## Run all checks and tests
-	@# the checks and the second installation take one core each
-	@$(MAKE) --no-print-directory setup
-	@$(MAKE) --no-print-directory --jobs 2 setup-vllm check
+	@# an installation takes one core
+	@$(MAKE) --no-print-directory --jobs 2 setup setup-vllm
+	@$(MAKE) --no-print-directory check
 	@# the tests start a thousand processes; compile once, not in each of them
 	$(BIN)/python -m compileall -q grpo_engine service worker migrations tests examples bench
 	@# the vLLM tests run beside the others; their output follows
