@@ -1,7 +1,7 @@
 """The `started` event: the device, libraries and model that a run uses."""
 
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -45,9 +45,17 @@ def library_versions() -> dict[str, str]:
     names = ("torch", "transformers", "peft", "grpo-service")
     return {
         "python": platform.python_version(),
-        **{name: version(name) for name in names},
+        **{name: _version(name) for name in names},
         "compiled operations": compiled_version(),
     }
+
+
+def _version(name: str) -> str:
+    """A package's version; the engine also runs from its sources, without installation."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def machine_name(device: torch.device) -> str:
