@@ -6,7 +6,10 @@ As in `logprobs.py`: chunks that are computed again in the backward pass, sums i
 import torch
 from torch import Tensor
 
-from grpo_engine.models.logprobs import CHUNK_ELEMENTS, LogitsOf, by_chunks, every_logprob, num_logits
+from grpo_engine.models.logprobs import LogitsOf, by_chunks, every_logprob, num_logits
+
+CHUNK_ELEMENTS = 2**24
+"""Logits of one chunk, for student and teacher each: 64 MiB in float32."""
 
 
 def kl_to_teacher(

@@ -18,8 +18,8 @@ from grpo_engine.models.fast.products import product
 
 T = TypeVar("T")
 
-CHUNK_ELEMENTS = 2**24
-"""Logits of one chunk: 64 MiB in float32."""
+GPU_CHUNK_ELEMENTS = 2**28
+"""Logits of one chunk: 1 GiB in float32, 1,766 rows of a vocabulary of 151,936."""
 CPU_CHUNK_ELEMENTS = 2**20
 """Small enough for a CPU's cache."""
 
@@ -40,7 +40,7 @@ def token_logprobs(
     The entropy has a gradient only with `entropy_gradient`. A frozen output layer is read once, because its
     gradient is computed in the forward pass.
     """
-    elements = CPU_CHUNK_ELEMENTS if hidden_N.device.type == "cpu" else CHUNK_ELEMENTS
+    elements = CPU_CHUNK_ELEMENTS if hidden_N.device.type == "cpu" else GPU_CHUNK_ELEMENTS
     chunk = max(1, elements // num_logits(logits_of, hidden_N))
     if hidden_N.requires_grad and not entropy_gradient and _is_frozen(logits_of):
         head = cast(torch.nn.Linear, logits_of)
