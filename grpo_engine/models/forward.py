@@ -23,7 +23,7 @@ def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
     if tokens.device.type == "cpu" and (extra := -len(tokens) % ROUND):
         tokens, positions = pad(tokens, (0, extra)), pad(positions, (0, extra))
         spans = (*spans, GroupSpan(len(batch.input_ids[0]), extra, ()))
-    attention = attention_for(spans, tokens.device, fast.model.dtype)
+    attention = attention_for(spans, tokens.device, fast.dtype)
     hidden = fast.hidden(tokens, positions, attention, fast.tensors())
     return hidden.index_select(0, batch.sources_N)
 
@@ -60,12 +60,44 @@ def plain_logits(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     return torch.cat(chosen)[place[batch.columns_N]]
 
 
-def proof_batch(vocab_size: int, device: torch.device) -> PackedBatch:
+def packed_by_kernels(model: PreTrainedModel) -> Tensor:
+    """Logits [N, V] of `proof_batch` by our kernels. Raises ValueError if they do not support the model."""
+    states = fast_states(supported_by_kernels(model), proof_batch(model))
+    return cast(Tensor, model.get_output_embeddings()(states))
+
+
+def supported_by_kernels(model: PreTrainedModel) -> FastModel:
+    """The model for our kernels. Raises ValueError if they do not support it."""
+    fast = FastModel.fitting(model, compute_dtype(model))
+    if fast is None:
+        raise ValueError("the engine's kernels do not support this architecture")
+    return fast
+
+
+def packed(model: PreTrainedModel) -> Tensor:
+    """The same by the model's own layers with our attention."""
+    return cast(Tensor, model.get_output_embeddings()(packed_states(model, proof_batch(model))))
+
+
+def plainly(model: PreTrainedModel) -> Tensor:
+    """The same by the model's own forward pass."""
+    return plain_logits(model, proof_batch(model))
+
+
+def compute_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Number format of the matrix products here: autocast's, if it is on, otherwise the weights'."""
+    kind = model.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return cast(torch.dtype, model.dtype)
+
+
+def proof_batch(model: PreTrainedModel) -> PackedBatch:
     """Two groups of random tokens with completions of unequal length."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(0, vocab_size, (count,), generator=generator).tolist())
+        return tuple(torch.randint(0, model.config.vocab_size, (count,), generator=generator).tolist())
 
     groups = [
         TrainingGroup(
@@ -74,4 +106,4 @@ def proof_batch(vocab_size: int, device: torch.device) -> PackedBatch:
         )
         for prompt, completions in ((5, (4, 1, 7)), (3, (2, 6)))
     ]
-    return next(pack(groups, 10_000, device))
+    return next(pack(groups, 10_000, model.device))

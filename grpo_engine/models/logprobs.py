@@ -42,7 +42,7 @@ def token_logprobs(
     """
     elements = CPU_CHUNK_ELEMENTS if hidden_N.device.type == "cpu" else GPU_CHUNK_ELEMENTS
     chunk = max(1, elements // num_logits(logits_of, hidden_N))
-    if hidden_N.requires_grad and not entropy_gradient and _is_frozen(logits_of):
+    if hidden_N.requires_grad and not entropy_gradient and is_frozen(logits_of):
         head = cast(torch.nn.Linear, logits_of)
         made = _FrozenHead.apply(hidden_N, targets_N, head.weight, head.bias, temperature, chunk)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, Tensor], made)
@@ -76,7 +76,8 @@ def _chunk_logprobs(
     return chosen, entropy
 
 
-def _is_frozen(logits_of: LogitsOf) -> bool:
+def is_frozen(logits_of: LogitsOf) -> bool:
+    """Whether it is a plain linear layer that is not trained."""
     return type(logits_of) is torch.nn.Linear and not any(p.requires_grad for p in logits_of.parameters())
 
 

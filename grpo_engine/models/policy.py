@@ -28,13 +28,20 @@ from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint, fingerprint_of_adapter, refuse_other_base
 from grpo_engine.models import lora
-from grpo_engine.models.fast.model import FastModel
-from grpo_engine.models.forward import fast_states, packed_states, plain_logits, proof_batch
-from grpo_engine.models.logprobs import LogitsOf, token_logprobs
+from grpo_engine.models.fast.model import FAMILIES, FastModel
+from grpo_engine.models.forward import (
+    fast_states,
+    packed,
+    packed_by_kernels,
+    packed_states,
+    plain_logits,
+    plainly,
+)
+from grpo_engine.models.logprobs import LogitsOf, is_frozen, token_logprobs
+from grpo_engine.models.proof import Choice, Compute, Proof
 from grpo_engine.objective.types import PackedBatch
 
-PROOF_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
-"""Largest difference of a log-probability between the packed and the plain forward."""
+UNSUPPORTED = "the engine's kernels do not support its layers"
 
 
 class Policy:
@@ -60,6 +67,8 @@ class Policy:
         self.pad_token_id = tokenizer.pad_token_id or 0
         self.shares_prompts = False
         self.fast: FastModel | None = None
+        self.forward = Choice("padded")
+        """Which forward pass is used: "kernels", "packed" (the model's own layers) or "padded"."""
         model.eval()  # dropout off: the trained policy is the sampled one
         self.dropouts = lora.lora_dropouts(model)
 
@@ -165,27 +174,34 @@ class Policy:
         self.reference_model = copy.deepcopy(self.model).requires_grad_(False)
 
     def prove_shared_prompts(self) -> None:
-        """Compare the packed forward passes with the plain one; use the fastest that agrees."""
+        """Use the fastest forward pass that computes what the model's own does."""
         self.shares_prompts, self.fast = False, None
         if _has_attention_windows(self.model.config):
+            self.forward = Choice("padded", "some of its layers attend to a window only")
             return
-        batch = proof_batch(self.model.config.vocab_size, self.device)
-        with torch.no_grad():
-            plain, _ = self.logprobs(batch)
-            self.shares_prompts = True
-            self.shares_prompts = self._agrees(plain, batch)
-            if self.shares_prompts and not self.autocast:
-                self.fast = FastModel.fitting(self.model)
-                if self.fast is not None and not self._agrees(plain, batch):
-                    self.fast = None
+        fast, proof = FastModel.fitting(self.model, self.compute_dtype), self.proof(plainly)
+        objection = proof.objection(packed)
+        self.shares_prompts = objection is None
+        if self.shares_prompts:
+            objection = proof.objection(packed_by_kernels) if fast else UNSUPPORTED
+        if objection is None:
+            self.fast = fast
+        name = "kernels" if self.fast else "packed" if self.shares_prompts else "padded"
+        is_refused = objection is not None and self.model.config.model_type in FAMILIES
+        self.forward = Choice(name, objection or "", is_refused=is_refused)
 
-    def _agrees(self, plain_N: Tensor, batch: PackedBatch) -> bool:
-        """Whether the current forward pass works for this model and gives these log-probabilities."""
-        try:
-            difference = float((plain_N - self.logprobs(batch)[0]).abs().max())
-        except (RuntimeError, AttributeError, TypeError, KeyError):
-            return False
-        return difference <= PROOF_TOLERANCE[self.compute_dtype]
+    @property
+    def head(self) -> Choice:
+        """How log-probabilities are computed from hidden states."""
+        if not self.shares_prompts:
+            return Choice("full_logits", "the forward pass is padded")
+        if is_frozen(self.model.get_output_embeddings()):
+            return Choice("frozen")
+        return Choice("recomputed", "the output layer is trained, or not a plain linear layer")
+
+    def proof(self, own: Compute) -> Proof:
+        """Compares computations of this model with `own`."""
+        return Proof(self.model, own, peft_model=self.peft_model, autocast=self.autocast)
 
 
 def _has_attention_windows(config: PreTrainedConfig) -> bool:

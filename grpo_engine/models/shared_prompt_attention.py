@@ -48,8 +48,10 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """transformers' interface: query [1, Hq, T, D], key and value [1, Hkv, T, D] → [1, T, Hq, D]."""
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
-    out = _current.attentions[-1].attend(module.layer_idx, queries, keys, values, scale)
+    # autocast leaves rotated queries and keys in float32
+    queries, keys, values = (states[0].transpose(0, 1).to(value.dtype) for states in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        out = _current.attentions[-1].attend(module.layer_idx, queries, keys, values, scale)
     return out.view(1, *queries.shape), None
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampling
-from grpo_engine.rollout.sampler.decoding import choose_decoder
 from grpo_engine.rollout.sampler.rows import steps
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 
@@ -28,8 +27,7 @@ class StreamingSampler(TorchSampler):
     """Samples from a policy that is no longer trained."""
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(policy, sample_budget=1)
-        self._decoder = choose_decoder(policy, is_frozen=True)
+        super().__init__(policy, sample_budget=1, is_frozen=True)
 
     def grow(
         self, token_ids: Sequence[int], num_completions: int, sampling: Sampling

@@ -28,15 +28,16 @@ class Linears:
     ups: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, *modules: Any) -> Self:
-        """Pack the modules in the weights' dtype; float32 adapters get their gradient in float32."""
+    def of(cls, *modules: Any, dtype: torch.dtype) -> Self:
+        """Pack the modules in this dtype; wider weights and adapters get their gradient in their own."""
         bases: list[Any] = [
             each.get_base_layer() if isinstance(each, LoraLayer) else each for each in modules
         ]
-        pairs = [_adapter(module, base.weight) for module, base in zip(modules, bases, strict=True)]
+        weights = tuple(base.weight.to(dtype) for base in bases)
+        biases = tuple(None if base.bias is None else base.bias.to(dtype) for base in bases)
+        pairs = [_adapter(module, weight) for module, weight in zip(modules, weights, strict=True)]
         downs, ups = [down for down, _ in pairs], [up for _, up in pairs]
         joined = torch.cat(downs) if any(len(down) for down in downs) else None
-        weights, biases = tuple(b.weight for b in bases), tuple(b.bias for b in bases)
         return cls(weights, biases, joined, tuple(ups) if joined is not None else ())
 
     def joined(self) -> Layer:

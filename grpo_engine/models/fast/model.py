@@ -46,13 +46,17 @@ def reads_at_once(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types that the kernels are written for: a run is warned if the proof refuses one."""
 KNOWN_POSITIONS = 512
 """Positions whose angles are computed together."""
 
 
 class FastModel:
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self.model = model
+        self.dtype = dtype
+        """Number format of the products. Where the weights are wider, so are the sums between layers."""
         self.base = cast(Any, model.base_model)
         self.layers: tuple[Any, ...] = tuple(self.base.layers)
         self.known_angles = torch.empty(0), torch.empty(0)
@@ -61,23 +65,23 @@ class FastModel:
         """Keep only each layer's input and recompute the rest in the backward pass, to save memory."""
 
     @classmethod
-    def fitting(cls, model: PreTrainedModel) -> FastModel | None:
+    def fitting(cls, model: PreTrainedModel, dtype: torch.dtype) -> FastModel | None:
         """None if the model does not consist of the supported parts."""
         try:
             fits = _fits(model.base_model)
         except AttributeError:
             return None
-        return cls(model) if fits else None
+        return cls(model, dtype) if fits else None
 
     def tensors(self) -> list[LayerTensors]:
         """Every layer's current tensors, for one pass."""
-        return [LayerTensors(*_linears(layer), _norms(layer)) for layer in self.layers]
+        return [LayerTensors(*_linears(layer, self.dtype), _norms(layer)) for layer in self.layers]
 
     def joined_tensors(self) -> list[LayerTensors]:
         """For many passes without gradient: layers that read the same rows are joined, in half the calls."""
         made = []
         for layer in self.layers:
-            read, left, fed, out = (each.joined() for each in _linears(layer))
+            read, left, fed, out = (each.joined() for each in _linears(layer, self.dtype))
             before, after = (at_least_single(weight.detach()) for weight in _norms(layer))
             made.append(LayerTensors(read, left, fed, out, (before, after), _head_norms(layer.self_attn)))
         return made
@@ -86,16 +90,17 @@ class FastModel:
         self, tokens_T: Tensor, positions_T: Tensor, attention: Attention, tensors: Sequence[LayerTensors]
     ) -> Tensor:
         """Token ids and positions [T] → final hidden states [T, H], ready for the output layer."""
-        x = self.base.embed_tokens(tokens_T)
-        angles = self.angles(x, positions_T)
-        for number, (layer, weights) in enumerate(zip(self.layers, tensors, strict=True)):
-            if self.checkpointed and torch.is_grad_enabled():
-                x = checkpoint(
-                    self._through, number, layer, weights, x, angles, attention, use_reentrant=False
-                )
-            else:
-                x = self._through(number, layer, weights, x, angles, attention)
-        return rms_norm(x, self.base.norm.weight, self.base.norm.variance_epsilon)
+        with torch.autocast(tokens_T.device.type, enabled=False):  # every dtype is explicit here
+            x = self.base.embed_tokens(tokens_T)
+            angles = self.angles(x.to(self.dtype), positions_T)
+            for number, (layer, weights) in enumerate(zip(self.layers, tensors, strict=True)):
+                if self.checkpointed and torch.is_grad_enabled():
+                    x = checkpoint(
+                        self._through, number, layer, weights, x, angles, attention, use_reentrant=False
+                    )
+                else:
+                    x = self._through(number, layer, weights, x, angles, attention)
+            return rms_norm(x, self.base.norm.weight, self.base.norm.variance_epsilon).to(self.dtype)
 
     def angles(self, x: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine [T, 1, D] of the rotary angles, as `rotated` takes them."""
@@ -138,7 +143,7 @@ class FastModel:
     ) -> Tensor:
         block = layer.self_attn
         norm = layer.input_layernorm
-        read = weights.attention_in(rms_norm(x, weights.norms[0], norm.variance_epsilon))
+        read = weights.attention_in(rms_norm(x, weights.norms[0], norm.variance_epsilon).to(self.dtype))
         states = [each.view(len(x), -1, block.head_dim) for each in read]
         query, key, value = _heads(block, weights, states, angles)
         out = attention.attend(number, query, key, value, block.scaling)
@@ -146,19 +151,19 @@ class FastModel:
 
     def _fed(self, layer: Any, weights: LayerTensors, x: Tensor) -> Tensor:
         norm = layer.post_attention_layernorm
-        read = weights.feed_in(rms_norm(x, weights.norms[1], norm.variance_epsilon))
+        read = weights.feed_in(rms_norm(x, weights.norms[1], norm.variance_epsilon).to(self.dtype))
         gate, up = read if len(read) == 2 else read[0].chunk(2, 1)
         return weights.feed_out(swiglu(gate, up))[0]
 
 
-def _linears(layer: Any) -> tuple[Linears, Linears, Linears, Linears]:
-    """Input and output of the attention and of the feed-forward block."""
+def _linears(layer: Any, dtype: torch.dtype) -> tuple[Linears, Linears, Linears, Linears]:
+    """Input and output of the attention and of the feed-forward block, in this dtype."""
     attention, feed = layer.self_attn, layer.mlp
     return (
-        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj),
-        Linears.of(attention.o_proj),
-        Linears.of(feed.gate_proj, feed.up_proj),
-        Linears.of(feed.down_proj),
+        Linears.of(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype),
+        Linears.of(attention.o_proj, dtype=dtype),
+        Linears.of(feed.gate_proj, feed.up_proj, dtype=dtype),
+        Linears.of(feed.down_proj, dtype=dtype),
     )
 
 
@@ -210,7 +215,9 @@ detect others, and a recorded step could not follow them."""
 def _fits(base: Any) -> bool:
     """Whether the parts that a proof does not check are supported. Raises AttributeError."""
     return base.rotary_emb.rope_type in FIXED_ANGLES and all(
-        isinstance(layer.mlp.act_fn, torch.nn.SiLU | SiLUActivation) and all(map(_is_plain, _products(layer)))
+        isinstance(layer.mlp.act_fn, torch.nn.SiLU | SiLUActivation)
+        and all(map(_is_plain, _products(layer)))
+        and len(_norms(layer)) == 2
         for layer in base.layers
     )
 

@@ -116,7 +116,7 @@ class RowCache:
         self._write(keys, key)
         self._write(values, value)
         batch, heads, dim = query.shape
-        queries = (query * scale).view(batch * key.shape[1], -1, dim)
+        queries = (query * scale).reshape(batch * key.shape[1], -1, dim)
         scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2)).view(batch, heads, -1)
         scores += self.bias
         before = self.prompts.scores(layer, queries.view(batch, -1))

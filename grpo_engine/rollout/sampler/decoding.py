@@ -3,13 +3,12 @@
 `SharedDecoder` computes and keeps each prompt once for its group with our attention, by our own kernels (the
 Llama family) or through the model's own layers. `CacheDecoder` uses the model's own forward pass and cache,
 for models that our attention does not support. `PlainDecoder` keeps nothing and recomputes whole rows, for
-models without such a cache. `choose_decoder` takes the first one that reproduces the model's own logits.
+models without such a cache. `decoder_choice.py` takes the first one that reproduces the model's own logits.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -21,7 +20,7 @@ from grpo_engine.models.fast.attention import attention_for
 from grpo_engine.models.fast.model import FastModel, reads_at_once
 from grpo_engine.models.fast.packed import Packed, packs
 from grpo_engine.models.fast.products import product
-from grpo_engine.models.policy import PROOF_TOLERANCE, Policy
+from grpo_engine.models.forward import compute_dtype
 from grpo_engine.models.shared_prompt_attention import Attention, using
 from grpo_engine.objective.types import GroupSpan
 from grpo_engine.rollout.sampler.cache import Prefill, RowCache
@@ -55,14 +54,15 @@ LARGEST_COPY = 2**25
 """Bytes of the largest output layer that is copied for decoding, so that memory stays bounded."""
 
 
-def _output_layer(model: PreTrainedModel, *, packed: bool) -> Callable[[Tensor], Tensor]:
+def _output_layer(model: PreTrainedModel, dtype: torch.dtype, *, packed: bool) -> Callable[[Tensor], Tensor]:
     head = cast(Any, model.get_output_embeddings())
     if type(head) is not torch.nn.Linear:
         return cast(Callable[[Tensor], Tensor], head)
-    if packed and packs(head.weight) and head.weight.nbytes <= LARGEST_COPY:
-        layer = Packed.of(head.weight, head.bias, None, None)
+    weight, bias = head.weight.to(dtype), None if head.bias is None else head.bias.to(dtype)
+    if packed and packs(weight) and weight.nbytes <= LARGEST_COPY:
+        layer = Packed.of(weight, bias, None, None)
         return lambda hidden: layer(hidden)[0]
-    return lambda hidden: product(hidden, head.weight, head.bias)
+    return lambda hidden: product(hidden.to(dtype), weight, bias)
 
 
 class Kernels:
@@ -73,7 +73,7 @@ class Kernels:
         # A GPU replays recorded steps, so fewer calls gain nothing there, and the copy costs memory.
         self.on_cpu = reads_at_once(fast.base.embed_tokens.weight)
         self.tensors = fast.joined_tensors() if self.on_cpu else fast.tensors()
-        self.logits = _output_layer(fast.model, packed=self.on_cpu)
+        self.logits = _output_layer(fast.model, fast.dtype, packed=self.on_cpu)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         # On a CPU each operation's overhead counts; it is smaller without autograd.
@@ -86,7 +86,7 @@ class OwnLayers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.logits = _output_layer(model, packed=False)
+        self.logits = _output_layer(model, compute_dtype(model), packed=False)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         with using(self.model, attention):
@@ -162,7 +162,7 @@ class SharedDecoder:
         tokens = torch.tensor([token for prompt in prompts_P for token in prompt], device=device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
         spans = [GroupSpan(sum(lengths[:i]), n, ()) for i, n in enumerate(lengths)]
-        kept = _Keeping(attention_for(spans, device, self.model.dtype, waste=0))
+        kept = _Keeping(attention_for(spans, device, compute_dtype(self.model), waste=0))
         hidden = self.run(tokens, positions, kept)
         ends = torch.tensor(lengths, device=device).cumsum(0) - 1
         return Prefill(kept.keys, kept.values, tuple(lengths)), self.run.logits(hidden[ends])
@@ -177,7 +177,7 @@ class CacheDecoder:
     pad_token_id: int
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
-        rows, mask = _padded(prompts_P, self.pad_token_id, self.model.device, side="left")
+        rows, mask = padded(prompts_P, self.pad_token_id, self.model.device, side="left")
         self.cache = DynamicCache(config=self.model.config)
         out = self.model(
             input_ids=rows,
@@ -225,12 +225,12 @@ class PlainDecoder:
         self.rows = [self.rows[index] for index in rows.tolist()]
 
     def _logits(self) -> Tensor:
-        rows, mask = _padded(self.rows, self.pad_token_id, self.model.device, side="right")
+        rows, mask = padded(self.rows, self.pad_token_id, self.model.device, side="right")
         logits = self.model(input_ids=rows, attention_mask=mask, use_cache=False).logits
         return logits[torch.arange(len(rows), device=rows.device), mask.sum(1) - 1]
 
 
-def _padded(
+def padded(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, side: Literal["left", "right"]
 ) -> tuple[Tensor, Tensor]:
     """Token ids [B, T] with padding on one side, and their mask."""
@@ -241,43 +241,3 @@ def _padded(
 
     tokens = [torch.tensor(row) for row in rows]
     return grid(tokens, pad_token_id), grid([torch.ones_like(each) for each in tokens], 0)
-
-
-PROOF_PROMPTS = ((5, 9, 2, 7, 3), (4, 8))
-PROOF_TOKENS = (6, 1, 3)
-
-
-def choose_decoder(policy: Policy, *, is_frozen: bool = False) -> Callable[[], Decoder]:
-    """The fastest decoder that reproduces the model's own logits on a few rows of unequal length.
-
-    If the policy `is_frozen`, its tensors are read once for all decodings.
-    """
-    model, pad, fast = policy.model, policy.pad_token_id, policy.fast
-    faster: list[Callable[[], Decoder]] = [lambda: CacheDecoder(model, pad)]
-    if policy.shares_prompts:
-        faster.insert(0, lambda: SharedDecoder(model, OwnLayers(model)))
-    if policy.shares_prompts and fast is not None:
-        kernels = cache(lambda: Kernels(fast)) if is_frozen else lambda: Kernels(fast)
-        faster.insert(0, lambda: SharedDecoder(model, kernels()))
-    expected = _proof_logits(PlainDecoder(model, pad))
-    for make in faster:
-        try:
-            found = _proof_logits(make())
-        except (RuntimeError, AttributeError, TypeError, KeyError, ValueError):
-            continue
-        if float((found - expected).abs().max()) <= PROOF_TOLERANCE[policy.compute_dtype]:
-            return make
-    return lambda: PlainDecoder(model, pad)
-
-
-def _proof_logits(decoder: Decoder) -> Tensor:
-    """Log-probabilities of every step of a short decoding that one row leaves half-way."""
-    with torch.no_grad():
-        steps = [decoder.start(PROOF_PROMPTS, 2)]
-        for position, token in enumerate(PROOF_TOKENS):
-            steps.append(decoder.step(torch.full((len(steps[-1]),), token, device=steps[-1].device)))
-            if position == 0:
-                kept = torch.tensor([0, 2, 3], device=steps[-1].device)
-                decoder.keep(kept)
-                steps[-1] = steps[-1][kept]
-    return torch.cat([logits.float().log_softmax(-1) for logits in steps])

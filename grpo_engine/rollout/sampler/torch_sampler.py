@@ -14,7 +14,7 @@ from grpo_engine.contract.errors import DeviceMemoryError
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion, uniforms
-from grpo_engine.rollout.sampler.decoding import choose_decoder
+from grpo_engine.rollout.sampler.decoder_choice import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
 
 LARGEST_UNIFORM = 1 - 2**-22
@@ -24,12 +24,12 @@ LARGEST_UNIFORM = 1 - 2**-22
 class TorchSampler:
     shares_weights = True
 
-    def __init__(self, policy: Policy, sample_budget: int) -> None:
-        """`sample_budget`: completions that are sampled at the same time."""
+    def __init__(self, policy: Policy, sample_budget: int, *, is_frozen: bool = False) -> None:
+        """`sample_budget`: completions sampled at once; `is_frozen`: the policy no longer changes."""
         self.policy = policy
         self.sample_budget = sample_budget
         self.version = 0
-        self._decoder = choose_decoder(policy)
+        self._decoder, self.decoder = choose_decoder(policy, is_frozen=is_frozen)
 
     def load_policy(self, version: int) -> None:
         self.version = version  # the weights are the trainer's own

@@ -1,0 +1,194 @@
+"""Proof at load that a faster way to compute a model gives what the model's own forward pass gives.
+
+Two questions, because rounding in bfloat16 would hide a small mistake and large logits would look like one:
+
+* Is the structure right? In float32, on a few layers with random weights, the results are equal to 1e-5 of
+  the logits' range.
+* Is the precision kept? On the whole model in the job's number format, the error against float32 is at most
+  twice the error of the model's own forward pass.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from peft import PeftModel, get_peft_model
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedConfig, PreTrainedModel
+
+Compute = Callable[[PreTrainedModel], Tensor]
+"""Runs a model on a few fixed tokens; logits [S, V]."""
+
+STRUCTURE_TOLERANCE = 1e-5
+"""Largest difference of a log-probability in float32, as a share of the logits' range."""
+LEAST_RANGE = 10.0
+"""Range of logits below which the tolerance does not shrink further."""
+ERROR_RATIO = 2.0
+"""Largest error against float32, as a multiple of the model's own."""
+TWIN_LAYERS = 2
+"""Fewest layers of the copy with random weights; more if the model has more kinds of layers."""
+TWIN_VOCABULARY = 256
+
+FAILURES = (RuntimeError, AttributeError, TypeError, KeyError, ValueError, IndexError)
+"""What a model raises that cannot be computed in a faster way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of several ways to compute a result a run uses."""
+
+    name: str
+    slower_because: str = ""
+    """Why not a faster one; empty for the fastest."""
+    is_refused: bool = False
+    """Whether the proof refused the fastest for a model that it is written for."""
+
+
+class Proof:
+    """Compares faster computations of one model with `own`, its own computation."""
+
+    def __init__(
+        self, model: PreTrainedModel, own: Compute, *, peft_model: PeftModel | None, autocast: bool
+    ) -> None:
+        self.model = model
+        self.own = own
+        self.peft_model = peft_model
+        self.autocast = autocast
+
+    def objection(self, faster: Compute) -> str | None:
+        """Why `faster` may not replace the model's own computation; None if it may."""
+        try:
+            with torch.no_grad():
+                return self._wrong_structure(faster) or self._lost_precision(faster)
+        except FAILURES as error:
+            return f"it fails with {type(error).__name__}: {error}"
+
+    def _wrong_structure(self, faster: Compute) -> str | None:
+        expected = self._twin_logits
+        found = faster(self._twin).float()
+        limit = STRUCTURE_TOLERANCE * max(LEAST_RANGE, float(expected.max() - expected.min()))
+        difference = float((found.log_softmax(-1) - expected.log_softmax(-1)).abs().max())
+        if difference <= limit:
+            return None
+        return f"in float32 its log-probabilities differ by {difference:.2g} (at most {limit:.2g})"
+
+    def _lost_precision(self, faster: Compute) -> str | None:
+        if not self._is_rounded:
+            return None  # the structure was compared on the model itself
+        error = _distance(self._in_job_dtype(faster), self._exact_logprobs)
+        limit = ERROR_RATIO * self._own_error
+        if error <= limit:
+            return None
+        return f"its rounding errors are {error:.2g} on average (at most {limit:.2g}, twice the model's own)"
+
+    @property
+    def _is_rounded(self) -> bool:
+        return self.autocast or self.model.dtype != torch.float32
+
+    @cached_property
+    def _twin(self) -> PreTrainedModel:
+        """A float32 model of the same structure: the model itself if its weights are float32."""
+        if self.model.dtype == torch.float32:
+            return self.model
+        return _twin(self.model, self.peft_model)
+
+    @cached_property
+    def _twin_logits(self) -> Tensor:
+        return self.own(self._twin).float()
+
+    @cached_property
+    def _exact_logprobs(self) -> Tensor:
+        """[S, V], computed in float32."""
+        with _float32(self.model):
+            return self.own(self.model).float().log_softmax(-1)
+
+    @cached_property
+    def _own_error(self) -> float:
+        return _distance(self._in_job_dtype(self.own), self._exact_logprobs)
+
+    def _in_job_dtype(self, compute: Compute) -> Tensor:
+        """Log-probabilities [S, V]."""
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.autocast):
+            return compute(self.model).float().log_softmax(-1)
+
+
+def _distance(logprobs: Tensor, exact: Tensor) -> float:
+    """Root mean square: a maximum over a large vocabulary says little about the rest."""
+    return float((logprobs - exact).square().mean().sqrt())
+
+
+def _twin(model: PreTrainedModel, peft_model: PeftModel | None) -> PreTrainedModel:
+    """A few layers with random weights, a small vocabulary and, if there is one, a random adapter."""
+    config = _small(model.config.get_text_config())
+    with torch.random.fork_rng(), torch.device(model.device):
+        torch.manual_seed(0)
+        twin = type(model)._from_config(config, dtype=torch.float32)
+        if peft_model is not None:
+            adapted = get_peft_model(twin, copy.deepcopy(peft_model.peft_config["default"]))
+            twin = adapted.get_base_model()
+        for name, parameter in twin.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.05)
+            elif parameter.dim() == 1:  # fresh biases are 0 and fresh norms 1, and would hide a mistake
+                parameter.data += 0.1 * torch.randn_like(parameter)
+        return cast(PreTrainedModel, twin.eval())
+
+
+def _small(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration with few layers, of each kind at least one."""
+    config = copy.deepcopy(config)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        different = list(dict.fromkeys(kinds))
+        config.layer_types = different * TWIN_LAYERS if len(different) < TWIN_LAYERS else different
+    config.num_hidden_layers = TWIN_LAYERS if kinds is None else len(config.layer_types)
+    config.vocab_size = min(config.vocab_size, TWIN_VOCABULARY)
+    config.pad_token_id = None
+    return config
+
+
+@contextmanager
+def _float32(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes in float32: the weights of a layer are wide while it runs, no longer."""
+    narrow: dict[nn.Parameter, Tensor] = {}
+
+    def widen(module: nn.Module, _: Any) -> None:
+        for parameter in module.parameters():
+            narrow[parameter] = parameter.data
+            parameter.data = parameter.data.float()
+
+    def restore(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters():
+            parameter.data = narrow.pop(parameter)
+
+    def widen_output(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return output.float()
+
+    hooks: list[RemovableHandle] = []
+    try:
+        for module in dict.fromkeys(_units(model)):  # layers may be shared
+            if isinstance(module, nn.Embedding):  # a wide copy of all rows would be large
+                hooks.append(module.register_forward_hook(widen_output))
+            else:
+                hooks.append(module.register_forward_pre_hook(widen))
+                hooks.append(module.register_forward_hook(restore, always_call=True))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _units(module: nn.Module) -> Iterator[nn.Module]:
+    """The decoder's layers, and the modules with weights outside of them."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        elif any(True for _ in child.parameters(recurse=False)):
+            yield child
+        else:
+            yield from _units(child)

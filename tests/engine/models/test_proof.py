@@ -1,0 +1,162 @@
+"""The choice of the forward pass and the decoder: right ones are taken at any size of logits."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_engine.config.job import Lora
+from grpo_engine.models.fast import model as fast_model
+from grpo_engine.models.proof import _float32
+from grpo_engine.rollout.sampler import cache
+from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
+from tests.engine.realistic import load, write_model
+
+ADAPTER = Lora(rank=4)
+QWEN3 = ("Qwen3Config", {"head_dim": 16})
+OTHERS = {
+    "tied": ("Qwen3Config", {"head_dim": 16, "tie_word_embeddings": True}),
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+}
+
+
+def chosen(folder: Path, lora: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[str, str]:
+    """Names of the forward pass and the decoder."""
+    policy = load(folder, lora, dtype)
+    return policy.forward.name, TorchSampler(policy, 8).decoder.name
+
+
+@pytest.mark.parametrize("lora", [ADAPTER, "full"], ids=["adapter", "full"])
+@pytest.mark.parametrize(("largest", "layers"), [(3, 8), (13, 8), (18, 28), (30, 8)])
+def test_the_kernels_are_chosen_at_any_size_of_logits(
+    largest: float, layers: int, lora: Any, tmp_path: Path
+) -> None:
+    kind, more = QWEN3
+    folder = write_model(tmp_path, kind, largest_logit=largest, layers=layers, vocab_size=300, **more)
+    assert chosen(folder, lora) == ("kernels", "kernels")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_kernels_are_chosen_for_every_family(name: str, tmp_path: Path) -> None:
+    kind, more = OTHERS[name]
+    folder = write_model(tmp_path, kind, largest_logit=30, layers=6, vocab_size=300, **more)
+    assert chosen(folder, ADAPTER) == ("kernels", "kernels")
+
+
+@pytest.mark.parametrize("lora", [ADAPTER, "full"], ids=["adapter", "full"])
+@pytest.mark.parametrize("kind", ["Phi3Config", "Olmo2Config"])
+def test_other_layers_share_prompts_and_say_why_not_by_kernels(kind: str, lora: Any, tmp_path: Path) -> None:
+    policy = load(write_model(tmp_path, kind, largest_logit=30, layers=6, vocab_size=300), lora)
+    decoder = TorchSampler(policy, 8).decoder
+    assert (policy.forward.name, decoder.name) == ("packed", "shared_prompts")
+    assert policy.forward.slower_because == "the engine's kernels do not support its layers"
+    assert decoder.slower_because == policy.forward.slower_because
+    assert not policy.forward.is_refused
+
+
+def unrotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    return x.clone()
+
+
+def reversed_rotation(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    return x * cosine - x.roll(x.shape[-1] // 2, -1) * sine
+
+
+def without_weight(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return x * (x.float().square().mean(-1, keepdim=True) + epsilon).rsqrt().to(x.dtype)
+
+
+def without_head_norm(block: Any, name: str, states: Tensor) -> Tensor:
+    return states
+
+
+MISTAKES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "no rotation": ("rotated", unrotated),
+    "rotation the other way": ("rotated", reversed_rotation),
+    "a norm without its weight": ("rms_norm", without_weight),
+    "no norm of heads": ("_headwise", without_head_norm),
+}
+
+
+@pytest.mark.parametrize("largest", [3, 30])
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_the_kernels_is_refused_with_a_reason(
+    name: str, largest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, more = QWEN3
+    folder = write_model(tmp_path, kind, largest_logit=largest, layers=2, **more)
+    monkeypatch.setattr(fast_model, *MISTAKES[name])
+    policy = load(folder, ADAPTER)
+    assert (policy.fast, policy.forward.name) == (None, "packed")
+    assert policy.forward.slower_because.startswith("in float32 its log-probabilities differ by")
+    assert policy.forward.is_refused
+    assert TorchSampler(policy, 8).decoder.name == "shared_prompts"
+
+
+@pytest.mark.parametrize("lora", [ADAPTER, "full"], ids=["adapter", "full"])
+def test_a_wrong_scale_in_the_decoder_is_refused_with_a_reason(
+    lora: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, more = QWEN3
+    policy = load(write_model(tmp_path, kind, largest_logit=30, layers=2, **more), lora)
+    attend = cache.attend
+
+    def scaled(states: Any, buffers: Any, length: int, scale: float, *rest: Any, **by: Any) -> Tensor:
+        return attend(states, buffers, length, 1.05 * scale, *rest, **by)
+
+    monkeypatch.setattr(cache, "attend", scaled)
+    decoder = TorchSampler(policy, 8).decoder
+    assert policy.forward.name == "kernels"
+    assert decoder.name == "own_cache"
+    assert decoder.slower_because.startswith("in float32 its log-probabilities differ by")
+    assert decoder.is_refused
+
+
+def test_a_loss_of_precision_is_refused_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right in float32, but with fewer bits than bfloat16 where the model's own layers have all of them."""
+    kind, more = QWEN3
+    folder = write_model(tmp_path, kind, largest_logit=18, layers=2, **more)
+    rotated = fast_model.rotated
+
+    def coarse(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        made = rotated(x, cosine, sine)
+        return made if x.dtype == torch.float32 else (made * 8).round() / 8
+
+    monkeypatch.setattr(fast_model, "rotated", coarse)
+    policy = load(folder, ADAPTER)
+    assert policy.forward.name == "packed"
+    assert policy.forward.slower_because.startswith("its rounding errors are")
+    assert "twice the model's own" in policy.forward.slower_because
+
+
+def test_the_pass_in_float32_widens_one_layer_at_a_time(tmp_path: Path) -> None:
+    policy = load(write_model(tmp_path, "LlamaConfig", largest_logit=3, layers=4), ADAPTER)
+    layers: Any = policy.model.base_model.layers
+    wide: list[int] = []
+    for layer in layers:
+        layer.mlp.register_forward_hook(
+            lambda *_: wide.append(sum(each.mlp.gate_proj.weight.dtype == torch.float32 for each in layers))
+        )
+    with torch.no_grad(), _float32(policy.model):
+        logits = policy.model(torch.arange(6, 20)[None], use_cache=False).logits
+    assert logits.dtype == torch.float32
+    assert wide == [1, 1, 1, 1]
+    weights = {name: each.dtype for name, each in policy.model.named_parameters() if "lora" not in name}
+    assert set(weights.values()) == {torch.bfloat16}
+
+
+def test_the_pass_in_float32_computes_what_a_wide_copy_does(tmp_path: Path) -> None:
+    policy = load(write_model(tmp_path, "Qwen2Config", largest_logit=18, layers=3), ADAPTER)
+    tokens = torch.arange(6, 40)[None]
+    with torch.no_grad():
+        with _float32(policy.model):
+            found = policy.model(tokens, use_cache=False).logits
+        expected = policy.model.float()(tokens, use_cache=False).logits
+    assert torch.equal(found, expected)
