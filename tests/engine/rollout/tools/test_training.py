@@ -49,7 +49,7 @@ def test_a_turn_has_its_own_random_numbers() -> None:
     assert not (second == third).any()
 
 
-class _CallsAfterwards:
+class CallsAfterwards:
     """Around a real sampler: completions of the first turn end in a call that the model did not make."""
 
     shares_weights = True
@@ -98,7 +98,7 @@ def test_later_turns_do_not_depend_on_the_batch(
     sampling = replace(SAMPLING, max_tokens=120)
 
     def sampled(budget: int, chosen: slice, first: int) -> list[tuple[int, ...]]:
-        sampler = ToolSampler(_CallsAfterwards(TorchSampler(policy, budget)), policy, tools, max_turns=4)
+        sampler = ToolSampler(CallsAfterwards(TorchSampler(policy, budget)), policy, tools, max_turns=4)
         groups = sampler.generate(prompts(policy, 4)[chosen], 3, sampling.starting_at(first))
         return [each.token_ids for group in groups for each in group.completions]
 
