@@ -16,7 +16,14 @@ from grpo_engine.config.recipes import problem_at
 from grpo_engine.contract.records import Input
 
 Watch = Literal[
-    "kl", "no_signal", "entropy", "truncation", "grader_errors", "reward_plateau", "reward_length"
+    "kl",
+    "no_signal",
+    "entropy",
+    "truncation",
+    "grader_errors",
+    "reward_plateau",
+    "reward_length",
+    "sampler_difference",
 ]
 
 
@@ -65,11 +72,13 @@ DEFAULT_THRESHOLDS: dict[Watch, float] = {
     "grader_errors": 0.1,
     "reward_plateau": 0.0,
     "reward_length": 0.8,
+    "sampler_difference": 0.1,
 }
 """kl: nats per completion (mean KL of a token × mean length). no_signal: share of groups. entropy: share of
 the mean of the first START_STEPS trained steps. truncation: share of completions. grader_errors: share of a
 grader's completions. reward_plateau: rise of the mean reward from one half of the last PLATEAU_STEPS steps
-to the other. reward_length: correlation of reward and length."""
+to the other. reward_length: correlation of reward and length. sampler_difference: mean absolute difference of
+the sampler's and the trainer's log-probability of a token, in nats."""
 
 HIGHEST: dict[Watch, float] = {"no_signal": 1, "truncation": 1, "grader_errors": 1, "reward_length": 1}
 """Maxima of the measures that are shares or a correlation."""
@@ -187,6 +196,7 @@ _MEASURES: dict[Watch, Callable[[Mapping[str, float], Mapping[str, Any]], float 
     "grader_errors": _grader_errors,
     "reward_plateau": _plateau,
     "reward_length": _metric("completions/reward_length_correlation"),
+    "sampler_difference": _metric("sampling/sampling_logp_difference/mean"),
 }
 
 _TEXTS: dict[Watch, tuple[str, str, str]] = {
@@ -226,5 +236,10 @@ _TEXTS: dict[Watch, tuple[str, str, str]] = {
         "Reward and length correlate by {value}",
         "A policy that is rewarded for length writes longer, not better.",
         "Check whether grader favours long completions; add a length grader, or lower max_completion_tokens.",
+    ),
+    "sampler_difference": (
+        "The sampler's and the trainer's log-probabilities of a token differ by {value} nats on average",
+        "The completions then come from another policy than the one that is trained.",
+        "Leave importance_correction at auto, and compare with a run in float32 (runtime.dtype).",
     ),
 }

@@ -120,7 +120,8 @@ class ReinforcementHyperparameters(Hyperparameters):
     """Completions over which adaptive beta may change by 20%."""
 
     importance_correction: ImportanceCorrection = "auto"
-    """Correct for a sampler with other probabilities than the trainer; auto: if it is another program."""
+    """Correct for a sampler with other probabilities than the trainer; auto: by token for torch in bfloat16,
+    by completion for another program, otherwise not."""
     importance_cap: float = Field(3.0, gt=1, le=1000)
     """Ratio above which importance weights are truncated or masked."""
 

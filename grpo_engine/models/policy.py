@@ -97,6 +97,11 @@ class Policy:
         return torch.bfloat16 if self.autocast else cast(torch.dtype, self.model.dtype)
 
     @property
+    def has_low_precision(self) -> bool:
+        """Whether two ways to compute a log-probability differ by rounding that matters: not in float32."""
+        return self.compute_dtype != torch.float32
+
+    @property
     def max_length(self) -> int | None:
         """Longest sequence in tokens; None if the model states none."""
         limit = getattr(self.model.config, "max_position_embeddings", None)

@@ -173,11 +173,17 @@ class Trainer(Method):
         return bool(self.hyperparameters.max_staleness) and versions != {self.state.policy_version}
 
     def _correction(self) -> str:
-        """`auto` corrects nothing for the torch sampler, which computes exactly as the trainer."""
+        """`auto`: none only for the torch sampler in float32, which gives the trainer's log-probabilities.
+
+        In bfloat16 it rounds differently. The errors of a long completion add up, so a ratio per completion
+        would exclude many; those of a token stay small.
+        """
         configured = self.hyperparameters.importance_correction
         if configured != "auto":
             return configured
-        return "none" if self.sampler.shares_weights else "sequence_mask"
+        if not self.sampler.shares_weights:
+            return "sequence_mask"
+        return "token_truncate" if self.policy.has_low_precision else "none"
 
     def _update(
         self, step: int, terms: Sequence[LossTerm], scored_P: Sequence[ScoredGroup]

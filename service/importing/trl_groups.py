@@ -168,7 +168,7 @@ def correction(translation: Translation) -> None:
     bounds = (f"{prefix}clip_max", f"{prefix}cap", f"{prefix}clip_min")
     mode, low = translation[f"{prefix}mode"], translation[f"{prefix}clip_min"]
     if not translation["use_vllm"]:
-        why = "`auto` here: corrected if the operator's sampler is not the trainer itself"
+        why = "`auto` here: corrected if the sampler is another program or computes in bfloat16"
         translation.leaves(("use_vllm", f"{prefix}correction", f"{prefix}mode", *bounds), why)
         return
     translation.leaves("use_vllm", "the operator chooses the sampler: vLLM on a GPU, if it is installed")

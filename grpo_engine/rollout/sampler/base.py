@@ -112,7 +112,7 @@ def finished_completion(
 
 class Sampler(Protocol):
     shares_weights: bool
-    """The sampled policy is the trained one, with the same numerics: no correction is needed."""
+    """Samples with the trained weights themselves: in float32 with the trainer's log-probabilities."""
 
     def generate(
         self,

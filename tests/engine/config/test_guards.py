@@ -48,12 +48,14 @@ def alarms_of(guard: Guard, rows: Sequence[dict[str, float]]) -> list[Alarm]:
 LENGTH = {"completions/mean_length": 100.0}
 ERRORS = ({"rewards/a/error_rate": 0.0, "rewards/b/error_rate": 0.2}, {"rewards/a/error_rate": 0.05})
 CORRELATION = "completions/reward_length_correlation"
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
 BREACHES: list[tuple[Watch, dict[str, float], dict[str, float], float]] = [
     ("kl", LENGTH | {"kl": 0.11}, LENGTH | {"kl": 0.09}, 11.0),
     ("no_signal", {"frac_reward_zero_std": 0.8}, {"frac_reward_zero_std": 0.75}, 0.8),
     ("truncation", {"completions/clipped_ratio": 0.5}, {"completions/clipped_ratio": 0.4}, 0.5),
     ("grader_errors", *ERRORS, 0.2),
     ("reward_length", {CORRELATION: 0.9}, {CORRELATION: -0.9}, 0.9),
+    ("sampler_difference", {DIFFERENCE: 0.1}, {DIFFERENCE: 0.05}, 0.1),
 ]
 
 
@@ -146,6 +148,7 @@ def test_every_rule_has_a_default_a_measure_and_texts() -> None:
     assert set(DEFAULT_THRESHOLDS) == set(get_args(Watch)) == {guard.watch for guard in default_guards()}
     fields = (
         "beta", "group_size", "epsilon_high", "max_completion_tokens", "grader", "n_steps", "grader",
+        "importance_correction",
     )  # fmt: skip
     for guard, field in zip(default_guards(), fields, strict=True):
         message = Alarm(guard, 12, 0.95).message

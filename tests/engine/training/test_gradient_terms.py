@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from grpo_engine.contract.records import Score
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.loss import kl_estimate, sequence_sums
 from grpo_engine.objective.types import Completion, GradedGroup, Group, PackedBatch, Prompt
+from grpo_engine.run.build import build_loop
 from grpo_engine.training.gradients import kl_penalties
+from tests.engine.conftest import cut
 from tests.engine.injection import InjectedSampler, injected_trainer, metrics_of_step, random_steps
 from tests.engine.one_group import (
     FIRST,
@@ -153,8 +156,17 @@ def test_auto_corrects_only_samplers_with_other_numerics(
         sampler = InjectedSampler(steps, shares_weights=shares)
         trainer = injected_trainer(make_config(), steps, sampler)
         assert trainer._correction() == expected
-    told = injected_trainer(make_config(importance_correction="token_mask"), steps)
-    assert told._correction() == "token_mask"
+    configured = injected_trainer(make_config(importance_correction="token_mask"), steps)
+    assert configured._correction() == "token_mask"
+
+
+@pytest.mark.parametrize("lora", [{"rank": 4}, "full"], ids=["adapter", "full"])
+def test_auto_corrects_each_token_in_bfloat16(
+    make_config: Callable[..., RunConfig], tmp_path: Path, lora: Any
+) -> None:
+    config = cut(make_config(lora=lora), dtype="bfloat16")
+    assert build_loop(config, tmp_path).method._correction() == "token_truncate"
+    assert build_loop(cut(config, dtype="float32"), tmp_path).method._correction() == "none"
 
 
 def test_an_adaptive_beta_moves_towards_its_target(

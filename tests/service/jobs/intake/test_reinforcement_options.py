@@ -110,7 +110,7 @@ HYPERPARAMETERS: list[tuple[dict[str, Any], str, str]] = [
     ({"self_distillation": {"alone": True}}, "self_distillation.alone", "set beta to 0"),
     ({"self_distillation": {"template": "x"}}, "self_distillation.template", "{prompt} and {feedback}"),
     ({"self_distillation": {"weight": True}}, "self_distillation.weight", "a valid"),
-    ({"guards": [{"watch": "x"}]}, "guards[0].watch", "'reward_plateau' or 'reward_length', got 'x'"),
+    ({"guards": [{"watch": "x"}]}, "guards[0].watch", "'reward_length' or 'sampler_difference', got 'x'"),
     ({"guards": {"watch": "kl"}}, "guards", "should be a list"),
     ({"guards": [{}]}, "guards[0].watch", "Field required"),
     ({"guards": [{"watch": "kl", "action": "x"}]}, "guards[0].action", "'stop' or 'raise_beta'"),
