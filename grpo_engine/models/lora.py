@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from grpo_engine.config.job import Lora
 from grpo_engine.contract.errors import ConfigError
+from grpo_engine.models.lora_targets import adapter_shape
 from grpo_engine.parallel.shards import fill, gathered
 
 TRAINED = "default"
@@ -29,17 +30,8 @@ CONFIG_FILE = "adapter_config.json"
 
 def attach(model: PreTrainedModel, lora: Lora) -> PeftModel:
     """A fresh adapter on all linear layers (or the named ones); its output starts at zero."""
-    targets = lora.target_modules if lora.target_modules == "all-linear" else list(lora.target_modules)
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-    )
     try:
-        return cast(PeftModel, get_peft_model(model, config, adapter_name=TRAINED))
+        return cast(PeftModel, get_peft_model(model, adapter_shape(model, lora), adapter_name=TRAINED))
     except ValueError as error:
         raise ConfigError(f"lora.target_modules: {error}") from error
 

@@ -69,6 +69,6 @@ def _refuse_other_revision(model: PeftModel, source: ModelSource) -> None:
 def _refuse_shared_output(model: PeftModel) -> None:
     """Merging into an output layer that is also the embedding would change the embedding too."""
     shared = cast(PreTrainedModel, model.get_base_model()).get_input_embeddings().weight
-    if any(layer.get_base_layer().weight is shared for layer in lora_layers(model)):
+    if any(getattr(layer.get_base_layer(), "weight", None) is shared for layer in lora_layers(model)):
         reason = "the adapter changes the output layer, which the base shares with its embedding"
         raise NotMergeableError(reason)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from grpo_engine.config.guards import Guard, restarted, watch
-from grpo_engine.config.job import Hyperparameters, RunConfig, TrainingFreeHyperparameters
+from grpo_engine.config.job import Hyperparameters, RunConfig, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.config.reinforcement import EarlyStopping
 from grpo_engine.contract.events import (
     VALIDATION,
@@ -30,7 +30,7 @@ from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training import checkpoint
 from grpo_engine.training.checkpoint import LoopState
 from grpo_engine.training.method import Artifact, Method
-from grpo_engine.training.run_description import started
+from grpo_engine.training.run_description import started, weights_left_out
 
 M = TypeVar("M", bound=Method)
 
@@ -94,6 +94,9 @@ class TrainingLoop(Generic[M]):
         skipped = self._resume()
         yield started(self.method, self.state.step)
         yield from skipped
+        yield from weights_left_out(
+            self.method, getattr(hyperparameters_of(self.config.method), "lora", None)
+        )
         fault_point("engine.loaded")
         self.method.prepare()
         yield PhaseChanged(phase=self.method.phase, step=self.state.step)

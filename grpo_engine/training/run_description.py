@@ -1,13 +1,16 @@
-"""The `started` event: the device, libraries and model that a run uses."""
+"""The first events: the device, libraries and model that a run uses, and weights that it does not train."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from grpo_engine.contract.events import Started
+from grpo_engine.config.job import Lora
+from grpo_engine.contract.events import Started, Warned
 from grpo_engine.models.fast.operations import compiled_version
+from grpo_engine.models.lora_targets import left_out
 from grpo_engine.training.method import Method
 
 
@@ -38,6 +41,20 @@ def started(method: Method, step: int) -> Started:
         model["num_trainable_parameters"] = sum(each.numel() for each in parameters if each.requires_grad)
         model["base_fingerprint"] = policy.base_fingerprint
     return run.model_copy(update=model)
+
+
+def weights_left_out(method: Method, lora: Lora | Literal["full"] | None) -> list[Warned]:
+    """A warning that names the matrices which LoRA on all linear layers does not train, if there are any.
+
+    `lora`: the job's; None: the shape of its parent's adapter.
+    """
+    names_layers = isinstance(lora, Lora) and lora.target_modules != "all-linear"
+    adapter = None if method.policy is None or names_layers else method.policy.peft_model
+    if adapter is None or not method.trains_weights or not (missing := left_out(adapter)):
+        return []
+    names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
+    message = f"The adapter leaves out {sum(missing.values())} matrices of the layers: {names}."
+    return [Warned(code="weights_not_trained", message=message, step=0)]
 
 
 def library_versions() -> dict[str, str]:

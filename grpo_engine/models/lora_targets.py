@@ -1,0 +1,88 @@
+"""The weights that LoRA on all linear layers trains: linear layers, fused experts and their routers.
+
+PEFT's "all-linear" finds modules only; a mixture of experts keeps its matrices as bare parameters, which PEFT
+trains through `target_parameters`. For some families it converts the names itself.
+Left out: embeddings, the output layer, convolutions.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from peft import LoraConfig, PeftModel
+from peft.tuners.lora import LoraLayer
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from grpo_engine.config.job import Lora
+from grpo_engine.contract.errors import ConfigError
+
+
+def adapter_shape(model: PreTrainedModel, lora: Lora) -> LoraConfig:
+    """PEFT's configuration of a fresh adapter. Raises ConfigError for dropout on experts."""
+    fused = sorted({_in_layer(name) for name, module, _ in _matrices(model) if not _is_linear(module)})
+    is_everything = lora.target_modules == "all-linear"
+    named = [] if is_everything else [each for each in lora.target_modules if _matches(each, fused)]
+    modules = "all-linear" if is_everything else [each for each in lora.target_modules if each not in named]
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=modules,
+        target_parameters=named or None,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    convert_peft_config_for_transformers(config, model, None)
+    chosen = set(config.target_parameters or ())
+    if is_everything:
+        chosen |= {each for each in fused if not any(_matches(given, [each]) for given in chosen)}
+    if chosen and lora.dropout:
+        raise ConfigError(
+            f"lora.dropout is {lora.dropout}, but PEFT trains a model's experts without dropout only: "
+            + ", ".join(sorted(chosen)),
+            hint="Set lora.dropout to 0, or name layers without experts in lora.target_modules.",
+        )
+    config.target_parameters = sorted(chosen) or None
+    return config
+
+
+def left_out(model: PeftModel) -> dict[str, int]:
+    """Matrices of the layers that the adapter does not train: name in its layer → how many."""
+    wrapped = {
+        id(getattr(module.get_base_layer(), getattr(module, "parameter_name", "weight")))
+        for module in model.modules()
+        if isinstance(module, LoraLayer)
+    }
+    base = model.get_base_model()
+    found = (name for name, _, weight in _matrices(base) if id(weight) not in wrapped)
+    return dict(Counter(_in_layer(name.replace(".base_layer", "")) for name in found))
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """Name, module and weight of every matrix product of the layers."""
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    for name, module in model.named_modules():
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            path = f"{name}.{parameter_name}"
+            is_router = "Router" in type(module).__name__ and parameter.ndim == 2
+            is_experts = parameter.ndim == 3 and not isinstance(module, nn.modules.conv._ConvNd)
+            is_product = _is_linear(module) and parameter_name == "weight" and module is not head
+            if ".lora_" not in path and (is_product or is_router or is_experts):
+                yield path, module, parameter
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _in_layer(name: str) -> str:
+    """`model.layers.3.mlp.experts.down_proj` → `mlp.experts.down_proj`."""
+    return re.split(r"\.\d+\.", name)[-1]
+
+
+def _matches(given: str, names: list[str]) -> bool:
+    """Whether PEFT finds one of the parameters by the given end of its name."""
+    return any(name == given or name.endswith(f".{given}") for name in names)

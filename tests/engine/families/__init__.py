@@ -1,0 +1,1 @@
+"""The families that users bring, as small models with their tokens, templates and realistic numbers."""

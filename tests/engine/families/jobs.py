@@ -1,0 +1,90 @@
+"""Cheap jobs on a family's model, and what other libraries compute with their results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from grpo_engine.config.job import ModelSource, RunConfig
+from grpo_engine.contract.events import BaseEvent
+from grpo_engine.models.policy import Policy
+from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
+from grpo_engine.run.build import build_loop
+from grpo_engine.run.export import ExportRun
+from tests.engine.conftest import write_rows
+
+ROWS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"What is the sum of {a} and {b}?"},
+            {"role": "assistant", "content": f"{a}+{b}={a + b}."},
+        ]
+    }
+    for a, b in ((1, 2), (3, 5), (4, 4), (9, 7))
+]
+IDS = tuple(range(20, 60))
+"""Longer than the families' windows."""
+
+
+def supervised(base: Path, folder: Path, lora: Any, dtype: str = "float32") -> RunConfig:
+    """Two steps with a checkpoint after each."""
+    settings = {"n_steps": 2, "batch_size": 2, "learning_rate": 0.02, "lora": lora, "checkpoint_interval": 1}
+    if lora == "full":
+        settings["learning_rate"] = 0.002
+    return RunConfig.model_validate(
+        {
+            "job_id": "ftjob-family",
+            "seed": 1,
+            "model": {"name": base.name, "path": str(base)},
+            "runtime": {"dtype": dtype},
+            "training_file": str(write_rows(folder / "rows.jsonl", ROWS)),
+            "method": {"type": "supervised", "supervised": {"hyperparameters": settings}},
+        }
+    )
+
+
+def run(config: RunConfig, run_dir: Path) -> tuple[list[BaseEvent], Policy]:
+    """Events and policy of a run from its newest checkpoint to its end."""
+    loop = build_loop(config, run_dir)
+    events = list(loop.run(lambda: False))
+    return events, loop.method.policy
+
+
+def engine_logprobs(policy: Policy) -> Tensor:
+    """Log-probabilities of `IDS` after the first, as the engine trains them."""
+    sequence = TrainingSequence(IDS[1:], (0.0,) * (len(IDS) - 1), (1.0,) * (len(IDS) - 1), 1.0)
+    (batch,) = pack([TrainingGroup(IDS[:1], (sequence,))], 100_000, policy.device)
+    with torch.no_grad():
+        return policy.logprobs(batch)[0]
+
+
+def plain_logprobs(base: Path, adapter: Path | None = None) -> Tensor:
+    """The same by transformers and PEFT from files."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter))
+    ids = torch.tensor([IDS])
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
+
+
+def merged(base: Path, adapter: Path, folder: Path) -> Path:
+    """The export of an adapter."""
+    source = ModelSource(name=base.name, path=str(base), adapter=str(adapter))
+    list(ExportRun(source, folder).run(lambda: False))
+    return folder / "merged"
+
+
+def tensors_of_run(run_dir: Path, step: int, kind: str) -> dict[str, bytes]:
+    folder = run_dir / "checkpoints" / f"step-{step:08d}" / kind
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+def adapter_config(adapter: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((adapter / "adapter_config.json").read_text())
+    return found
