@@ -40,13 +40,17 @@ class Facts:
 
     model: str
     base: str
-    """The base model: its name on the hub, or its catalogue name if it is a folder."""
+    """The base model: its name on the hub, its catalogue name, or the folder of another job's weights."""
     revision: str | None
     method: Mapping[str, Any]
     seed: int
     resources: Mapping[str, Any]
     files: Mapping[str, DataFile]
     """Files by the field that names them: `training_file`, `validation_file`, `retention.<name>`."""
+    base_place: str = "hub"
+    """Where `base` is: `hub`, `folder` of the catalogue, or the result of another `job`."""
+    base_job: str | None = None
+    base_checkpoint: str | None = None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     """`versions`, `device`, `dtype`, `sampler`; empty before it has started."""
@@ -66,6 +70,9 @@ def document(facts: Facts) -> Document:
         "model": {
             "name": facts.model,
             "base": facts.base,
+            "base_place": facts.base_place,
+            "base_job": facts.base_job,
+            "base_checkpoint": facts.base_checkpoint,
             "revision": facts.revision,
             "fingerprint": facts.fingerprint,
         },

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Template
 
 from service.jobs.results.manifest import settings_in
-from service.jobs.results.vllm_command import MERGED, holds_whole_model, serve_line
+from service.jobs.results.vllm_command import MERGED, base_path, holds_whole_model, serve_line
 
 SHOWN = (
     *("recipe", "loss_type", "advantage", "group_size", "prompts_per_step", "n_steps", "n_epochs"),
@@ -60,14 +60,29 @@ Over the job: {{ verdict.text }} ({{ verdict.rows }} rows compared, paired boots
 {% if library %}
 ## Use
 
+{% if library == "peft" and model.base_place == "job" %}
+The base model is the result of another job. Download it beside this folder, from its service:
+
+```sh
+grpo download {{ model.base_job }}{{ " --checkpoint " + checkpoint if checkpoint }} --extract
+```
+
+Without `grpo`, unpack this tar.gz into `{{ base_path }}`:
+`GET /v1/fine_tuning/jobs/{{ model.base_job }}/adapter{{ "?checkpoint=" + checkpoint if checkpoint }}`
+
+{% elif library == "peft" and model.base_place == "folder" %}
+`{{ model.base }}` is the base model's name in the service that trained this adapter. Replace it with the path
+of your copy, or export the job: `grpo merge` makes a model that needs no base.
+
+{% endif %}
 ```python
 {% if library == "peft" %}
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-base = AutoModelForCausalLM.from_pretrained({{ json(model.base) }})
+base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }})
 model = PeftModel.from_pretrained(base, ".")
-tokenizer = AutoTokenizer.from_pretrained({{ json(model.base) }})
+tokenizer = AutoTokenizer.from_pretrained({{ json(base_path) }})
 {% else %}
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -133,6 +148,8 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         library=library,
         title=title,
         tags=tags,
+        base_path=base_path(manifest["model"], "./"),
+        checkpoint=manifest["model"].get("base_checkpoint"),
         serve=serve_line(manifest, name="tuned", path="./"),
         hyperparameters=settings_in(manifest["method"])["hyperparameters"],
         shown=SHOWN,

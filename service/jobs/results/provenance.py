@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 from service.jobs.model.methods import parsed_method, retention_of
 from service.jobs.progress.recording import STARTED
 from service.jobs.results.manifest import DataFile, Facts
-from service.jobs.store.lineage import lineage_of
+from service.jobs.results.weights import public_base
+from service.jobs.store.lineage import kind_of, lineage_of
 from service.platform.catalog import Catalog
 from service.platform.tables.core import File, Job, JobEvent
 
@@ -18,12 +19,15 @@ ENGINE = ("versions", "device", "dtype", "sampler")
 
 def facts_of(session: Session, job: Job, catalog: Catalog) -> Facts:
     """The facts recorded so far."""
-    base = lineage_of(session, job.tenant, job.model).base
-    entry, started = catalog.find(base), _first_start(session, job.id)
+    lineage, started = lineage_of(session, job.tenant, job.model), _first_start(session, job.id)
+    base = public_base(lineage, catalog, is_whole=kind_of(job) == "model")
     return Facts(
         model=job.model,
-        base=entry.path if entry and entry.folder is None else base,
-        revision=entry.revision if entry else None,
+        base=base.name,
+        revision=base.revision,
+        base_place=base.place,
+        base_job=base.job,
+        base_checkpoint=base.checkpoint,
         method=job.method,
         seed=job.seed,
         resources=job.resources,

@@ -1,5 +1,6 @@
 """The command that serves a job's result in vLLM."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,10 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
-    """`vllm serve …` for a result unpacked at `path`; empty for a job without weights."""
+    """`vllm serve …` for a result unpacked at `path`; empty for a job without weights.
+
+    A base that is another job's result is expected beside it.
+    """
     if manifest["method"]["type"] == "training_free":
         return ""
     lora = settings_in(manifest["method"])["hyperparameters"].get("lora")
@@ -26,9 +30,16 @@ def serve_line(manifest: Mapping[str, Any], *, name: str, path: str) -> str:
     revision = f" --revision {shlex.quote(model['revision'])}" if model["revision"] else ""
     module = shlex.quote(f"{name}={path}")
     return (
-        f"vllm serve {shlex.quote(model['base'])}{revision} --enable-lora "
+        f"vllm serve {shlex.quote(base_path(model, path))}{revision} --enable-lora "
         f"--lora-modules {module} --max-lora-rank {rank}"
     )
+
+
+def base_path(model: Mapping[str, Any], path: str) -> str:
+    """The base's name, or its path beside the adapter at `path` if it is another job's result."""
+    if model.get("base_place") != "job":
+        return str(model["base"])
+    return os.path.normpath(os.path.join(path, "..", model["base"]))
 
 
 def holds_whole_model(manifest: Mapping[str, Any]) -> bool:

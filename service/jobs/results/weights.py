@@ -24,6 +24,19 @@ class WeightsMissing(Exception):
 
 
 @dataclass(frozen=True)
+class PublicBase:
+    """How a result names the model that it belongs to: where its users find that model."""
+
+    name: str
+    """A hub id; a catalogue name if the model is a folder; the folder of another job's unpacked weights."""
+    place: Literal["hub", "folder", "job"]
+    revision: str | None = None
+    job: str | None = None
+    checkpoint: str | None = None
+    """The other job, and its checkpoint if it is not its result."""
+
+
+@dataclass(frozen=True)
 class ModelParts:
     """Everything that a model is loaded from; equal if the model is the same."""
 
@@ -42,7 +55,18 @@ def model_parts(lineage: Lineage, catalog: Catalog) -> ModelParts:
     base = lineage.whole or catalog.find(lineage.root)
     if base is None:
         raise missing(lineage.root)
-    return ModelParts(lineage.base, base, lineage.adapter)
+    return ModelParts(public_base(lineage, catalog).name, base, lineage.adapter)
+
+
+def public_base(lineage: Lineage, catalog: Catalog, *, is_whole: bool = False) -> PublicBase:
+    """The base of an adapter on this lineage; the model at its root for weights that need no base."""
+    if lineage.whole is not None and not is_whole:
+        whole = lineage.whole
+        return PublicBase(whole.folder_name, "job", job=whole.job.id, checkpoint=whole.checkpoint)
+    entry = catalog.find(lineage.root)
+    if entry is None or entry.folder is not None:
+        return PublicBase(lineage.root, "folder", entry.revision if entry else None)
+    return PublicBase(entry.path, "hub", entry.revision)
 
 
 def missing(name: str) -> WeightsMissing:

@@ -36,6 +36,13 @@ class StoredWeights:
     job: Job = field(compare=False, repr=False)
     created_at: float = field(compare=False)
     """Unix seconds."""
+    checkpoint: str | None = field(default=None, compare=False)
+    """Id of the checkpoint; None: the job's result."""
+
+    @property
+    def folder_name(self) -> str:
+        """The folder that `grpo download --extract` makes of them."""
+        return self.checkpoint or self.job.id
 
     @property
     def filename(self) -> str:
@@ -54,11 +61,6 @@ class Lineage:
     def whole(self) -> StoredWeights | None:
         """The newest whole weights: older ones are not needed to load the model."""
         return next((each for each in self.ancestors if each.kind == "model"), None)
-
-    @property
-    def base(self) -> str:
-        """Name of the model that the newest adapter belongs to."""
-        return self.whole.name if self.whole else self.root
 
     @property
     def adapter(self) -> StoredWeights | None:
@@ -100,7 +102,7 @@ def of_checkpoint(job: Job, point: Checkpoint) -> StoredWeights:
     """The weights of one of the job's checkpoints."""
     name = names.checkpoint_model(names.model_of(job), point.step)
     content = (point.adapter_key, point.adapter_bytes, point.adapter_sha256)
-    return StoredWeights(name, kind_of(job), point.step, *content, job, point.created_at)
+    return StoredWeights(name, kind_of(job), point.step, *content, job, point.created_at, point.id)
 
 
 def _checkpoint_weights(session: Session, tenant: str, fine_tuned: str, step: int) -> StoredWeights | None:

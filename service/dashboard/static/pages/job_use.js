@@ -4,7 +4,6 @@ import { get, jobPath, SERVICE } from "../api.js";
 import { commands } from "../copying.js";
 import { el, failed, section } from "../dom.js";
 
-const ON_THE_HUB = /^[\w.-]+\/[\w.-]+$/; // any other name is local to this service
 const GRPO_DEFAULT = "http://127.0.0.1:8000";
 
 export class Use {
@@ -24,7 +23,7 @@ export class Use {
     try {
       const { job, model } = await get(jobPath(this.id, "/manifest"), { signal: this.signal });
       this.root.hidden = !job.serve;
-      this.box.replaceChildren(...this.parts(job.serve, kinds.has("adapter"), model.base));
+      this.box.replaceChildren(...this.parts(job.serve, kinds.has("adapter"), model));
     } catch (error) {
       if (this.signal.aborted) throw error;
       this.isLoaded = this.root.hidden = false;
@@ -32,17 +31,20 @@ export class Use {
     }
   }
 
-  parts(serve, isAdapter, base) {
+  parts(serve, isAdapter, model) {
     const grpo = SERVICE === GRPO_DEFAULT ? "grpo" : `grpo --url ${SERVICE}`;
     const folder = `${this.id}-merged`;
     const exports = `${SERVICE}${jobPath(this.id, "/exports")}`;
     const merged = `${SERVICE}${jobPath(this.id, "/adapter?format=merged")}`;
     const auth = '-H "Authorization: Bearer $GRPO_API_KEY"';
+    const checkpoint = model.base_checkpoint ? ` --checkpoint ${model.base_checkpoint}` : "";
     return [
+      isAdapter && model.base_job && commands("Download the base model, another job's result",
+        `${grpo} download ${model.base_job}${checkpoint} --extract`),
       commands(isAdapter ? "Serve the adapter with vLLM" : "Serve the model with vLLM",
         `${grpo} download ${this.id} --extract\n${serve}`),
-      isAdapter && !ON_THE_HUB.test(base) && el("p", { class: "hint" },
-        "vLLM cannot find ", el("code", {}, base), " by name: replace it with the folder of that model, or merge."),
+      isAdapter && model.base_place === "folder" && el("p", { class: "hint" },
+        "vLLM cannot find ", el("code", {}, model.base), " by name: replace it with the folder of that model, or merge."),
       isAdapter && commands("Merge adapter and base into one model",
         `${grpo} merge ${this.id} --to ${folder}\nvllm serve ./${folder} --served-model-name ${this.id}`),
       isAdapter && commands("Download the merged model with curl",

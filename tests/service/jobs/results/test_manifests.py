@@ -134,6 +134,16 @@ def test_a_revision_and_whole_weights_are_served_as_what_they_are() -> None:
     assert "library_name: transformers" in model_card(whole)
 
 
+def test_a_base_that_is_another_jobs_checkpoint_is_expected_beside_the_adapter() -> None:
+    base = {"base_place": "job", "base_job": "ftjob-1", "base_checkpoint": "ftckpt_2"}
+    chained = document(facts(base="ftckpt_2", **base))
+    for path, expected in (("./", "../ftckpt_2"), ("./ftjob-3", "ftckpt_2"), ("/a/ftjob-3", "/a/ftckpt_2")):
+        assert serve_line(chained, name="n", path=path).startswith(f"vllm serve {expected} --enable-lora")
+    card = model_card(chained)
+    assert "grpo download ftjob-1 --checkpoint ftckpt_2 --extract" in card
+    assert "`GET /v1/fine_tuning/jobs/ftjob-1/adapter?checkpoint=ftckpt_2`" in card
+
+
 @sqlite_only
 def test_a_job_is_run_again_from_its_manifest(grpo: Grpo, made: dict[str, Any], tmp_path: Path) -> None:
     printed = grpo("manifest", made["id"])
