@@ -2,13 +2,14 @@
 
 `python -m grpo_engine --warm` imports everything first and reads its job from standard input (`prestart.py`).
 Writes `events.jsonl` and `checkpoints/` into the run directory and resumes from their content.
-SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or stopped, 1 the job cannot
-succeed (the `failed` event says why), 2 the configuration cannot be read; anything else is a crash.
+SIGTERM: finish the step, write a checkpoint, stop. Exit status: 0 finished or stopped, 1 failed (the
+`failed` event says why; without it, a crash), 2 the configuration cannot be read; anything else is a crash.
 """
 
 import argparse
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -16,10 +17,10 @@ from types import FrameType
 from pydantic import ValidationError
 
 from grpo_engine.config.job import RunConfig
-from grpo_engine.contract.errors import EngineError
-from grpo_engine.contract.events import Failed, PhaseChanged
+from grpo_engine.contract.events import PhaseChanged
 from grpo_engine.process.setup import set_library_defaults, without_garbage_collector
 from grpo_engine.run import rank_launcher
+from grpo_engine.run.engine_errors import failure_of
 from grpo_engine.run.prestart import await_job, load_ahead
 
 set_library_defaults()
@@ -75,10 +76,12 @@ def run(config: RunConfig, run_dir: Path, should_stop: Callable[[], bool]) -> in
         with joined_ranks(config) as config:
             for event in build_run(config, run_dir).run(agreed_by_ranks(should_stop)):
                 journal.write(event)
-    except EngineError as error:
-        journal.write(
-            Failed(code=error.code, message=error.message, hint=error.hint, evidence=error.evidence)
-        )
+    except Exception as error:
+        failed = failure_of(error)
+        if failed is None:
+            raise
+        traceback.print_exception(error)
+        journal.write(failed)
         return 1
     finally:
         journal.close()

@@ -1,7 +1,8 @@
 """One error tree with stable codes.
 
-Every `EngineError` is deterministic: the same job fails again, so a worker does not retry it. Anything else
-that ends an engine (a signal, a lost disk, a `MachineError`) is infrastructure and is retried.
+Every `EngineError` is deterministic: the same job fails again, so a worker does not retry it. Any other
+exception becomes an `engine_error`, which ends the job when it repeats. Errors of the machine (a signal, a
+lost disk, a `MachineError`) are retried (`run/engine_errors.py`).
 """
 
 

@@ -187,7 +187,7 @@ class Exported(BaseEvent):
 
 
 class Failed(BaseEvent):
-    """The job cannot succeed; running it again would fail again."""
+    """The attempt has failed. Running the job again would fail again; with `engine_error` it may not."""
 
     type: Literal["failed"] = "failed"
     code: str

@@ -4,6 +4,7 @@ import errno
 import signal
 from typing import Any
 
+from grpo_engine.contract.errors import EngineError
 from grpo_engine.contract.events import Exported, Failed, Finished, Probed, Stopped
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.model.states import JobState
@@ -40,8 +41,7 @@ def _conclude(attempt: Attempt, ending: Ending) -> None:
         case _, "cancel":
             finish(attempt, JobState.CANCELLED)
         case Failed() as failed, _:
-            failure = failed.model_dump(mode="json", include={"code", "message", "hint", "evidence"})
-            finish(attempt, JobState.FAILED, failure)
+            fail(attempt, failed)
         case (_, "pause") | (Stopped(reason="guard"), _):
             finish(attempt, JobState.PAUSED)
         case _, "drain":
@@ -50,6 +50,16 @@ def _conclude(attempt: Attempt, ending: Ending) -> None:
         case _:
             evidence = public_lines(ending.log_tail)
             release(attempt, describe(ending, evidence), spend_failure=True, evidence=evidence)
+
+
+def fail(attempt: Attempt, failed: Failed) -> None:
+    """End the job; an unexpected exception is tried again once, on any machine. Raises Lost."""
+    message, evidence = mask_secrets(failed.message), tuple(map(mask_secrets, failed.evidence))
+    failure = {"code": failed.code, "message": message, "hint": failed.hint, "evidence": list(evidence)}
+    if failed.code == EngineError.code:
+        release(attempt, message, spend_failure=True, evidence=evidence, failure=failure)
+    else:
+        finish(attempt, JobState.FAILED, failure)
 
 
 def conclude_error(attempt: Attempt, error: Exception, error_id: str) -> None:
@@ -94,8 +104,15 @@ def release_unstored(attempt: Attempt, what: str, error: StorageError) -> None:
     release(attempt, f"{what}: {error.public}.", spend_failure=isinstance(error, StorageDenied))
 
 
-def release(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: tuple[str, ...] = ()) -> None:
-    """Requeue the job for any worker. Raises Lost."""
+def release(
+    attempt: Attempt,
+    reason: str,
+    *,
+    spend_failure: bool,
+    evidence: tuple[str, ...] = (),
+    failure: dict[str, Any] | None = None,
+) -> None:
+    """Requeue the job for any worker, if the queue allows another attempt. Raises Lost."""
     job, settings = attempt.job, attempt.worker.settings
     attempt.write(
         lambda session: queue.release(
@@ -107,6 +124,7 @@ def release(attempt: Attempt, reason: str, *, spend_failure: bool, evidence: tup
             reason=reason,
             max_failures=settings.max_attempts_without_checkpoint,
             evidence=evidence,
+            failure=failure,
         )
     )
     fault_point("job.released")

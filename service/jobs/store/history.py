@@ -1,9 +1,10 @@
 """A job's append-only history: the rows behind its events endpoint and its live stream."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from service.jobs.model.states import PUBLIC, JobState
@@ -25,14 +26,23 @@ class HistoryEntry:
 
 
 def status(
-    state: JobState, message: str, fence: int = 0, level: str = "info", *, phase: str | None = None
+    state: JobState,
+    message: str,
+    fence: int = 0,
+    level: str = "info",
+    *,
+    phase: str | None = None,
+    evidence: Sequence[str] = (),
 ) -> HistoryEntry:
     """The entry of a state change: the public status beside the internal state.
 
     `phase`: of a running job, `preparing` by default; other states have the phase of their name.
+    `evidence`: of an attempt that failed.
     """
     phase = phase or ("preparing" if state is JobState.RUNNING else state.value)
-    data = {"status": PUBLIC[state].value, "state": state.value, "phase": phase}
+    data: dict[str, Any] = {"status": PUBLIC[state].value, "state": state.value, "phase": phase}
+    if evidence:
+        data["evidence"] = list(evidence)
     return HistoryEntry("status", message, level, data, fence)
 
 
@@ -55,3 +65,10 @@ def store(session: Executor, job_id: str, last: int, *entries: HistoryEntry) -> 
     rows = [{"job_id": job_id, "sequence": number, **vars(entry)} for number, entry in numbered]
     if rows:
         session.execute(insert(EVENTS), rows)
+
+
+def newest_failure(session: Session, job_id: str) -> JobEvent | None:
+    """The entry of the job's last attempt that spent a failure."""
+    entries = select(JobEvent).where(JobEvent.job_id == job_id, JobEvent.type == "status")
+    newest = entries.where(JobEvent.level == "warn").order_by(JobEvent.sequence.desc()).limit(1)
+    return session.scalars(newest).one_or_none()

@@ -165,18 +165,29 @@ def release(
     reason: str,
     max_failures: int = 3,
     evidence: tuple[str, ...] = (),
+    failure: dict[str, Any] | None = None,
 ) -> bool:
     """Requeue the job, or cancel or pause it if that was requested meanwhile. False: the fence is stale.
 
     A spent failure doubles the backoff each time. The `max_failures`-th in a row without a new checkpoint
-    ends the job as `poisoned`.
+    ends the job as `poisoned`. `failure`: an exception of the engine, with the same `reason` and `evidence`;
+    it ends the job if the attempt before ended with it, too, and there was no new checkpoint in between.
     """
     job = lock_held(session, job_id, fence)
     if job is None:
         return False
+    if failure is not None and job.failures and _is_repeated(session, job_id, reason, evidence):
+        return finish(session, job_id, fence, JobState.FAILED, failure=failure)
     budget = max_failures if spend_failure else None
     end_attempt(session, job, reason, budget, backoff_seconds, fence, evidence)
     return True
+
+
+def _is_repeated(session: Session, job_id: str, reason: str, evidence: tuple[str, ...]) -> bool:
+    """Whether the last failed attempt ended with the same type of exception, raised at the same place."""
+    last = history.newest_failure(session, job_id)
+    same_type = last is not None and last.message.partition(":")[0] == reason.partition(":")[0]
+    return last is not None and same_type and last.data.get("evidence") == list(evidence)
 
 
 def finish(

@@ -5,6 +5,7 @@ The row is locked before it moves, so that the choice of the next state and the 
 Boundary: the callers (`queue.py`, `sweeping.py`) decide which state follows.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -107,6 +108,7 @@ def move(
     target: JobState,
     message: str,
     level: str = "info",
+    evidence: Sequence[str] = (),
     **values: Any,
 ) -> bool:
     """Move a row from `source` to `target` and set the columns `values`. False: it was in another state.
@@ -124,7 +126,8 @@ def move(
     if moved is None:
         return False
     level = "error" if target is JobState.FAILED else level
-    history.store(session, job_id, moved.event_sequence, history.status(target, message, moved.fence, level))
+    entry = history.status(target, message, moved.fence, level, evidence=evidence)
+    history.store(session, job_id, moved.event_sequence, entry)
     if moved.has_endpoints and names.is_job(job_id):
         webhook_events.add_deliveries(session, moved.tenant, job_id, target)
     return True
@@ -153,7 +156,7 @@ def end_attempt(
             values["failure"] = _poisoned(reason, max_failures, evidence)
     if target is JobState.QUEUED:
         values["backoff_seconds"] = min(MAX_BACKOFF_SECONDS, backoff_seconds * 2.0**job.failures)
-    move(session, job.id, job.fence, current, target, reason, level, **values)
+    move(session, job.id, job.fence, current, target, reason, level, evidence, **values)
     return target
 
 

@@ -1,0 +1,55 @@
+"""The `failed` event of an exception that ended the engine, and the exceptions that are the machine's.
+
+Boundary: one attempt; the worker decides whether the job is tried again. Left out: torch, whose import may be
+what failed; its exceptions are recognised by name.
+"""
+
+import re
+import sys
+import traceback
+from pathlib import Path
+
+from grpo_engine.contract.errors import DeviceMemoryError, EngineError
+from grpo_engine.contract.events import Failed
+
+MAX_FRAMES, MAX_CHARACTERS = 8, 500
+HINT = (
+    "This is a defect of the engine or of a library: report the evidence to the operator. "
+    "Other settings, or the newest checkpoint as the model of a new job, may avoid it."
+)
+_OF_MACHINE = {"OSError", "MemoryError", "MachineError", "AcceleratorError", "DistError"}
+"""A full disk, no memory on the host, a lost sandbox, a failed device, a rank that ended."""
+_TEXTS_OF_MACHINE = re.compile(r"CUDA error|CUBLAS_STATUS|CUDNN_STATUS|NCCL|gloo|can't allocate memory", re.I)
+"""Their texts in a plain RuntimeError."""
+
+
+def failure_of(error: Exception) -> Failed | None:
+    """The event that describes the exception; None if the machine is at fault, which is a crash."""
+    if isinstance(error, EngineError):
+        return Failed(code=error.code, message=error.message, hint=error.hint, evidence=error.evidence)
+    types = {base.__name__ for base in type(error).__mro__}
+    if "OutOfMemoryError" in types:
+        return Failed(code=DeviceMemoryError.code, message=_shown(str(error)), hint=DeviceMemoryError.hint)
+    if types & _OF_MACHINE or (isinstance(error, RuntimeError) and _TEXTS_OF_MACHINE.search(str(error))):
+        return None
+    message = _shown(f"{type(error).__name__}: {error}")
+    return Failed(code=EngineError.code, message=message, hint=HINT, evidence=_last_frames(error))
+
+
+def _last_frames(error: Exception) -> tuple[str, ...]:
+    """The innermost frames of its traceback, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
+    return tuple(
+        _shown(f"{_in_package(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}")
+        for frame in frames
+    )
+
+
+def _in_package(filename: str) -> str:
+    """The path below the folder from which its package was imported."""
+    roots = [root for root in sys.path if root and Path(filename).is_relative_to(root)]
+    return str(Path(filename).relative_to(max(roots, key=len))) if roots else Path(filename).name
+
+
+def _shown(text: str) -> str:
+    return text[:MAX_CHARACTERS]
