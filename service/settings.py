@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from grpo_engine.config.runtime import Runtime
-from grpo_engine.process.setup import visible_gpus
+from grpo_engine.process.gpus import count_visible_gpus
 from service.integrations import Integration
 
 
@@ -43,7 +43,7 @@ class Settings(BaseSettings):
     runtime: Runtime = Field(default_factory=Runtime)
     """JSON: how engines use their machine (`grpo_engine.config.runtime`): sampler, dtype and so on. A job's
     `resources.gpus` sets its ranks."""
-    gpus: int = Field(default_factory=lambda: len(visible_gpus(os.environ)), ge=0, le=64)
+    gpus: int = Field(default_factory=lambda: count_visible_gpus(os.environ), ge=0, le=64)
     """GPUs that a worker has for a job; default: the visible ones. Without real GPUs, each one is a
     process on the CPU."""
     pool: str = "default"

@@ -38,7 +38,8 @@ from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.objective.types import Prompt
 from grpo_engine.rollout.sampler.base import Sampler, Sampling
 from grpo_engine.rollout.sampler.choice import open_sampler
-from grpo_engine.run.build import choose_device, choose_dtype
+from grpo_engine.run.build import choose_dtype
+from grpo_engine.run.devices import choose_device
 from grpo_engine.training.gradients import PolicyGradient
 from grpo_engine.training.micro_batch_budget import MicroBatchBudget
 from grpo_engine.training.optimizer import Optimizer

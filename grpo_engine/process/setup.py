@@ -1,13 +1,11 @@
-"""One-time setup of an engine process: libraries' defaults, the heap, imports, visible GPUs."""
+"""One-time setup of an engine process: libraries' defaults, the heap, imports."""
 
 import ctypes
 import gc
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 DEFAULTS = {
     # by default libgomp spins long at barriers: ten times slower when another process needs a core; without
@@ -24,8 +22,6 @@ MAX_KEPT_BYTES = 2**30
 """Freed memory kept at the end of the heap: a step's activations, which the next step needs again."""
 MIN_MAPPED_BYTES = 32 * 2**20
 """Larger blocks are mapped separately; glibc accepts no larger threshold."""
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-_DEVICE_FILE = re.compile(r"nvidia(\d+)")
 
 
 def set_library_defaults() -> None:
@@ -54,16 +50,3 @@ def without_garbage_collector() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def visible_gpus(environment: Mapping[str, str], device_folder: Path = Path("/dev")) -> list[str]:
-    """GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, otherwise NVIDIA's device files.
-
-    As in CUDA, the list ends at the first invalid name. Whether CUDA works is not checked.
-    """
-    if VISIBLE_DEVICES not in environment:
-        found = filter(None, (_DEVICE_FILE.fullmatch(path.name) for path in device_folder.glob("nvidia*")))
-        return [str(number) for number in sorted(int(match[1]) for match in found)]
-    named = [name.strip() for name in environment[VISIBLE_DEVICES].split(",")]
-    usable = [bool(name) and not name.startswith("-") for name in named]
-    return named[: usable.index(False)] if False in usable else named

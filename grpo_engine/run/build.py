@@ -29,6 +29,7 @@ from grpo_engine.rollout.dataset import RowReader, read_rows
 from grpo_engine.rollout.evaluation import HeldOutSet
 from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
+from grpo_engine.run.devices import choose_device
 from grpo_engine.run.export import ExportRun
 from grpo_engine.run.rank_setup import shard, with_gathered_weights
 from grpo_engine.training.loop import Schedule, TrainingLoop
@@ -153,16 +154,6 @@ def prepare_device(runtime: Runtime) -> tuple[torch.device, torch.dtype]:
     device = choose_device(runtime)
     keep_freed_memory(device.type)
     return device, choose_dtype(runtime, device)
-
-
-def choose_device(runtime: Runtime) -> torch.device:
-    """The configured device; "auto" is the first CUDA device, or the CPU if there is none."""
-    if runtime.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(runtime.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"runtime.device is {runtime.device!r}, but no CUDA device is available")
-    return device
 
 
 def choose_dtype(runtime: Runtime, device: torch.device) -> torch.dtype:

@@ -21,10 +21,11 @@ from types import FrameType
 from pydantic import ValidationError
 
 from grpo_engine.config.job import RunConfig, Runtime
+from grpo_engine.contract.errors import MachineError
 from grpo_engine.contract.events import BaseEvent, Failed
 from grpo_engine.files.event_log import Journal
+from grpo_engine.process.gpus import VISIBLE_DEVICES, visible_gpus
 from grpo_engine.process.parent_death import end_with_parent
-from grpo_engine.process.setup import VISIBLE_DEVICES, visible_gpus
 
 LAUNCHER = "GRPO_GANG_LAUNCHER"
 """Environment variable with the process id of the launcher."""
@@ -110,9 +111,15 @@ class RankProcesses:
 
 
 def rank_environments(environment: Mapping[str, str], runtime: Runtime) -> list[dict[str, str]]:
-    """Environment of each rank: torch.distributed's variables and, if there are GPUs, one GPU."""
+    """Environment of each rank: torch.distributed's variables and, if there are GPUs, one GPU.
+
+    Raises MachineError if there are some, but not enough.
+    """
     world = runtime.ranks
     gpus = [] if runtime.device == "cpu" else visible_gpus(environment)
+    if 0 < len(gpus) < world:
+        found = f"{world} ranks need {world} GPUs, but this machine has {len(gpus)}"
+        raise MachineError(f"{found}: set GRPO_GPUS to at most that")
     common = {
         "GLOO_SOCKET_IFNAME": "lo",
         **environment,
@@ -124,7 +131,7 @@ def rank_environments(environment: Mapping[str, str], runtime: Runtime) -> list[
     }
     ranks = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
     if gpus:
-        for rank, gpu in zip(ranks, gpus, strict=False):
+        for rank, gpu in zip(ranks, gpus[:world], strict=True):
             rank |= {VISIBLE_DEVICES: gpu, "LOCAL_RANK": "0"}  # the only visible device
     return ranks
 

@@ -30,6 +30,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
+from grpo_engine.run.devices import choose_device
 
 T = TypeVar("T")
 
@@ -49,11 +50,10 @@ def joined_ranks(config: RunConfig) -> Iterator[RunConfig]:
         return
     if isinstance(config.method, TrainingFree):
         raise ConfigError("runtime.ranks: a training-free job trains no weights and runs as one process")
-    if _uses_cuda(runtime):
+    is_on_gpu = choose_device(runtime).type == "cuda"
+    if is_on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if _uses_cuda(runtime) else "gloo", timeout=COLLECTIVE_TIMEOUT
-    )
+    dist.init_process_group("cpu:gloo,cuda:nccl" if is_on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
     # At exit, in reverse order: after vLLM, which destroys its own groups and needs this one.
     leaving = weakref.finalize(joined_ranks, _leave)
     try:
@@ -72,10 +72,6 @@ def _leave() -> None:
 def agreed_by_ranks(should_stop: Callable[[], bool]) -> Callable[[], bool]:
     """`should_stop` with one result for all ranks, which must call it at the same step."""
     return lambda: any(Ranks.current().gather(should_stop()))
-
-
-def _uses_cuda(runtime: Runtime) -> bool:
-    return runtime.device != "cpu" and torch.cuda.is_available()
 
 
 def _part_of_machine(runtime: Runtime, world: int) -> Runtime:

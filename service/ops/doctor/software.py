@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from grpo_engine.process.setup import visible_gpus
+from grpo_engine.process.gpus import count_visible_gpus, listed_gpus
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.settings import Settings
 
@@ -71,7 +71,7 @@ def engine(settings: Settings) -> Iterator[Finding]:
         return
     yield ok("engine", f"Python {engine['python']}, torch {engine['torch']} in {settings.engine_python}")
     yield from operations(is_compiled=engine["compiled"], usable_gpus=engine["gpus"])
-    yield gpus(settings.gpus, len(visible_gpus(os.environ)), engine["gpus"], _driver_sees())
+    yield gpus(settings.gpus, count_visible_gpus(os.environ), engine["gpus"], _driver_sees())
 
 
 def _inspect_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
@@ -107,7 +107,9 @@ def gpus(configured: int, visible: int, usable: int, driver: int | None) -> Find
         )
         return failure("gpu", found, advice)
     if usable < configured:
-        advice = "Lower GRPO_GPUS: a job on more GPUs than there are runs as processes on the CPU."
+        advice = (
+            "Lower GRPO_GPUS: without GPUs, a job's ranks are processes on the CPU; with too few, it fails."
+        )
         return warning("gpu", found, advice)
     return ok("gpu", found if usable else "none: jobs run on the CPU")
 
@@ -115,5 +117,4 @@ def gpus(configured: int, visible: int, usable: int, driver: int | None) -> Find
 def _driver_sees() -> int | None:
     if shutil.which("nvidia-smi") is None:
         return None
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return len(listed_gpus())

@@ -12,6 +12,7 @@ import pytest
 
 from grpo_engine.__main__ import run
 from grpo_engine.config.job import RunConfig, Runtime
+from grpo_engine.contract.errors import MachineError
 from grpo_engine.run.rank_launcher import rank_environments
 from tests.engine.conftest import cut
 from tests.engine.processes import events, last_step, run_here, wait_for_step
@@ -105,6 +106,22 @@ def test_each_rank_gets_one_of_the_visible_gpus() -> None:
     assert [(rank["RANK"], rank["LOCAL_RANK"]) for rank in found] == [("0", "0"), ("1", "0")]
     assert {rank["WORLD_SIZE"] for rank in found} == {"2"}
     assert len({rank["MASTER_PORT"] for rank in found}) == 1
+
+
+def test_ranks_that_outnumber_the_gpus_are_refused() -> None:
+    with pytest.raises(MachineError, match="3 ranks need 3 GPUs, but this machine has 2"):
+        rank_environments({"CUDA_VISIBLE_DEVICES": "0,1"}, Runtime(ranks=3))  # type: ignore[call-arg]
+
+
+def test_a_rank_that_does_not_see_its_gpu_ends_with_the_reason(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a")
+    with pytest.raises(
+        MachineError, match=r"sees none of this machine's 1 GPUs \(CUDA_VISIBLE_DEVICES=GPU-8a"
+    ):
+        run(make_config(), tmp_path, lambda: False)
+    assert "started" not in [event["type"] for event in events(tmp_path)]
 
 
 def test_ranks_on_the_cpu_get_none() -> None:
