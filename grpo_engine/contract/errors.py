@@ -127,3 +127,10 @@ class DiskFullError(EngineError):
 
     code = "disk_full"
     hint = "Free space on the worker's disk; the previous checkpoint is intact."
+
+
+class RanksDisagreeError(EngineError):
+    """The ranks of a job would start from different states."""
+
+    code = "ranks_disagree"
+    hint = "Give all ranks the same configuration, base model and checkpoints: share the run directory."

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from grpo_engine.config.guards import Guard, restarted, watch
 from grpo_engine.config.job import Hyperparameters, RunConfig, TrainingFreeHyperparameters, hyperparameters_of
 from grpo_engine.config.reinforcement import EarlyStopping
+from grpo_engine.contract import manifest
 from grpo_engine.contract.events import (
     VALIDATION,
     BaseEvent,
@@ -26,6 +27,8 @@ from grpo_engine.contract.events import (
     Warned,
     quality,
 )
+from grpo_engine.parallel.agreement import checksum_of, require_agreement
+from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training import checkpoint
 from grpo_engine.training.checkpoint import LoopState
@@ -92,6 +95,7 @@ class TrainingLoop(Generic[M]):
 
     def _run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
         skipped = self._resume()
+        self._compare_ranks()
         yield started(self.method, self.state.step)
         yield from skipped
         yield from weights_left_out(
@@ -202,6 +206,21 @@ class TrainingLoop(Generic[M]):
             self.method.load_state(method_state)
             self.saved_step = self.state.step
         return [Warned(code="checkpoint_skipped", message=sentence) for sentence in skipped]
+
+    def _compare_ranks(self) -> None:
+        """Raises RanksDisagreeError unless all ranks start from the same state."""
+        policy = self.method.policy
+        if Ranks.current().world == 1 or policy is None:
+            return
+        sealed = self.checkpoints / checkpoint.step_name(self.state.step) / manifest.MANIFEST
+        facts = {
+            "step": self.state.step,
+            "configuration": checkpoint.config_digest(self.config)[:12],
+            "base model": policy.base_fingerprint[:12],
+            "checkpoint": manifest.sha256_of(sealed)[:12] if self.state.step else "none",
+            "weights": checksum_of(policy.trainable),
+        }
+        require_agreement(facts)
 
     def _save_if_due(self, stopping: str | None) -> Iterator[CheckpointSaved]:
         step = self.state.step

@@ -104,6 +104,7 @@ _CAUSES: dict[str, tuple[str, Callable[[Run], Change]]] = {
     "spend_limit": ("The job reached its own limit of calls or cost.", _twice_the_limit),
     "policy_mismatch": ("The sampler did not serve the policy that was being trained.", _same),
     "engine_error": ("The engine raised the same unexpected exception in two attempts.", _same),
+    "ranks_disagree": ("The processes of the job would have started from different states.", _same),
     "poisoned": ("Three attempts in a row ended before a new checkpoint.", _less_memory),
 }
 """Code → cause, and the function that suggests a change."""

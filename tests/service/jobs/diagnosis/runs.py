@@ -236,6 +236,7 @@ FAILED: dict[str, tuple[Run, str | None, Any]] = {
     "engine_error": (failed("engine_error"), None, {}),
     "endpoint_failed": (failed("endpoint_failed"), None, {}),
     "policy_mismatch": (failed("policy_mismatch"), None, {}),
+    "ranks_disagree": (failed("ranks_disagree"), None, {}),
     "spend_limit": (failed("spend_limit"), "method.reinforcement", None),
 }
 """Failure code → the run, the field to change, the hyperparameters that its patch sets ({}: as it was)."""
