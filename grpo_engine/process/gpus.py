@@ -3,7 +3,7 @@
 Numbers of device files are no names of GPUs: in a container with /dev/nvidia2 and /dev/nvidia5, CUDA counts 0
 and 1. GPUs are named by the UUIDs that `nvidia-smi` lists, which CUDA_VISIBLE_DEVICES accepts and which mean
 the same card in every process.
-Boundary: the standard library only. Whether CUDA works is not checked.
+Boundary: the standard library only. Whether CUDA works is not checked (`run/gpu_trial.py`).
 """
 
 import re

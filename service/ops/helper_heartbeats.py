@@ -22,6 +22,8 @@ from service.settings import Settings
 logger = structlog.get_logger()
 
 SWEEPER, WEBHOOKS, SINKS, CHAT = "sweeper", "webhooks", "sinks", "chat"
+GPU = "gpu"
+"""Not a helper: the row exists only while a worker's GPUs fail (`worker/launchers/gpu_check.py`)."""
 BEAT_SECONDS = 10.0
 """At most one write per helper in this time."""
 SILENT_SECONDS = 60.0

@@ -36,6 +36,7 @@ from service.platform.storage import (
 )
 from service.settings import Settings
 from worker.attempt.lease import Lease, Lost
+from worker.launchers.gpu_check import GpuCheck
 from worker.supervision import Flag
 
 T = TypeVar("T")
@@ -63,20 +64,24 @@ class Worker:
     """What this machine offers; jobs that need more are left to other workers."""
     denied: threading.Event = field(default_factory=threading.Event)
     """Set when the storage denied access: otherwise this worker would fail job after job."""
+    gpus: GpuCheck | None = None
+    """Of the GPUs here; None: unchecked."""
 
     @classmethod
     def open(cls, settings: Settings, name: str, draining: Flag | None = None) -> Self:
         """Connect to the deployment of the settings. Raises StorageDenied."""
         settings.home.mkdir(parents=True, exist_ok=True)
+        database = connect(settings)
         return cls(
             name,
             settings,
-            connect(settings),
+            database,
             open_usable_storage(settings.storage_location),
             Catalog(settings),
             Wakeups(settings),
             draining or threading.Event(),
             of_this_machine(unsafe_allowed=settings.allows_unsafe),
+            gpus=GpuCheck(settings, database),
         )
 
     def close(self) -> None:
@@ -84,10 +89,10 @@ class Worker:
         self.database.engine.dispose()
 
     def may_claim(self) -> bool:
-        """Whether jobs can run here; after a denial the storage is checked again."""
+        """Whether jobs can run here: the storage allows access, and the GPUs work. Raises SQLAlchemyError."""
         if self.denied.is_set() and is_usable(self.storage):
             self.denied.clear()
-        return not self.denied.is_set()
+        return not self.denied.is_set() and (self.gpus is None or self.gpus.passes())
 
     def offered(self) -> Capabilities:
         """Capabilities that jobs may use now. Raises SQLAlchemyError."""

@@ -54,7 +54,7 @@ def log_fields(worker: Worker, job: ClaimedJob) -> dict[str, Any]:
 
 
 def claim(worker: Worker) -> ClaimedJob | None:
-    """A job under a lease and a new fence. None: none is queued, or the storage denies access."""
+    """A job under a lease and a new fence. None: none is queued, or this worker may not claim."""
     if not worker.may_claim():
         return None
     settings, database, offered = worker.settings, worker.database, worker.offered()

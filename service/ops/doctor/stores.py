@@ -19,7 +19,7 @@ from service.jobs.store.queue_health import (
 from service.jobs.store.wakeups import broker_check
 from service.ops.doctor.findings import Finding, failure, ok, warning
 from service.ops.health import NO_ANSWER, database_check, disk_check
-from service.ops.helper_heartbeats import helpers_seen
+from service.ops.helper_heartbeats import GPU, helpers_seen
 from service.platform.clock import db_now
 from service.platform.db import Database, connect, is_postgresql
 from service.platform.ids import new_id
@@ -100,6 +100,8 @@ def _helpers(session: Session, settings: Settings) -> Iterator[Finding]:
         if each.is_silent:
             place = f"{each.helper} on {each.host} (pool {each.pool})"
             advice = "See `helper ended` in that worker's log. If the worker has stopped, start it again."
+            if each.helper == GPU:
+                advice = "That worker claims no job: see `a GPU fails` in its log, and `nvidia-smi` there."
             yield warning("helpers", f"{place} not seen for {each.silent_seconds:.0f} s", advice)
     if seen and not any(each.is_silent for each in seen):
         yield ok("helpers", ", ".join(sorted({each.helper for each in seen})))
