@@ -1,0 +1,1 @@
+"""What an attempt publishes: cards, chains of jobs, exports."""
