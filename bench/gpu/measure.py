@@ -33,7 +33,8 @@ from bench.trl.side import Spec
 from grpo_engine.config.job import Reinforcement
 from grpo_engine.config.reinforcement import ReinforcementHyperparameters
 from grpo_engine.contract.errors import EngineError
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence
 from grpo_engine.objective.types import Prompt
 from grpo_engine.rollout.sampler.base import Sampler, Sampling

@@ -22,7 +22,8 @@ from grpo_engine.contract.errors import ConfigError, DatasetError
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.graders import Grader
 from grpo_engine.graders.pool.pool import open_grading
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Prompt
 from grpo_engine.process.setup import keep_freed_memory
 from grpo_engine.rollout.dataset import RowReader, read_rows

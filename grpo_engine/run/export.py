@@ -15,8 +15,9 @@ from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import BaseChangedError, NotMergeableError
 from grpo_engine.contract.events import BaseEvent, Exported, PhaseChanged, Stopped
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
+from grpo_engine.models.loading import load_base
 from grpo_engine.models.lora import TRAINED, lora_layers
-from grpo_engine.models.policy import base_fingerprint, load_base
+from grpo_engine.models.policy import base_fingerprint
 from grpo_engine.process.fault_points import fault_point
 
 MERGED = "merged"

@@ -10,7 +10,8 @@ import torch
 from grpo_engine.config.job import SupervisedHyperparameters
 from grpo_engine.contract.errors import DatasetError
 from grpo_engine.contract.records import FinishReason
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.dataset import RowReader
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.run.build import prepare_device

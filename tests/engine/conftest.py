@@ -13,7 +13,8 @@ from examples.tiny_model import make_model
 from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
 from grpo_engine.models.fast import native
 from grpo_engine.models.fast.products import has_onednn
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group
 from grpo_engine.run.build import build_loop
 from tests.support.capable_model import GRADER, on_endpoint, write_endpoints, zorb_rows

@@ -10,7 +10,7 @@ import torch
 from grpo_engine.config.job import Reinforcement, RunConfig
 from grpo_engine.contract.events import StepFinished, StepSkipped
 from grpo_engine.contract.records import FinishReason, Sample, Score
-from grpo_engine.models.policy import load_policy
+from grpo_engine.models.loading import load_policy
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import Completion, Group, PackedBatch, Prompt
 from grpo_engine.rollout.sampler.base import OnGroup, Sampling

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from examples.tiny_model import make_tokenizer
 from grpo_engine.config.job import ModelSource, SupervisedHyperparameters
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from tests.engine.injection import CPU
 
 SIZES: dict[str, Any] = {

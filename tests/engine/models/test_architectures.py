@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from examples.tiny_model import make_tokenizer
 from grpo_engine.config.job import Lora, ModelSource, SupervisedHyperparameters
 from grpo_engine.contract.errors import ModelError
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.models.weights import load_weights, trained_weights, write_weights
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler.base import Sampling

@@ -16,7 +16,8 @@ from examples.tiny_model import make_tokenizer
 from grpo_engine.config.job import Lora, ModelSource, SupervisedHyperparameters
 from grpo_engine.models import lora
 from grpo_engine.models.fast.model import KNOWN_POSITIONS, FastModel
-from grpo_engine.models.policy import Policy, load_policy
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import PackedBatch
 from tests.engine.injection import CPU
 from tests.engine.models.test_shared_prompts import MIXED, batch_of

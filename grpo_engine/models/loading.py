@@ -1,0 +1,86 @@
+"""Loads models and policies from a folder, or from the hub at a pinned revision.
+
+Safetensors only, and no remote code.
+"""
+
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from peft import PeftModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
+from grpo_engine.contract.errors import ModelError
+from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
+from grpo_engine.models import lora
+from grpo_engine.models.policy import Policy
+
+
+def load_base(
+    source: ModelSource, dtype: torch.dtype | Literal["auto"]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Base model and tokenizer; "auto": in the number format of its files. Raises ModelError."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.path, revision=source.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{source.name} cannot be loaded: {error}") from error
+    _refuse_endless(model, tokenizer, source)
+    return model, tokenizer
+
+
+def load_policy(
+    source: ModelSource, hyperparameters: Hyperparameters, device: torch.device, dtype: torch.dtype, seed: int
+) -> Policy:
+    """Base model, tokenizer and adapter on `device`. Raises ModelError."""
+    torch.manual_seed(seed)
+    full = hyperparameters.lora == "full"
+    model, tokenizer = load_base(source, torch.float32 if full else dtype)
+    model.to(device)  # type: ignore[arg-type]
+    peft_model = _with_adapter(model, source, hyperparameters)
+    policy = Policy(
+        model if peft_model is None else cast(PreTrainedModel, peft_model.get_base_model()),
+        tokenizer,
+        source,
+        peft_model,
+        autocast=full and dtype == torch.bfloat16,
+    )
+    if source.adapter is not None:
+        refuse_other_base(policy.base_fingerprint, fingerprint_of_adapter(Path(source.adapter)))
+    policy.prove_shared_prompts()
+    return policy
+
+
+def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource) -> None:
+    """Require an end-of-sequence token; replace contradictory generation settings, which cannot be saved."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {source.name} has no end-of-sequence token")
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config = GenerationConfig(
+            eos_token_id=model.generation_config.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+
+
+def _with_adapter(
+    model: PreTrainedModel, source: ModelSource, hyperparameters: Hyperparameters
+) -> PeftModel | None:
+    settings = hyperparameters.lora
+    if settings == "full":
+        if source.adapter is not None:
+            merged = PeftModel.from_pretrained(model, source.adapter).merge_and_unload()
+            merged.requires_grad_(True)
+        return None
+    if source.adapter is not None:
+        return lora.resume_adapter(model, source.adapter, settings)
+    return lora.attach(model, settings or Lora())
