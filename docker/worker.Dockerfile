@@ -15,7 +15,7 @@ COPY grpo_engine grpo_engine
 COPY service service
 COPY worker worker
 COPY migrations migrations
-RUN pip install --editable ".[service,worker,engine]" "torch==2.13.0"
+RUN pip install --editable ".[service,worker,engine,quantization]" "torch==2.13.0"
 
 FROM python:3.11.14-slim-bookworm
 # the sandbox of untrusted graders and tools; it needs user namespaces, see compose.yaml

@@ -10,6 +10,7 @@ from grpo_engine.config.recipes import ALIASES, expand_learning_rate, problem_at
 from grpo_engine.contract.records import Input, Listed, filled_in
 
 Auto = Literal["auto"]
+Quantization = Literal["nf4", "int8"]
 PositiveInt = Annotated[int, Field(ge=1)]
 StepCount = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -79,6 +80,8 @@ class Hyperparameters(RunLength):
     """Gradients with a larger norm are scaled down to it."""
     lora: Lora | Literal["full"] | None = None
     """Adapter shape, or "full" to train all weights; null: the parent job's shape, or rank 16."""
+    quantization: Quantization | None = None
+    """Stores the frozen base's linear layers in 4 bits (nf4) or 8 (int8), to save memory; null: neither."""
     checkpoint_interval: PositiveInt = 20
     """Steps between checkpoints; a crash repeats at most this many."""
 
@@ -97,6 +100,13 @@ class Hyperparameters(RunLength):
     def eval_every(self, total_steps: int) -> int:
         """Steps between evaluations."""
         return max(1, total_steps // 10) if self.eval_interval == "auto" else self.eval_interval
+
+    @model_validator(mode="after")
+    def _trains_no_quantized_weights(self) -> Self:
+        if self.quantization is not None and self.lora == "full":
+            message = 'must be null with lora "full": quantised weights cannot be trained, only an adapter'
+            raise problem_at(message, "quantization")
+        return self
 
 
 class SupervisedHyperparameters(Hyperparameters):

@@ -4,7 +4,7 @@ Safetensors only, and no remote code.
 """
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from peft import PeftModel
@@ -19,18 +19,26 @@ from transformers import (
 from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
-from grpo_engine.models import lora
+from grpo_engine.models import lora, quantization
 from grpo_engine.models.policy import Policy
 
 
 def load_base(
-    source: ModelSource, dtype: torch.dtype | Literal["auto"]
+    source: ModelSource, dtype: torch.dtype | Literal["auto"], **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Base model and tokenizer; "auto": in the number format of its files. Raises ModelError."""
+    """Base model and tokenizer; "auto": in the number format of its files. Raises ModelError.
+
+    `options`: further arguments of `from_pretrained`.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
         model = AutoModelForCausalLM.from_pretrained(
-            source.path, revision=source.revision, dtype=dtype, use_safetensors=True, trust_remote_code=False
+            source.path,
+            revision=source.revision,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            **options,
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{source.name} cannot be loaded: {error}") from error
@@ -43,9 +51,11 @@ def load_policy(
 ) -> Policy:
     """Base model, tokenizer and adapter on `device`. Raises ModelError."""
     torch.manual_seed(seed)
-    full = hyperparameters.lora == "full"
-    model, tokenizer = load_base(source, torch.float32 if full else dtype)
-    model.to(device)  # type: ignore[arg-type]
+    full, quantized = hyperparameters.lora == "full", hyperparameters.quantization
+    options = quantization.load_options(quantized, dtype, device) if quantized else {}
+    model, tokenizer = load_base(source, torch.float32 if full else dtype, **options)
+    if not quantized:
+        model.to(device)  # type: ignore[arg-type]
     peft_model = _with_adapter(model, source, hyperparameters)
     policy = Policy(
         model if peft_model is None else cast(PreTrainedModel, peft_model.get_base_model()),

@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.files.fingerprint import fingerprint
-from grpo_engine.models import lora
+from grpo_engine.models import lora, quantization
 from grpo_engine.models.fast.model import FAMILIES, FastModel
 from grpo_engine.models.forward import (
     fast_states,
@@ -61,6 +61,7 @@ class Policy:
         self.forward = Choice("padded")
         """Which forward pass is used: "kernels", "packed" (the model's own layers) or "padded"."""
         model.eval()  # dropout off: the trained policy is the sampled one
+        quantization.use_differentiable_products(model)
         self.dropouts = lora.lora_dropouts(model)
 
     @property

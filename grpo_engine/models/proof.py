@@ -159,11 +159,12 @@ def _float32(model: nn.Module) -> Iterator[None]:
 
     def widen(module: nn.Module, _: Any) -> None:
         for parameter in module.parameters():
-            narrow[parameter] = parameter.data
-            parameter.data = parameter.data.float()
+            if parameter.is_floating_point():  # quantised weights stay
+                narrow[parameter] = parameter.data
+                parameter.data = parameter.data.float()
 
     def restore(module: nn.Module, *_: Any) -> None:
-        for parameter in module.parameters():
+        for parameter in narrow.keys() & set(module.parameters()):
             parameter.data = narrow.pop(parameter)
 
     def widen_output(_: nn.Module, __: Any, output: Tensor) -> Tensor:

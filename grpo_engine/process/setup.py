@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -25,9 +26,11 @@ MIN_MAPPED_BYTES = 32 * 2**20
 
 
 def set_library_defaults() -> None:
-    """Set environment variables that torch reads when it is imported, unless they are set."""
+    """Set what libraries read when they are imported: environment variables, unless they are set."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    # peft imports bitsandbytes, which recommends a package and warns of each conversion to float16
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def keep_freed_memory(device_type: str) -> None:

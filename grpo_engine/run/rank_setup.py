@@ -94,6 +94,8 @@ def shard(policy: Policy, config: RunConfig) -> None:
         return
     if getattr(hyperparameters_of(config.method), "self_distillation", None) is not None:
         raise ConfigError("runtime.sharding: fsdp does not support self_distillation; use replicated")
+    if getattr(hyperparameters_of(config.method), "quantization", None) is not None:
+        raise ConfigError("runtime.sharding: fsdp does not support quantization; use replicated")
     for model in (policy.model, policy.reference_model):
         if model is not None:
             _shard_model(model)

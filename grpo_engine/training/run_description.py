@@ -35,7 +35,7 @@ def started(method: Method, step: int) -> Started:
         "device": str(policy.device),
         "machine": machine_name(policy.device),
         "dtype": str(policy.model.dtype).removeprefix("torch."),
-        "num_parameters": sum(each.numel() for each in parameters),
+        "num_parameters": policy.model.num_parameters(),
     }
     if method.trains_weights:
         model["num_trainable_parameters"] = sum(each.numel() for each in parameters if each.requires_grad)

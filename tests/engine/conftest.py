@@ -90,9 +90,12 @@ def make_policy(model_folder: Callable[[str], Path]) -> Callable[..., Policy]:
         lora: Any = None,
         adapter: str | None = None,
         dtype: torch.dtype = torch.float32,
+        quantization: str | None = None,
+        folder: Path | None = None,
     ) -> Policy:
-        source = ModelSource(name=family, path=str(model_folder(family)), adapter=adapter)
-        hyperparameters = SupervisedHyperparameters(lora=lora or Lora(rank=4))  # type: ignore[call-arg]
+        source = ModelSource(name=family, path=str(folder or model_folder(family)), adapter=adapter)
+        given = {"lora": lora or Lora(rank=4), "quantization": quantization}
+        hyperparameters = SupervisedHyperparameters.model_validate(given)
         policy = load_policy(source, hyperparameters, torch.device("cpu"), dtype, seed=5)
         generator = torch.Generator().manual_seed(11)
         for name, parameter in policy.trainable.items():

@@ -41,8 +41,9 @@ class PolicySnapshot:
 def copied_policy(policy: Policy) -> Policy:
     """A policy with its own modules and trained weights; frozen weights are shared."""
     # Share the tensor, not the parameter: merging an adapter puts another tensor into the parameter.
+    # Quantised parameters are shared whole: they are never merged and own their scales.
     known: dict[int, Any] = {
-        id(each): Parameter(each.data, requires_grad=False)
+        id(each): Parameter(each.data, requires_grad=False) if type(each) is Parameter else each
         for each in policy.model.parameters()
         if not each.requires_grad
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from grpo_engine.config.job import Lora, Method, Reinforcement, Runtime, TrainingFree
 from service.jobs.intake.costs import Past
 from service.jobs.intake.model_size import ModelShape
-from service.jobs.model.methods import lora_of, sampling_of
+from service.jobs.model.methods import lora_of, quantization_of, sampling_of
 from service.jobs.model.schemas import Estimate, Range, TokenRange
 
 SHORTEST_SHARE = 1 / 8
@@ -169,7 +169,7 @@ def peak_memory(subject: Subject, notes: list[str]) -> TokenRange | None:
         return None
     width, method = bytes_per_value(subject), subject.method
     has_reference = isinstance(method, Reinforcement) and method.reinforcement.hyperparameters.beta > 0
-    held = shape.num_parameters * width + (0 if subject.on_gpu else PROCESS_BYTES)
+    held = shape.weight_bytes(width, quantization_of(method)) + (0 if subject.on_gpu else PROCESS_BYTES)
     lora = lora_of(subject.method) or Lora()
     if lora == "full":
         held += shape.num_parameters * (BYTES_PER_TRAINED - (0 if has_reference else width))

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from grpo_engine.config.hyperparameters import Quantization
 from grpo_engine.files.safetensors_index import read_tensors
 
 _NOT_ADAPTED = re.compile(r"embed|wte|wpe|lm_head|norm|ln_")
@@ -55,6 +56,16 @@ class ModelShape:
     def unmatched(self, targets: Sequence[str]) -> list[str]:
         """The targets that name no module."""
         return [each for each in targets if not any(_is_named(name, (each,)) for name in self.modules)]
+
+    def weight_bytes(self, width: int, quantization: Quantization | None) -> int:
+        """Memory of the loaded weights with `width` bytes for each value that is not quantised."""
+        quantized = [each for each in self.matrices if quantization and not _is_expert(each.name)]
+        rest = self.num_parameters - sum(each.rows * each.columns for each in quantized)
+        return rest * width + sum(_quantized_bytes(each, quantization) for each in quantized)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(_is_expert(each.name) for each in self.matrices)
 
     @property
     def layer_names(self) -> list[str]:
@@ -103,6 +114,19 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) ->
         matrices=tuple(Matrix(name, *shape) for name, shape in linear if not _NOT_ADAPTED.search(name)),
         modules=tuple(name.removesuffix(".weight") for name in tensors if name.endswith(".weight")),
     )
+
+
+def _is_expert(name: str) -> bool:
+    """Whether the matrix becomes part of a tensor of all experts, which bitsandbytes does not quantise."""
+    return ".experts." in name
+
+
+def _quantized_bytes(matrix: Matrix, quantization: Quantization | None) -> int:
+    """int8: a scale of 4 bytes for each row. nf4: one of 1 byte for 64 values, and of 4 for 256 of those."""
+    values = matrix.rows * matrix.columns
+    if quantization == "int8":
+        return values + 4 * matrix.rows
+    return values // 2 + values // 64 + 4 * values // (64 * 256)
 
 
 def _is_named(name: str, targets: Sequence[str]) -> bool:

@@ -15,7 +15,12 @@ from service.jobs.intake.checks.files import CheckedRows, FileCheck
 from service.jobs.intake.checks.grader import check_grader, check_speakers
 from service.jobs.intake.checks.idle_options import warn_of_idle_options
 from service.jobs.intake.checks.machine import check_capabilities, check_gpus
-from service.jobs.intake.checks.method import check_lora_targets, check_method, check_tools
+from service.jobs.intake.checks.method import (
+    check_lora_targets,
+    check_method,
+    check_quantization,
+    check_tools,
+)
 from service.jobs.intake.costs import Past, read_past
 from service.jobs.intake.estimate import Estimate, Subject, estimate
 from service.jobs.intake.model_size import UnknownShape, model_shape
@@ -60,6 +65,7 @@ class Preflight:
         _check_settings(job, report)
         entry = self.catalog.find(lineage.root)
         text = _check_model(job, entry, report)
+        check_quantization(report.method, parent, report.shape, report.warn)
         self._check_deployment(job, machines, report)
         self._check_rows(uses, files, self._file_check(report, entry, text))
         return report

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from grpo_engine.config.hyperparameters import Quantization
 from grpo_engine.config.job import (
     Lora,
     Method,
@@ -89,6 +90,11 @@ def sampling_of(method: Method) -> ReinforcementHyperparameters | TrainingFreeHy
 def lora_of(method: Method) -> Lora | Literal["full"] | None:
     """The adapter's shape, or "full"; None if it is unset or the method trains no weights."""
     return None if isinstance(method, TrainingFree) else hyperparameters_of(method).lora
+
+
+def quantization_of(method: Method) -> Quantization | None:
+    """How the base is quantised; None: it is not, or the method trains no weights."""
+    return None if isinstance(method, TrainingFree) else hyperparameters_of(method).quantization
 
 
 def reads_rows(method: Method) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from grpo_engine.config.job import Lora, Method, Reinforcement
+from grpo_engine.config.job import Lora, Method, Reinforcement, Supervised
 from grpo_engine.config.tools import HttpTool, function_schemas
 from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
@@ -15,7 +15,7 @@ from grpo_engine.graders.rules.json_schema import check_schema
 from grpo_engine.graders.rules.multi import Multi
 from service.jobs.intake.model_size import ModelShape
 from service.jobs.model.dataset import Problems
-from service.jobs.model.methods import eval_grader_of, graders_of, lora_of, tools_of
+from service.jobs.model.methods import eval_grader_of, graders_of, lora_of, quantization_of, tools_of
 from service.platform.token_counting import ModelText, RenderError
 
 Warn = Callable[[str, str], None]
@@ -80,6 +80,21 @@ def check_lora_targets(method: Method, shape: ModelShape, problems: Problems) ->
         where = f"method.{method.type}.hyperparameters.lora.target_modules"
         there = f"its linear layers are {', '.join(shape.layer_names)}"
         problems.add(where, f"the model has no module {', '.join(missing)}: {there}", code="invalid_value")
+
+
+def check_quantization(method: Method, parent: Method | None, shape: ModelShape | None, warn: Warn) -> None:
+    """Warns of weights that stay unquantised, and of an adapter that was trained on another base."""
+    own = quantization_of(method)
+    if own is not None and shape is not None and shape.has_experts:
+        message = f"quantization {own} does not apply to the experts' weights: they stay in 16 or 32 bits."
+        warn("experts_not_quantized", message)
+    if isinstance(parent, Reinforcement | Supervised) and isinstance(lora_of(parent), Lora):
+        before = quantization_of(parent)
+        if before != own:
+            message = (
+                f"quantization is {own or 'null'}, but {before or 'null'} in the job that this one continues."
+            )
+            warn("quantization_differs", f"{message} The first evaluation shows what that changes.")
 
 
 def _check_held_out(method: Method, has_validation: bool, problems: Problems) -> None:

@@ -1,0 +1,52 @@
+"""Base models whose linear layers bitsandbytes stores in 4 or 8 bits (QLoRA, arXiv 2305.14314).
+
+Embeddings, norms and the output layer keep the job's data type, and the adapter is float32.
+Left out: models whose files are quantised already, and training of quantised weights.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from grpo_engine.config.hyperparameters import Quantization
+from grpo_engine.contract.errors import ConfigError
+
+INSTALL_HINT = "Install the extra `quantization` (bitsandbytes) for the engine, or set quantization to null."
+
+
+def load_options(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments for transformers' `from_pretrained`. Raises ConfigError if bitsandbytes is not installed."""
+    if find_spec("bitsandbytes") is None:
+        reason = f"quantization is {quantization}, but bitsandbytes is not installed on this worker"
+        raise ConfigError(reason, hint=INSTALL_HINT)
+    return {"quantization_config": _config(quantization, dtype), "device_map": {"": device}}
+
+
+def _config(quantization: Quantization, dtype: torch.dtype) -> BitsAndBytesConfig:
+    if quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def use_differentiable_products(model: PreTrainedModel) -> None:
+    """Make quantised layers on a CPU compute in the job's data type, with gradients, also in eval mode.
+
+    In eval mode bitsandbytes rounds the inputs there: of 8-bit layers to int8, of 4-bit ones to bfloat16 (on
+    processors with AVX512-BF16, by a product that silently has no gradient).
+    """
+    if getattr(model, "quantization_method", None) is None:
+        return
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+        elif isinstance(module, Linear8bitLt) and module.weight.device.type == "cpu":
+            module.train()
