@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "num_train_epochs": 1.0,
     "lr_scheduler_type": "cosine",
     "lora_dropout": 0.0,
+    "use_bnb_nested_quant": True,
 }
 """Axolotl's defaults that differ from TRL's."""
 REROLL = "`curriculum: rest` retries prompts without signal later"
@@ -37,9 +38,9 @@ REROLL = "`curriculum: rest` retries prompts without signal later"
 @together({"adapter": None, "lora_target_linear": None})
 def adapter_kind(translation: Translation) -> None:
     kind = translation["adapter"]
-    if kind == "qlora":
-        translation.differs("adapter", trl.WHOLE)
-    elif kind in (None, "lora"):
+    if kind == "qlora" and not translation["load_in_4bit"]:
+        translation.refuses("adapter", "qlora needs load_in_4bit: true")
+    elif kind in (None, "lora", "qlora"):
         translation.leaves("adapter", "lora trains an adapter, otherwise all weights are trained")
     else:
         translation.refuses("adapter", f"must be lora or qlora, not {kind}")

@@ -30,7 +30,6 @@ SAMPLER = "the operator chooses the sampler; its canary proves that it serves th
 BIASED = "truncated sampling biases every ratio of the loss; lower the temperature instead"
 
 SCHEDULES = {name: name for name in ("linear", "cosine", "constant")} | {"constant_with_warmup": "constant"}
-WHOLE = "the base is loaded unquantised: more memory, no quantisation error"
 ADAMW = ("adamw_torch_fused", "adamw_torch", "adamw", "adamw_hf", "adamw_apex_fused")
 
 
@@ -93,7 +92,7 @@ UNNEEDED = {
     """,
     "only used by the loss vespo": "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
     "only used by sync_ref_model": "ref_model_mixup_alpha ref_model_sync_steps",
-    "the base is not quantised": "bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage",
+    "bitsandbytes stores the weights as bytes": "bnb_4bit_quant_storage",
     "the dataset is uploaded once, as a file": "dataset_streaming streaming test_split_size",
     "it works around a limit of distributed data parallel": "ignore_bias_buffers",
 }
@@ -108,8 +107,7 @@ RULES: tuple[Rule, ...] = (
     only("lora_task_type", "CAUSAL_LM", why="only language models are trained"),
     only("use_rslora", False, why="scale by lora_alpha: rsLoRA divides it by sqrt(r) instead of r"),
     only("use_dora", False, why="plain LoRA only"),
-    unlike("load_in_8bit", False, WHOLE),
-    unlike("load_in_4bit", False, WHOLE),
+    groups.quantization,
     groups.data,
     groups.loss,
     groups.divergence,

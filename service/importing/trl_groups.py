@@ -205,6 +205,38 @@ def adapter(translation: Translation) -> None:
     translation.maps(name, "lora.target_modules", targets, differs=why)
 
 
+@together(
+    {
+        "load_in_4bit": False,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "use_bnb_nested_quant": False,
+    }
+)
+def quantization(translation: Translation) -> None:
+    """Bits of the frozen base; an adapter is trained on it."""
+    four, eight, kind, nested = quantization.defaults
+    name = four if translation[four] else eight
+    if not translation[name]:
+        translation.leaves(tuple(quantization.defaults), "the base is not quantised")
+        return
+    if not translation["use_peft"]:
+        translation.refuses(name, "quantised weights cannot be trained: set use_peft to true for an adapter")
+    elif name == eight:
+        translation.maps(eight, "quantization", "int8")
+        translation.leaves((four, kind, nested), "only used by load_in_4bit")
+    elif translation[kind] != "nf4":
+        translation.refuses(
+            kind, f"must be nf4, whose error is smaller at the same size, not {translation[kind]}"
+        )
+    else:
+        why = (
+            "" if translation[nested] else "the scales are quantised, too: use_bnb_nested_quant is true here"
+        )
+        translation.maps((four, kind, nested), "quantization", "nf4", differs=why)
+        translation.leaves(eight, "load_in_4bit takes its place")
+
+
 @together({"model_name_or_path": None, "model_revision": "main"})
 def model(translation: Translation) -> None:
     common_fields.model(translation, "model_name_or_path")

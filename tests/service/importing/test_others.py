@@ -107,9 +107,18 @@ def test_axolotl_without_an_adapter_trains_all_weights() -> None:
     assert hyperparameters(axolotl(adapter=None))["lora"] == "full"
 
 
-@pytest.mark.parametrize(("kind", "verdict"), [("qlora", "differs"), ("llama-adapter", "refused")])
-def test_axolotl_s_other_adapters_are_reported(kind: str, verdict: str) -> None:
-    assert [line.verdict for line in axolotl(adapter=kind).lines if line.fields == ("adapter",)] == [verdict]
+@pytest.mark.parametrize("kind", ["qlora", "llama-adapter"])
+def test_axolotl_s_adapter_without_its_settings_or_of_another_kind_is_refused(kind: str) -> None:
+    assert [line.verdict for line in axolotl(adapter=kind).lines if line.fields == ("adapter",)] == [
+        "refused"
+    ]
+
+
+def test_axolotl_s_qlora_becomes_a_quantised_base() -> None:
+    found = axolotl(adapter="qlora", load_in_4bit=True)
+    assert hyperparameters(found)["quantization"] == "nf4"
+    (line,) = [line for line in found.lines if "load_in_4bit" in line.fields]
+    assert line.verdict == "maps"
 
 
 def test_axolotl_without_a_reward_and_a_dataset_is_refused() -> None:

@@ -66,6 +66,7 @@ def test_invalid_values_are_never_reported_as_not_needed() -> None:
     """All options that a field depends on are switched on."""
     held_out = Options(validation_data="held_out.jsonl")
     on = {"use_peft": True, "use_vllm": True, "beta": 0.1, "loss_type": "sapo", "eval_strategy": "steps"}
+    on |= {"load_in_4bit": True}
     matters = {name for rule in trl.RULES for name, default in rule.defaults.items() if default is not UNSET}
     matters -= {name for name, field in THEIRS.items() if isinstance(field.default, bool)}
     silent = {
@@ -192,6 +193,23 @@ def test_an_unknown_field_is_reported_and_ignored() -> None:
 
 def test_numbers_that_yaml_reads_as_text_are_converted() -> None:
     assert hyperparameters(of(learning_rate="1e-5"))["learning_rate"] == 1e-5
+
+
+def test_a_quantised_base_becomes_quantization() -> None:
+    four = of(use_peft=True, load_in_4bit=True, use_bnb_nested_quant=True)
+    assert (hyperparameters(four)["quantization"], verdicts(four, "load_in_4bit")) == ("nf4", {"maps"})
+    single = of(use_peft=True, load_in_4bit=True)
+    assert (hyperparameters(single)["quantization"], verdicts(single, "load_in_4bit")) == ("nf4", {"differs"})
+    assert hyperparameters(of(use_peft=True, load_in_8bit=True))["quantization"] == "int8"
+    assert "quantization" not in hyperparameters(of(use_peft=True))
+
+
+def test_fp4_and_quantised_weights_without_an_adapter_are_refused() -> None:
+    fp4 = of(use_peft=True, load_in_4bit=True, bnb_4bit_quant_type="fp4")
+    (line,) = [line for line in fp4.lines if line.verdict == "refused"]
+    assert line.fields == ("bnb_4bit_quant_type",)
+    assert "must be nf4" in line.why
+    assert verdicts(of(load_in_4bit=True), "load_in_4bit") == {"refused"}
 
 
 def test_an_adapter_has_peft_s_defaults() -> None:
