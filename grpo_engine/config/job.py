@@ -184,6 +184,8 @@ class RunConfig(Record):
     """Size of the probe; None: the job trains."""
     export: Literal["merged"] | None = None
     """Save base and adapter as one model instead of training; training_file is not read."""
+    held_out_completions: dict[int, tuple[int, ...]] = {}
+    """An export's: row of validation_file → token ids of its completion in the job's last evaluation."""
     runtime: Runtime = Field(default_factory=Runtime)
     created_at: float = 0.0
     """Unix seconds of the job's creation: the date for chat templates, the same after midnight."""

@@ -178,12 +178,32 @@ class Probed(BaseEvent):
     peak_memory_bytes: int
 
 
+class MergeDifference(Record):
+    """A merged model compared with the adapter on the quantised base that it was trained on.
+
+    Log-probabilities of held-out completions, in nats; with equal models all differences are 0.
+    """
+
+    rows: int
+    """Held-out completions that were compared."""
+    tokens: int
+    """Tokens of these completions."""
+    quantized: float
+    """Mean log-probability of a token under the adapter on the quantised base."""
+    merged: float
+    """The same under the merged model: the adapter in the full-precision base."""
+    mean_absolute: float
+    """Mean absolute difference of a token's log-probability."""
+
+
 class Exported(BaseEvent):
     """Result of an export."""
 
     type: Literal["exported"] = "exported"
     path: str
     """Folder of the merged model, relative to the run directory."""
+    difference: MergeDifference | None = None
+    """None: the base was not quantised, or there are no held-out completions."""
 
 
 class Failed(BaseEvent):

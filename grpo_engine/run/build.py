@@ -42,7 +42,7 @@ from grpo_engine.training_free.build import build_training_free
 
 def build_run(config: RunConfig, run_dir: Path) -> TrainingLoop[Any] | ExportRun:
     """An export or, as for every other configuration, a loop of steps. Raises an EngineError."""
-    return build_loop(config, run_dir) if config.export is None else ExportRun(config.model, run_dir)
+    return build_loop(config, run_dir) if config.export is None else ExportRun(config, run_dir)
 
 
 def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:

@@ -11,7 +11,7 @@ from typing import cast
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from grpo_engine.config.job import ModelSource
+from grpo_engine.config.job import ModelSource, RunConfig
 from grpo_engine.contract.errors import BaseChangedError, NotMergeableError
 from grpo_engine.contract.events import BaseEvent, Exported, PhaseChanged, Stopped
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
@@ -19,6 +19,7 @@ from grpo_engine.models.loading import load_base
 from grpo_engine.models.lora import TRAINED, lora_layers
 from grpo_engine.models.policy import base_fingerprint
 from grpo_engine.process.fault_points import fault_point
+from grpo_engine.run.merge_difference import measure
 
 MERGED = "merged"
 LICENSES = ("LICENSE", "NOTICE", "USE_POLICY")
@@ -27,8 +28,9 @@ LICENSES = ("LICENSE", "NOTICE", "USE_POLICY")
 class ExportRun:
     """One merge. It has no checkpoint: an interrupted export starts again."""
 
-    def __init__(self, source: ModelSource, run_dir: Path) -> None:
-        self.source = source
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self.config = config
+        self.source = config.model
         self.folder = run_dir / MERGED
 
     def run(self, should_stop: Callable[[], bool]) -> Iterator[BaseEvent]:
@@ -45,7 +47,8 @@ class ExportRun:
             if path.is_file() and path.name.startswith(LICENSES):
                 shutil.copy(path, self.folder)
         fault_point("export.saved")
-        yield Exported(path=MERGED)
+        yield PhaseChanged(phase="evaluating")
+        yield Exported(path=MERGED, difference=measure(self.config, merged, tokenizer))
 
 
 def _merged(model: PreTrainedModel, source: ModelSource, adapter: str) -> PreTrainedModel:

@@ -146,6 +146,13 @@ def judge_task() -> Task:
     return Task(imitated, sums(), method(grader, {"n_steps": 15, "max_completion_tokens": 4}))
 
 
+def quantized_task() -> Task:
+    """The judge's sums with a numeric grader, on a base in 4 bits."""
+    hyperparameters = {"n_steps": 15, "max_completion_tokens": 4, "quantization": "nf4"}
+    grader = {"type": "numeric", "reference": "{{item.answer}}"}
+    return Task([], sums(), method(grader, hyperparameters))
+
+
 def distillation_task() -> Task:
     """The same sums: right where the prompt has a correction, which is distilled into the model."""
     imitated = []
@@ -172,4 +179,5 @@ TASKS = {
     "code_tests": code_task(),
     "judge": judge_task(),
     "self_distillation": distillation_task(),
+    "quantized": quantized_task(),
 }

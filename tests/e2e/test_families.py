@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from examples.arithmetic import write_jsonl
 from examples.tiny_model import make_model
+from service.cli.commands.download import fetch, unpack
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
-from tests.e2e.families import SUPERVISED_STEPS, TASKS
+from tests.e2e.families import SUPERVISED_STEPS, TASKS, quantized_task, sums
+from tests.e2e.quantized_models import completion_logprobs, on_quantized_base
 from tests.service.embedded import grpo_up
 from tests.support.chat_server import ChatServer
 
@@ -84,3 +87,37 @@ def test_a_job_of_every_kind_improves_on_its_own_task(
     before, after = (job["eval"][key]["reward"] for key in ("baseline", "last"))
     assert after - before >= 0.2, f"{before} → {after}"
     assert job["eval"]["verdict"]["text"].startswith("improved by ")
+
+
+def test_an_adapter_of_a_quantised_job_and_its_merge_are_what_the_card_says(
+    client: Client, tmp_path: Path
+) -> None:
+    base = make_model(tmp_path / "tiny", hidden=64, layers=2, seed=1)  # equal to the catalogue's
+    file_id = client.upload(write_jsonl(tmp_path / "rows.jsonl", sums()))["id"]
+    method = quantized_task().method
+    method["reinforcement"]["hyperparameters"] |= {"n_steps": 2, "learning_rate": 2e-2}
+    body = {"model": "tiny", "training_file": file_id, "validation_file": file_id, "method": method}
+    job = f"{JOBS}/{succeed(client, body)['id']}"
+    adapter, model = tmp_path / "adapter", tmp_path / "model"
+    fetch(client, f"{job}/adapter", tmp_path / "adapter.tar")
+    unpack(tmp_path / "adapter.tar", adapter)
+    assert 'load_in_4bit=True, bnb_4bit_quant_type="nf4"' in (adapter / "README.md").read_text()
+    export = client.create(f"{job}/exports", {"format": "merged"})
+    export = client.awaited(f"{job}/exports/{export['id']}", export, lambda now: None)
+    assert (export["status"], export["base"], export["quantization"]) == ("succeeded", "tiny", "nf4")
+    fetch(client, export["content"], tmp_path / "merged.tar")
+    unpack(tmp_path / "merged.tar", model)
+
+    with client.streaming(f"{job}/rollouts.jsonl", headers={}, split="validation") as response:
+        groups = [json.loads(line) for line in response.iter_lines()]
+    last = [group for group in groups if group["step"] == 2]
+    trained = completion_logprobs(on_quantized_base(base, adapter), base, last)
+    merged = completion_logprobs(AutoModelForCausalLM.from_pretrained(model), base, last)
+    difference = export["difference"]
+    assert (difference["rows"], difference["tokens"]) == (len(last), len(trained))
+    assert difference["quantized"] == pytest.approx(float(trained.mean()), abs=1e-4)
+    assert difference["merged"] == pytest.approx(float(merged.mean()), abs=1e-4)
+    assert difference["mean_absolute"] == pytest.approx(float((merged - trained).abs().mean()), abs=1e-4)
+    assert difference["mean_absolute"] > 1e-3
+    card = " ".join((model / "README.md").read_text().split())
+    assert f"a difference of {difference['merged'] - difference['quantized']:+.4f} nats" in card

@@ -12,17 +12,21 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from grpo_engine.config.job import Method, ModelSource, ProbeSize, RunConfig
+from grpo_engine.contract.events import VALIDATION
 from grpo_engine.contract.manifest import DamagedCheckpoint, verify
 from service.jobs.intake.checks.grader import method_with_places
-from service.jobs.model.methods import retention_of
+from service.jobs.model.methods import quantization_of, retention_of
 from service.jobs.progress import publishing
 from service.jobs.results.weights import WeightsMissing, missing, model_parts
 from service.jobs.store.lineage import lineage_of
 from service.jobs.store.machines import UNSAFE, record_unsafe_run
 from service.platform.storage import ObjectMissing
-from service.platform.tables.core import Checkpoint, File, Metric
+from service.platform.tables.core import Checkpoint, File, Job, Metric, Rollout
 from worker.attempt.attempt import Attempt, Refused
 from worker.attempt.fetch_weights import DamagedObject, download_verified, fetch_folder, fetch_weights
+
+COMPARED_ROWS = 32
+"""Held-out completions on which a merged model is compared with the quantised one."""
 
 
 def prepare(attempt: Attempt) -> Path:
@@ -31,7 +35,7 @@ def prepare(attempt: Attempt) -> Path:
     if job.export is None:
         num_ranks, task = job.required_gpus or runtime.ranks, _training(attempt)
     else:
-        num_ranks, task = 1, {"method": attempt.method, "training_file": "", "export": "merged"}
+        num_ranks, task = 1, _merging(attempt, job.export)
     config = RunConfig(
         job_id=job.id,
         model=_model_source(attempt),
@@ -60,6 +64,31 @@ def _training(attempt: Attempt) -> dict[str, Any]:
         "probe": job.probe and ProbeSize(prompts=job.probe["prompts"]),
         "published_step": attempt.read(lambda session: _published_step(session, job.id)),
     }
+
+
+def _merging(attempt: Attempt, export: dict[str, Any]) -> dict[str, Any]:
+    """An export's fields of the configuration; for a quantised base, with held-out rows to compare on."""
+    fields: dict[str, Any] = {"method": attempt.method, "training_file": "", "export": "merged"}
+    job = attempt.read(lambda session: session.get_one(Job, export["job_id"]))
+    if quantization_of(attempt.method) is None or job.validation_file is None:
+        return fields
+    try:
+        path = _fetch_dataset(attempt, job.validation_file, "validation.jsonl")
+    except Refused as gone:
+        attempt.warn(f"The merged model is not compared with the quantised one: {gone}.", {})
+        return fields
+    completions = attempt.read(lambda session: _last_completions(session, job.id, export["step"]))
+    return {**fields, "validation_file": path, "held_out_completions": completions}
+
+
+def _last_completions(session: Session, job_id: str, step: int) -> dict[int, list[int]]:
+    """Row → tokens of its completion in the last evaluation up to this step, for the first rows."""
+    mine = (Rollout.job_id == job_id, Rollout.split == VALIDATION, Rollout.step <= step)
+    last = select(func.max(Rollout.step)).where(*mine).scalar_subquery()
+    query = select(Rollout.data).where(*mine, Rollout.step == last).order_by(Rollout.position)
+    groups = session.scalars(query.limit(COMPARED_ROWS))
+    found = {group["row"]: group["completions"][0]["token_ids"] for group in groups}
+    return {row: tokens for row, tokens in found.items() if tokens}
 
 
 def _located_method(attempt: Attempt) -> Method:

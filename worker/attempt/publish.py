@@ -133,11 +133,13 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
     Raises StorageError as `publish_results` does.
     """
     job = attempt.job
-    assert job.export is not None
-    source, step = str(job.export["job_id"]), int(job.export["step"])
+    export = job.export
+    assert export is not None
+    source, step = str(export["job_id"]), int(export["step"])
     job_now = attempt.read(lambda session: session.get_one(Job, source))
     is_final = job_now.state == JobState.SUCCEEDED.value and step == job_now.step
-    texts = descriptions(attempt, source, step=None if is_final else step, is_merged=True)
+    difference = event.difference and event.difference.model_dump()
+    texts = descriptions(attempt, source, step=None if is_final else step, merged={"difference": difference})
     key = f"jobs/{source}/exports/{job.id}-{job.fence}.tar"
     stored = store_folder(attempt, attempt.folder / event.path, key, texts, is_patient=True)
     fault_point("export.uploaded")
@@ -149,6 +151,7 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
             return queue.finish(session, job.id, job.fence, JobState.CANCELLED)
         if not queue.finish(session, job.id, job.fence, JobState.SUCCEEDED):
             return False
+        session.get_one(Job, job.id).export = {**export, "difference": difference}
         add_artifact(session, attempt, "merged", f"{source}-step-{step}-merged.tar", stored, step)
         return True
 
@@ -156,9 +159,10 @@ def publish_export(attempt: Attempt, event: Exported) -> None:
 
 
 def descriptions(
-    attempt: Attempt, job_id: str, *, step: int | None = None, is_merged: bool = False
+    attempt: Attempt, job_id: str, *, step: int | None = None, merged: manifest.Document | None = None
 ) -> dict[str, str]:
-    """Model card and manifest of a job's weights by file name. `step`: that of a checkpoint.
+    """Model card and manifest of a job's weights by file name. `step`: that of a checkpoint; `merged`: what
+    the manifest says of a merge.
 
     They contain no attempts, ids or times, so that a resumed job's archive equals an undisturbed one's. A
     checkpoint's evaluation may still be missing, so it is left out.
@@ -167,8 +171,8 @@ def descriptions(
     document = manifest.document(facts)
     if step is not None:
         document |= {"evaluation": {}, "checkpoint": {"step": step}}
-    if is_merged and not holds_whole_model(document):
-        document |= {"weights": MERGED}
+    if merged is not None and not holds_whole_model(document):
+        document |= {"weights": MERGED, "merge": merged}
     return {"README.md": model_card(document), "manifest.json": manifest.text(document)}
 
 

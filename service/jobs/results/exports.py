@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from grpo_engine.contract.events import MergeDifference
 from service.jobs.model import names
+from service.jobs.model.methods import parsed_method, quantization_of
 from service.jobs.model.schemas import ErrorRead, FailureRead
 from service.jobs.model.states import PUBLIC, TERMINAL, JobState
 from service.jobs.results.weights import WeightsMissing, Which, model_parts, requested_weights
@@ -57,6 +59,13 @@ class ExportRead(BaseModel):
     format: str
     step: int
     """Step of the exported weights."""
+    base: str
+    """The model that the adapter is merged into, in the precision of its files."""
+    quantization: str | None
+    """How that base was quantised while the adapter was trained; null: it was not."""
+    difference: MergeDifference | None
+    """What the other base changes, measured on held-out completions; null: the base was not quantised, the
+    export has not succeeded, or the job has no held-out rows."""
     status: str
     """queued, running, succeeded or failed."""
     phase: str
@@ -112,7 +121,7 @@ class Exports:
             message = f"{job_id} is training-free: it has lessons, and no weights to export."
             raise InvalidRequest(message, param="format", code="model_without_weights")
         try:
-            model_parts(lineage, self.catalog)
+            base = model_parts(lineage, self.catalog).name
         except WeightsMissing as error:
             message = f"{job_id} cannot be exported: {error}."
             raise Unprocessable(message, param="format", code="base_model_missing") from error
@@ -121,7 +130,7 @@ class Exports:
             require_good_key(session, principal)
             if (earlier := _of_weights(session, tenant, weights)) is not None:
                 return _read(earlier), False
-            row = _insert(session, weights, body.format, self.settings.pool)
+            row = _insert(session, weights, base, body.format, self.settings.pool)
             unfinished = num_unfinished(session, tenant, self.settings.max_queued_jobs + 1)
             check_unfinished_jobs(unfinished, self.settings)
             check_stored_bytes(repository.stored_bytes(session, tenant), 0, self.settings)
@@ -201,8 +210,8 @@ def _require(session: Session, tenant: str, job_id: str, export_id: str) -> Stor
     raise NotFound(f"There is no export {export_id}.", param="export_id", code="export_not_found")
 
 
-def _insert(session: Session, weights: StoredWeights, format_: str, pool: str) -> Job:
-    job = weights.job
+def _insert(session: Session, weights: StoredWeights, base: str, format_: str, pool: str) -> Job:
+    job, about = weights.job, {"format": format_, "step": weights.step, "base": base}
     row = Job(
         id=new_id(names.EXPORT),
         tenant=job.tenant,
@@ -212,7 +221,7 @@ def _insert(session: Session, weights: StoredWeights, format_: str, pool: str) -
         training_file="",
         seed=job.seed,
         method=job.method,
-        export={"job_id": job.id, "format": format_, "step": weights.step, "sha256": weights.sha256},
+        export={**about, "job_id": job.id, "sha256": weights.sha256},
         event_sequence=1,
     )
     repository.add(session, row)
@@ -231,6 +240,9 @@ def _read(found: StoredExport) -> ExportRead:
         job_id=about["job_id"],
         format=about["format"],
         step=about["step"],
+        base=about["base"],
+        quantization=quantization_of(parsed_method(row.method)),
+        difference=about.get("difference"),
         status=PUBLIC[JobState(row.state)].value,
         phase=row.phase,
         created_at=int(row.created_at),

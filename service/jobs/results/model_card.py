@@ -19,6 +19,12 @@ SHOWN = (
 )
 """Hyperparameters that the card shows, if the method has them; manifest.json has all."""
 TAGS = {"reinforcement": ["grpo", "reinforcement-learning"], "supervised": ["sft"]}
+BITS = {"nf4": "4 bits (bitsandbytes, NF4 with double quantisation)", "int8": "8 bits (bitsandbytes)"}
+LOADING = {
+    "nf4": 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True',
+    "int8": "load_in_8bit=True",
+}
+"""Arguments of transformers' BitsAndBytesConfig, as the engine sets them."""
 CARD = """\
 ---
 base_model: {{ json(model.base) }}
@@ -57,6 +63,26 @@ Over the job: {{ verdict.text }} ({{ verdict.rows }} rows compared, paired boots
 {{ "\n" if loop.first }}* `{{ name }}`, rows of another domain: {{ result }}
 {% endfor %}
 
+{% if quantization %}
+## Quantised base
+
+{% if library == "peft" %}
+The adapter was trained on `{{ model.base }}` in {{ BITS[quantization] }}.
+On the unquantised base its completions differ slightly.
+{% else %}
+The adapter was trained on `{{ model.base }}` in {{ BITS[quantization] }}, and is merged into the base in the
+precision of its files. {% if merge.difference is none %}
+What this changes was not measured: the job has no held-out rows.
+{% else %}
+{% set found = merge.difference %}
+On {{ found.rows }} held-out completions ({{ found.tokens }} tokens) the mean log-probability of a token is
+{{ "%.4f" % found.quantized }} with the adapter on the quantised base and {{ "%.4f" % found.merged }} in this
+model: a difference of {{ "%+.4f" % (found.merged - found.quantized) }} nats, on average
+{{ "%.4f" % found.mean_absolute }} in absolute value.
+{% endif %}
+{% endif %}
+
+{% endif %}
 {% if library %}
 ## Use
 
@@ -78,9 +104,15 @@ of your copy, or export the job: `grpo merge` makes a model that needs no base.
 ```python
 {% if library == "peft" %}
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer{{ ", BitsAndBytesConfig" if quantization }}
 
+{% if quantization %}
+quantized = BitsAndBytesConfig({{ LOADING[quantization] }}
+{%- if quantization == "nf4" and engine.dtype %}, bnb_4bit_compute_dtype={{ json(engine.dtype) }}{% endif %})
+base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }}, quantization_config=quantized)
+{% else %}
 base = AutoModelForCausalLM.from_pretrained({{ json(base_path) }})
+{% endif %}
 model = PeftModel.from_pretrained(base, ".")
 tokenizer = AutoTokenizer.from_pretrained({{ json(base_path) }})
 {% else %}
@@ -143,15 +175,19 @@ def model_card(manifest: Mapping[str, Any]) -> str:
     else:
         library, tags = "peft", [f"base_model:adapter:{base}", "lora", *tags]
         title = "A LoRA adapter for"
+    hyperparameters = settings_in(manifest["method"])["hyperparameters"]
     return template.render(
         manifest,
+        quantization=hyperparameters.get("quantization"),
+        BITS=BITS,
+        LOADING=LOADING,
         library=library,
         title=title,
         tags=tags,
         base_path=base_path(manifest["model"], "./"),
         checkpoint=manifest["model"].get("base_checkpoint"),
         serve=serve_line(manifest, name="tuned", path="./"),
-        hyperparameters=settings_in(manifest["method"])["hyperparameters"],
+        hyperparameters=hyperparameters,
         shown=SHOWN,
         versions=", ".join(f"{name} {version}" for name, version in sorted(versions.items())),
         json=json.dumps,

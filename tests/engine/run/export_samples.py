@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from examples.tiny_model import Family, make_model
+from grpo_engine.config.job import ModelSource, RunConfig
 
 IDS = torch.arange(6, 30)[None]
 
@@ -31,6 +32,12 @@ def make_adapter(base: Path, folder: Path, **config: Any) -> Path:
         shape = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **given)
         get_peft_model(model, shape).save_pretrained(folder, save_embedding_layers=False)
     return folder
+
+
+def export_of(source: ModelSource, **fields: Any) -> RunConfig:
+    """The configuration of an export; `fields`: further ones."""
+    given = {"job_id": "ftexport-test", "model": source, "training_file": "", "export": "merged"}
+    return RunConfig.model_validate(given | {"method": {"type": "supervised"}} | fields)
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:

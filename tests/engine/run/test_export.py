@@ -3,18 +3,22 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from examples.tiny_model import Family
+from examples.tiny_model import Family, make_tokenizer
 from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.contract.events import Exported, Stopped
 from grpo_engine.files.fingerprint import fingerprint
 from grpo_engine.run.export import ExportRun
-from tests.engine.run.export_samples import logits, make_adapter, make_base, tensors_of
+from tests.engine.conftest import write_rows
+from tests.engine.run.export_samples import export_of, logits, make_adapter, make_base, tensors_of
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -23,7 +27,7 @@ def exported(base: Path, adapter: Path | None, run_dir: Path, revision: str | No
     source = ModelSource(
         name="tiny", path=str(base), revision=revision, adapter=str(adapter) if adapter else None
     )
-    *_, last = ExportRun(source, run_dir).run(lambda: False)
+    *_, last = ExportRun(export_of(source), run_dir).run(lambda: False)
     assert isinstance(last, Exported)
     return run_dir / last.path
 
@@ -63,7 +67,7 @@ def test_whole_weights_are_exported_unchanged(base: Path, tmp_path: Path) -> Non
 
 
 def test_a_stop_request_ends_it_without_a_result(base: Path, tmp_path: Path) -> None:
-    run = ExportRun(ModelSource(name="tiny", path=str(base)), tmp_path / "run")
+    run = ExportRun(export_of(ModelSource(name="tiny", path=str(base))), tmp_path / "run")
     (last,) = run.run(lambda: True)
     assert isinstance(last, Stopped)
 
@@ -128,3 +132,61 @@ def test_a_base_with_other_weights_than_those_trained_on_is_refused(
 def test_a_base_without_weights_is_refused(base: Path, adapter: Path, tmp_path: Path) -> None:
     (base / "model.safetensors").unlink()
     assert refusal(base, adapter, tmp_path / "run")[0] == "model_not_found"
+
+
+def quantized_job(kind: str = "nf4", **settings: Any) -> dict[str, Any]:
+    hyperparameters = {"quantization": kind, "lora": {"rank": 4, "alpha": 8}, **settings}
+    return {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+
+
+def test_a_merge_of_a_quantised_job_measures_what_the_other_base_changes(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(40)]
+    held_out = write_rows(tmp_path / "held.jsonl", rows)
+    source = ModelSource(name="tiny", path=str(base), adapter=str(adapter))
+    run = ExportRun(
+        export_of(source, method=quantized_job(), validation_file=str(held_out)), tmp_path / "run"
+    )
+    *_, last = run.run(lambda: False)
+    assert isinstance(last, Exported)
+    found = last.difference
+    assert found is not None
+    assert found.rows == 32
+    quantized, merged = (
+        target_logprobs(each, rows[:32]) for each in (quantized_model(base, adapter), run.folder)
+    )
+    assert found.tokens == len(quantized)
+    assert found.quantized == pytest.approx(float(quantized.mean()), abs=1e-4)
+    assert found.merged == pytest.approx(float(merged.mean()), abs=1e-4)
+    assert found.mean_absolute == pytest.approx(float((quantized - merged).abs().mean()), abs=1e-4)
+    assert found.mean_absolute > 1e-3
+
+
+def quantized_model(base: Path, adapter: Path) -> torch.nn.Module:
+    """As a user loads it, by the card's snippet."""
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=config)
+    return PeftModel.from_pretrained(model, str(adapter)).train()
+
+
+def target_logprobs(model: Path | torch.nn.Module, rows: list[dict[str, str]]) -> torch.Tensor:
+    """Log-probabilities of the rows' completions and of the end after each."""
+    if isinstance(model, Path):
+        model = AutoModelForCausalLM.from_pretrained(model)
+    tokenizer = make_tokenizer()
+    found = []
+    for row in rows:
+        prompt, target = (tokenizer(row[name], add_special_tokens=False).input_ids for name in row)
+        ids = torch.tensor([[*prompt, *target, tokenizer.eos_token_id]])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        found.append(logprobs.gather(1, ids[0, len(prompt) :, None]).squeeze(1))
+    return torch.cat(found)
+
+
+def test_a_merge_without_held_out_rows_is_not_measured(base: Path, adapter: Path, tmp_path: Path) -> None:
+    source = ModelSource(name="tiny", path=str(base), adapter=str(adapter))
+    *_, last = ExportRun(export_of(source, method=quantized_job()), tmp_path / "run").run(lambda: False)
+    assert isinstance(last, Exported)
+    assert last.difference is None
