@@ -7,8 +7,8 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from grpo_engine.config.tool_formats import THOUGHTS_END
 from grpo_engine.graders.untrusted_json import parse_json
-from grpo_engine.rollout.tools.calls import THOUGHTS_END
 from grpo_engine.training_free.library import Operation
 
 MAX_LISTED = 512

@@ -1,17 +1,26 @@
-"""Tool calls in a model's text: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one or several.
+"""Tool calls in the text of a model's turn, read with transformers' response parser, one call at a time.
 
-The format of Hermes and Qwen. Nothing runs here, and nothing raises.
+Nothing runs here, and nothing raises: a malformed call is a call with an error, and its neighbours are read.
+JSON objects without tags (Llama) have no region that the response parser could find; they are read here.
 """
 
+import ast
+import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers.utils.chat_parsing import parse_response
+from transformers.utils.chat_parsing.response_templates import load_response_template
+
+from grpo_engine.config.tool_formats import ToolFormat
 from grpo_engine.graders.untrusted_json import parse_json
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-THOUGHTS_END = "</think>"
+PYTHON_TAG = "<|python_tag|>"
+_OBJECT = re.compile(r'\{\s*"(?:name|type|parameters|arguments)"\s*:')
+_TURN_END = re.compile(r"<\|eo[tm]_id\|>")
 _SHOWN_CHARACTERS = 64
 
 
@@ -24,26 +33,104 @@ class ToolCall:
     """Why the call cannot be run; the model gets it as the call's answer."""
 
 
-def find_calls(text: str) -> list[ToolCall]:
-    """The calls of one turn, in order; calls inside the model's thoughts do not count.
+class CallReader:
+    """Reads the calls of one format. `tools`: function schemas, with the types that a format leaves out."""
 
-    A last call without its end tag counts. A call that cannot be read has `error` set.
-    """
-    answer = text.rpartition(THOUGHTS_END)[2]
-    return [_read(match[1]) for match in _CALL.finditer(answer)]
+    def __init__(self, known: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.known = known
+        self._tools = list(tools) if known.content == "xml-inline" else None
+        self._call = re.compile(f"(?:{known.opening})(?P<body>.*?)(?:{known.closing}|\\Z)", re.DOTALL)
+        self._template = None if known.content == "objects" else load_response_template(_template(known))
+
+    def read(self, text: str) -> list[ToolCall]:
+        """The calls of one turn, in order; calls inside the model's thoughts do not count.
+
+        A last call without its end tag counts. A call that cannot be read has `error` set.
+        """
+        before, has_thoughts, after = text.partition(self.known.thoughts_end)
+        answer = after if has_thoughts else before
+        if self.known.content == "objects":
+            return _after_python_tag(answer) if PYTHON_TAG in answer else list(_objects(answer))
+        return [self._read(match) for match in self._call.finditer(answer)]
+
+    def _read(self, match: re.Match[str]) -> ToolCall:
+        if rest := self._unread(match["body"]):
+            return self._malformed(f"{rest[:_SHOWN_CHARACTERS]!r} is neither an argument nor complete")
+        try:
+            found = parse_response(match[0], self._template, prefix="", tools=self._tools)
+        except (ValueError, RecursionError) as error:
+            return self._malformed(_not_json(error.__cause__ or error))
+        except KeyError:
+            return self._malformed("the call names no function")
+        return checked(found["tool_calls"][0]["function"])
+
+    def _unread(self, body: str) -> str:
+        """What is left of arguments between tags without the arguments."""
+        if self.known.content != "xml-inline":
+            return ""
+        rest = re.sub(self.known.options["tag_pattern"], "", body, flags=re.DOTALL)
+        return rest.replace("</function>", "").strip()
+
+    def _malformed(self, reason: str) -> ToolCall:
+        return ToolCall("", error=f"{reason}; a call is {self.known.example}")
 
 
-def _read(text: str) -> ToolCall:
-    try:
-        call = parse_json(text)
-    except ValueError as error:
-        return ToolCall("", error=f"the call is not JSON: {str(error)[:_SHOWN_CHARACTERS]}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+def _template(known: ToolFormat) -> dict[str, Any]:
+    """The format as a response template of transformers."""
+    named = {"name": "{name}", "arguments": "{content}"}
+    calls = {
+        "open_pattern": known.opening,
+        "close_pattern": known.closing,
+        "repeats": True,
+        "content": known.content,
+        "content_args": dict(known.options),
+        "transform": {"type": "function", "function": "{content}" if known.is_named_inside else named},
+    }
+    return {"start_anchor": "assistant", "fields": {"tool_calls": calls}}
+
+
+def checked(call: Any) -> ToolCall:
+    """A call from `{"name", "arguments" or "parameters"}`; arguments may be JSON in a string."""
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return ToolCall("", error='a call is {"name": "…", "arguments": {…}}')
-    name, arguments = call["name"], call.get("arguments", {})
+    name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):  # as OpenAI writes them
         with suppress(ValueError):
             arguments = parse_json(arguments)
     if not isinstance(arguments, dict):
         return ToolCall(name, error="arguments must be a JSON object")
-    return ToolCall(name, arguments)
+    try:
+        return ToolCall(name, parse_json(json.dumps(arguments)))
+    except (ValueError, TypeError, RecursionError) as error:
+        return ToolCall("", error=_not_json(error))
+
+
+def _not_json(error: BaseException) -> str:
+    return f"the call is not JSON: {str(error)[:_SHOWN_CHARACTERS]}"
+
+
+def _objects(text: str) -> Iterator[ToolCall]:
+    """Calls among the JSON objects of a text; other objects are text."""
+    at = 0
+    while start := _OBJECT.search(text, at):
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, start.start())
+        except (ValueError, RecursionError) as error:
+            if re.search(r'"(?:parameters|arguments)"', text[start.start() :]):
+                yield ToolCall("", error=_not_json(error))
+            return
+        if "parameters" in value or "arguments" in value:
+            yield checked(value)
+
+
+def _after_python_tag(text: str) -> list[ToolCall]:
+    """Llama's calls after its tag: JSON, `NAME.call(key="value")`, or code for the tool `python`."""
+    code = _TURN_END.split(text.partition(PYTHON_TAG)[2])[0].strip()
+    if calls := list(_objects(code)):
+        return calls
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        match ast.parse(code, mode="eval").body:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="call"), args=[], keywords=given):
+                arguments = {each.arg: ast.literal_eval(each.value) for each in given}
+                return [checked({"name": name, "arguments": arguments})]
+    return [ToolCall("python", {"code": code})]

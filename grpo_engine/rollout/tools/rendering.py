@@ -1,14 +1,16 @@
 """Tool answers as the token ids between a model's turn and its next one.
 
 How a chat template writes tool answers is found once: a made-up conversation is rendered with markers in
-place of the answers, and the text around the markers is kept as token ids. Sampled tokens are never rendered,
-decoded or tokenised again. Answers are data: their text never becomes a special token.
+place of the answers, and the text around the markers is kept as token ids. Sampled tokens are never rendered
+or tokenised again, whatever the template does to earlier turns. Answers are data: their text never becomes a
+special token. Templates that write answers as JSON strings get their characters escaped.
 
 A model whose chat template is missing or does not support tool answers gets the plain format:
 
     \\n<tool_response>\\nANSWER\\n</tool_response>   (one for each answer)   \\n
 """
 
+import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,19 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-MARKER = "answerqzx{}xzq"
+from grpo_engine.config.tool_formats import (
+    HERMES,
+    QUESTION,
+    ToolFormat,
+    UnreadableFormat,
+    call_id,
+    calling_turns,
+    find_format,
+)
+from grpo_engine.contract.errors import ConfigError
+
+MARKER = 'answerqzx"{}"xzq'
+ESCAPED_MARKER = json.dumps(MARKER)[1:-1]
 SPOKEN = "spokenqzxxzq"
 OPENING, CLOSING = "\n<tool_response>\n", "\n</tool_response>"
 
@@ -30,6 +44,8 @@ class Frame:
     """Ends the model's turn if a stop string ended it without an end-of-turn token."""
     pieces: tuple[tuple[int, ...], ...]
     """n + 1: before the first answer, between two, after the last."""
+    is_json: bool = False
+    """Answers are inside JSON strings."""
 
     def around(self, answers: Sequence[Sequence[int]], *, ended: bool, room: int) -> tuple[int, ...] | None:
         """Token ids of the answers in their frame, at most `room`: the longest answers are cut first.
@@ -48,8 +64,11 @@ class Frame:
 
 
 class AnswerRenderer:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], known: ToolFormat = HERMES
+    ) -> None:
         self.tokenizer = tokenizer
+        self._call_end = known.closing
         self.stop_ids = stop_ids
         texts = {cast(str, tokenizer.decode([token])): token for token in sorted(stop_ids)}
         self._stops = {text: token for text, token in texts.items() if text}
@@ -63,6 +82,8 @@ class AnswerRenderer:
         Answers are shortened to `room` tokens in all; None if the frame alone does not fit.
         """
         frame = self.frame(tuple(names))
+        if frame.is_json:
+            answers = [json.dumps(answer, ensure_ascii=False)[1:-1] for answer in answers]
         ids = [self._plain(answer) for answer in answers]
         return frame.around(ids, ended=last_token in self.stop_ids, room=room)
 
@@ -74,45 +95,27 @@ class AnswerRenderer:
 
     def _candidates(self, names: tuple[str, ...]) -> Iterator[Frame]:
         """Possible frames: those of the template, the likeliest first, then the plain one."""
-        if self.tokenizer.chat_template is not None:
-            for with_calls in (True, False):
-                text = self._rendered(names, with_calls=with_calls)
-                frame = None if text is None else self._taken_apart(text, len(names), with_calls)
-                if frame is not None:
-                    yield frame
+        for turn in (*calling_turns(names, {"text": SPOKEN}), {"role": "assistant", "content": SPOKEN}):
+            answers = [
+                {"role": "tool", "tool_call_id": call_id(n), "name": name, "content": MARKER.format(n)}
+                for n, name in enumerate(names)
+            ]
+            text = rendered(self.tokenizer, [QUESTION, turn, *answers], for_completion=True)
+            frame = None if text is None else self._taken_apart(text, len(names), "tool_calls" in turn)
+            if frame is not None:
+                yield frame
         pieces = [OPENING, *[CLOSING + OPENING] * (len(names) - 1), CLOSING + "\n"]
         yield Frame((), tuple(map(self._structure, pieces)))
-
-    def _rendered(self, names: Sequence[str], *, with_calls: bool) -> str | None:
-        """A question, a turn of the model, and markers for answers; None if the template refuses it."""
-        spoken: dict[str, Any] = {"role": "assistant", "content": "" if with_calls else SPOKEN}
-        calls = [{"id": f"call{place:05d}", "name": name} for place, name in enumerate(names)]
-        if with_calls:
-            function = {"name": SPOKEN, "arguments": {}}
-            spoken["tool_calls"] = [
-                {"id": call["id"], "type": "function", "function": function} for call in calls
-            ]
-        answers = [
-            {"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": MARKER.format(n)}
-            for n, call in enumerate(calls)
-        ]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": "question"}, spoken, *answers],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except (TemplateError, ValueError, TypeError, KeyError):
-            return None
-        return cast(str, text)
 
     def _taken_apart(self, text: str, count: int, with_calls: bool) -> Frame | None:
         """The frame in a rendered conversation; None if turn or answers are not found in it.
 
-        The model's turn ends at the first end-of-turn token after its text, or right after the text if the
-        template writes none.
+        The model's turn ends at the first end-of-turn token after its text or, if the template writes none,
+        after its last call or its text.
         """
-        places = [text.find(MARKER.format(n)) for n in range(count)]
+        is_json = ESCAPED_MARKER.format(0) in text
+        markers = [(ESCAPED_MARKER if is_json else MARKER).format(n) for n in range(count)]
+        places = [text.find(marker) for marker in markers]
         spoken = text.rfind(SPOKEN, 0, max(places[0], 0))
         if spoken < 0 or places != sorted(places) or places[0] < 0:
             return None
@@ -123,11 +126,14 @@ class AnswerRenderer:
             at, stop = min(ends)
             start, closing = at + len(stop), (self._stops[stop],)
         elif with_calls:
-            return None
-        parts = re.split("|".join(map(MARKER.format, range(count))), text[start:])
+            end = re.compile(self._call_end).search(text, start, places[0])
+            if end is None:
+                return None
+            start = end.end()
+        parts = re.split("|".join(map(re.escape, markers)), text[start:])
         if len(parts) != count + 1:
             return None
-        return Frame(closing, tuple(map(self._structure, parts)))
+        return Frame(closing, tuple(map(self._structure, parts)), is_json)
 
     def _structure(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -135,6 +141,33 @@ class AnswerRenderer:
     def _plain(self, text: str) -> tuple[int, ...]:
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         return tuple(ids)
+
+
+def tool_format(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
+    """The format in which the model writes calls: that of its chat template, or Hermes if it writes none.
+
+    Raises ConfigError if the template's format cannot be read.
+    """
+    try:
+        return find_format(lambda messages: rendered(tokenizer, messages)) or HERMES
+    except UnreadableFormat as error:
+        hint = "Train without tools, or use a model whose chat template writes a readable format."
+        raise ConfigError(str(error), hint=hint) from error
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, for_completion: bool = False
+) -> str | None:
+    """A conversation as text; None if there is no chat template or if it refuses the conversation."""
+    if tokenizer.chat_template is None:
+        return None
+    try:
+        return cast(
+            str,
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=for_completion),
+        )
+    except (TemplateError, ValueError, TypeError, LookupError, ArithmeticError):
+        return None
 
 
 def _fair(lengths: Sequence[int], room: int) -> list[int]:

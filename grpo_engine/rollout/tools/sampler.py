@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from grpo_engine.config.tools import HttpTool, PythonTool
+from grpo_engine.config.tools import HttpTool, PythonTool, function_schemas
 from grpo_engine.contract.records import FinishReason
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Completion, Group, Prompt
@@ -25,9 +25,9 @@ from grpo_engine.rollout.sampler.base import (
     Sampler,
     Sampling,
 )
-from grpo_engine.rollout.tools.calls import find_calls
+from grpo_engine.rollout.tools.calls import CallReader
 from grpo_engine.rollout.tools.conversation import Conversation
-from grpo_engine.rollout.tools.rendering import AnswerRenderer
+from grpo_engine.rollout.tools.rendering import AnswerRenderer, tool_format
 from grpo_engine.rollout.tools.toolbox import OpenToolbox, Toolbox
 
 UNKNOWN_TOOL = "unknown"
@@ -43,7 +43,9 @@ class ToolSampler(AroundSampler):
         super().__init__(inner)
         self.policy = policy
         self.toolbox = Toolbox(tools)
-        self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set)
+        known = tool_format(policy.tokenizer)
+        self.reader = CallReader(known, function_schemas(tools))
+        self.renderer = AnswerRenderer(policy.tokenizer, policy.stop_set, known)
         self.max_turns = max_turns
 
     def generate(
@@ -89,8 +91,9 @@ class ToolSampler(AroundSampler):
         """Add a turn; start its calls, or end the completion."""
         conversation.add_turn(turn)
         is_cut = turn.finish_reason is FinishReason.LENGTH
-        text = cast(str, self.policy.tokenizer.decode(list(turn.token_ids)))
-        calls = [] if is_cut else find_calls(text)
+        # markers of calls may be special tokens, and spaces in arguments must stay
+        text = self.policy.tokenizer.decode(list(turn.token_ids), clean_up_tokenization_spaces=False)
+        calls = [] if is_cut else self.reader.read(cast(str, text))
         if not calls or conversation.turns >= self.max_turns:
             self._end(conversation, groups, FinishReason.LENGTH if calls else turn.finish_reason)
             return

@@ -153,5 +153,5 @@ def _check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> 
     except ModelTextError as error:
         report.warn("lengths_unchecked", f"Row lengths were not checked: {error}.")
         return None
-    check_tools(job.method, text, report.warn)
+    check_tools(job.method, text, report.problems, report.warn)
     return text

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from grpo_engine.config.job import Lora, Method, Reinforcement, Supervised
+from grpo_engine.config.tool_formats import HERMES, QUESTION, UnreadableFormat, find_format
 from grpo_engine.config.tools import HttpTool, function_schemas
 from grpo_engine.graders import Grader
 from grpo_engine.graders import formula as formulas
@@ -125,20 +126,31 @@ def _check_tool_parameters(method: Method, problems: Problems) -> None:
             problems.add(place, 'must describe an object: set "type": "object"', code="invalid_value")
 
 
-def check_tools(method: Method, text: ModelText, warn: Warn) -> None:
-    """Warns if the chat template does not show the job's tools to the model."""
+def check_tools(method: Method, text: ModelText, problems: Problems, warn: Warn) -> None:
+    """Adds a problem if the model's tool calls cannot be read; warns if its chat template has no tools."""
     tools = tools_of(method)
     if not tools:
         return
-    messages = [{"role": "user", "content": "question"}]
+
+    def render(messages: list[dict[str, Any]], shown: list[dict[str, Any]] | None = None) -> str | None:
+        try:
+            return text.render(messages, shown, for_completion=False)
+        except RenderError:
+            return None  # reported for the rows
+
     try:
-        plain = text.render(messages, None, for_completion=True)
-        shown = text.render(messages, function_schemas(tools), for_completion=True)
-    except RenderError:
-        return  # reported for the rows
-    if shown == plain:
+        known = find_format(render)
+    except UnreadableFormat as error:
+        reason = f"{error}. Use another model, or remove the tools"
+        problems.add(f"method.{method.type}.tools", reason, code="unsupported_tool_format")
+        return
+    plain, shown = render([QUESTION]), render([QUESTION], function_schemas(tools))
+    if plain is not None and shown == plain:
         message = "The model's chat template does not show tools: the prompts must say how to call them."
         warn("tools_not_shown", message)
+    elif known is None and shown is not None:
+        message = f"The model's chat template writes no tool calls: they are read as {HERMES.example}."
+        warn("tool_format_assumed", message)
 
 
 def _check_response_format(where: str, given: dict[str, Any] | None, problems: Problems, warn: Warn) -> None:

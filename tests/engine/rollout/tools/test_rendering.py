@@ -32,7 +32,8 @@ NO_TOOLS = (
 LENGTH_9 = (
     "{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}{{ raise_exception('no') }}"
     "{% elif m.role == 'tool' %}{{ '[' + m.tool_call_id + m.content + ']' }}"
-    "{% elif m.tool_calls %}{{ m.tool_calls[0].function.name + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% elif m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson + '<|end|>' }}{% endif %}"
+    "{% endfor %}"
 )
 """As Mistral has it: an answer needs the call that it answers."""
 

@@ -247,7 +247,39 @@ def test_tools_that_the_template_does_not_show_cause_a_warning(
         report = client.post("/v1/fine_tuning/jobs/validate", json=body).json()
         assert report["valid"] is True
         found.append([warning["code"] for warning in report["warnings"]])
-    assert found == [["tools_not_shown"], []]
+    assert found == [["tools_not_shown"], ["tool_format_assumed"]]
+
+
+WRITES = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+)
+"""A template that shows tools and writes calls."""
+HERMES = (
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments|tojson }}}</tool_call>'
+)
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("call", "refused"), [(HERMES, None), ("[{{ c.function.name }}(x=1)]", "[probe_function(x=1)]")]
+)
+def test_a_job_with_tools_is_refused_if_the_models_calls_cannot_be_read(
+    client: TestClient, settings: Settings, call: str, refused: str | None
+) -> None:
+    make_model(settings.home, "calling", template=WRITES.replace("CALL", call))
+    answer = client.post(
+        "/v1/fine_tuning/jobs", json=request(upload(client, ROWS), method=with_tool(), model="calling")
+    )
+    if refused is None:
+        assert (answer.status_code, answer.json()["warnings"]) == (200, [])
+        return
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unsupported_tool_format")
+    assert error["param"] == "method.reinforcement.tools"
+    assert refused in error["message"]
+    assert "hermes (Hermes, Qwen2.5, Qwen3)" in error["message"]
+    create(client, upload(client, ROWS), method=reinforcement(), model="calling")
 
 
 @on_sqlite
