@@ -40,4 +40,5 @@ def merge(
     unpack(archive, to)
     archive.unlink()
     serve = f"vllm serve {shlex.quote(str(to))} --served-model-name {shlex.quote(job_id)}"
-    print_line({"path": str(to), "sha256": sha256, "serve": serve}, f"{to}  {serve}", as_json=as_json)
+    document = {"path": str(to), "sha256": sha256, "serve": serve, "difference": export["difference"]}
+    print_line(document, f"{to}  {serve}", as_json=as_json)

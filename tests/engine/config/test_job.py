@@ -12,6 +12,13 @@ def parse(**fields: Any) -> ReinforcementHyperparameters:
     return ReinforcementHyperparameters.model_validate(fields)
 
 
+def test_quantised_weights_are_not_trained_themselves() -> None:
+    assert parse(quantization="nf4").quantization == "nf4"
+    with pytest.raises(ValidationError, match='must be null with lora "full"') as error:
+        parse(quantization="nf4", lora="full")
+    assert error.value.errors()[0]["ctx"]["place"] == ("quantization",)
+
+
 def test_the_defaults_are_as_designed() -> None:
     found = parse()
     assert (found.group_size, found.beta, found.epsilon_low, found.epsilon_high) == (8, 0.04, 0.2, 0.2)

@@ -132,6 +132,17 @@ def test_memory_holds_weights_adapter_cache_and_activations() -> None:
     assert found.high == round(1.4 * (held + activations + 1024 * 150_000 * 4))
 
 
+@pytest.mark.parametrize(
+    ("kind", "per_value"), [("nf4", 1 / 2 + 1 / 64 + 4 / 64 / 256), ("int8", 1 + 4 / 1024)]
+)
+def test_a_quantised_base_keeps_embeddings_and_norms_in_16_bits(kind: str, per_value: float) -> None:
+    found = estimate(subject(method=grpo(quantization=kind), on_gpu=True), []).peak_memory_bytes
+    linear = 24 * 1024 * 1024
+    adapter = 24 * 16 * 2048 * 16
+    assert found is not None
+    assert found.low == (500_000_000 - linear) * 2 + linear * per_value + adapter
+
+
 def test_all_weights_take_optimizer_states_and_the_reference_a_copy() -> None:
     without = estimate(subject(method=grpo(lora="full", beta=0.0), on_gpu=True), []).peak_memory_bytes
     with_reference = estimate(subject(method=grpo(lora="full", beta=0.1), on_gpu=True), []).peak_memory_bytes
