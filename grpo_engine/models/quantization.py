@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from grpo_engine.config.hyperparameters import Quantization
 from grpo_engine.contract.errors import ConfigError
@@ -35,13 +37,17 @@ def _config(quantization: Quantization, dtype: torch.dtype) -> BitsAndBytesConfi
     )
 
 
+def is_quantized(model: PreTrainedModel) -> bool:
+    return getattr(model, "quantization_method", None) is not None
+
+
 def use_differentiable_products(model: PreTrainedModel) -> None:
     """Make quantised layers on a CPU compute in the job's data type, with gradients, also in eval mode.
 
     In eval mode bitsandbytes rounds the inputs there: of 8-bit layers to int8, of 4-bit ones to bfloat16 (on
     processors with AVX512-BF16, by a product that silently has no gradient).
     """
-    if getattr(model, "quantization_method", None) is None:
+    if not is_quantized(model):
         return
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -50,3 +56,28 @@ def use_differentiable_products(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
         elif isinstance(module, Linear8bitLt) and module.weight.device.type == "cpu":
             module.train()
+
+
+def dequantized_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The base's weights on the host, quantised ones as the values that they stand for, shared ones once."""
+    found = {}
+    for path, weight in model.named_parameters():
+        prefix, _, name = path.rpartition(".")
+        if ".lora_" not in path:
+            values = _values(model.get_submodule(prefix), model.dtype) if name == "weight" else weight
+            found[path.replace(".base_layer", "")] = values.detach().cpu()
+    return found
+
+
+def _values(module: Any, dtype: torch.dtype) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    if isinstance(module, Linear4bit):
+        values = dequantize_4bit(module.weight.data, module.weight.quant_state)
+    elif isinstance(module, Linear8bitLt):
+        scales = module.state.SCB if module.weight.SCB is None else module.weight.SCB
+        values = module.weight.data * (scales / 127)[:, None]
+    else:
+        return module.weight
+    return (values.T if issubclass(module.source_cls, Conv1D) else values).to(dtype).contiguous()

@@ -23,6 +23,7 @@ from grpo_engine.objective.types import Completion, Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import gathered
 from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion
+from grpo_engine.rollout.sampler.vllm_base import served_base
 from grpo_engine.rollout.sampler.vllm_canary import Reading, canary_tokens, prove, trained_logprobs
 from grpo_engine.rollout.sampler.vllm_engine import VllmCompletion, VllmEngine
 from grpo_engine.rollout.sampler.vllm_options import engine_arguments
@@ -41,7 +42,8 @@ class VllmSampler:
         self.canary = canary_tokens(policy)
         arguments = engine_arguments(policy, runtime, max(context_tokens, len(self.canary) + 1))
         try:
-            self.engine = VllmEngine(arguments)
+            with served_base(policy, run_dir) as other_base:
+                self.engine = VllmEngine(arguments | other_base)
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(f"vLLM cannot load {policy.source.name}: {error}", hint=TORCH_HINT) from error
         self.version: int | None = None

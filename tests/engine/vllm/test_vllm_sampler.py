@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from grpo_engine.config.tools import HttpTool
 from grpo_engine.contract.records import FinishReason
+from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler.base import Continuation, Sampling
 from grpo_engine.rollout.sampler.vllm_sampler import VllmSampler, request_seed
@@ -39,6 +41,19 @@ def test_greedy_tokens_are_those_that_the_policy_finds_most_likely(
         assert completion.text == sampler.policy.decode(completion.token_ids)
         ended = completion.token_ids[-1] in sampler.policy.stop_set
         assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_on_a_quantised_base_log_probabilities_are_the_trainers(
+    make_sampler: Make, make_policy: Callable[..., Policy], tmp_path: Path, kind: str
+) -> None:
+    policy = make_policy(quantization=kind)
+    sampler = make_sampler(policy=policy)
+    assert list(tmp_path.glob("served-*")) == []
+    for group in sampler.generate(PROMPTS, 4, SAMPLING):
+        batch = trained_batch(group)
+        with torch.no_grad():
+            assert float((policy.logprobs(batch)[0] - batch.sampled_logprobs_N).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize(("family", "lora"), MODELS)
