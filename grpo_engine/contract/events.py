@@ -26,6 +26,22 @@ class BaseEvent(Record):
     """Unix seconds by the engine's clock; for display, never for decisions."""
 
 
+class Computation(Record):
+    """How a run computes its model: the fastest ways that gave the model's own results at load."""
+
+    forward: Literal["kernels", "packed", "padded"]
+    """Training: by the engine's kernels; by the model's own layers with prompts computed once for their
+    group; by whole rows with padding."""
+    decoder: Literal["kernels", "shared_prompts", "own_cache", "whole_rows", "none"] = "none"
+    """Sampling: the first two as for `forward`; with the model's own cache; with none. "none": nothing is
+    sampled, or by vLLM."""
+    head: Literal["frozen", "recomputed", "full_logits"]
+    """Log-probabilities: in chunks, with their gradient in the forward pass if the output layer is frozen, in
+    a second pass otherwise; or from all logits at once."""
+    slower_because: dict[str, str] = {}
+    """`forward`, `decoder` or `head` → why it is not the first of its list."""
+
+
 class Started(BaseEvent):
     type: Literal["started"] = "started"
     total_steps: int
@@ -39,6 +55,8 @@ class Started(BaseEvent):
     num_trainable_parameters: int
     num_rows: int
     versions: dict[str, str]
+    computation: Computation | None = None
+    """None if only endpoints compute."""
     base_fingerprint: str = ""
     """Fingerprint of the loaded weights (`files/fingerprint.py`); empty without weight files."""
 

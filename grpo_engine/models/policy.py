@@ -32,7 +32,7 @@ from grpo_engine.models.logprobs import LogitsOf, is_frozen, token_logprobs
 from grpo_engine.models.proof import Choice, Compute, Proof
 from grpo_engine.objective.types import PackedBatch
 
-UNSUPPORTED = "the engine's kernels do not support its layers"
+UNSUPPORTED = "the engine's kernels do not support its layers or its adapter"
 
 
 class Policy:
@@ -59,7 +59,8 @@ class Policy:
         self.shares_prompts = False
         self.fast: FastModel | None = None
         self.forward = Choice("padded")
-        """Which forward pass is used: "kernels", "packed" (the model's own layers) or "padded"."""
+        self.decoder: Choice | None = None
+        """Set by the torch sampler; the names are in `contract.events.Computation`."""
         model.eval()  # dropout off: the trained policy is the sampled one
         quantization.use_differentiable_products(model)
         self.dropouts = lora.lora_dropouts(model)
@@ -184,7 +185,7 @@ class Policy:
         if objection is None:
             self.fast = fast
         name = "kernels" if self.fast else "packed" if self.shares_prompts else "padded"
-        is_refused = objection is not None and self.model.config.model_type in FAMILIES
+        is_refused = bool(objection and fast) and self.model.config.model_type in FAMILIES
         self.forward = Choice(name, objection or "", is_refused=is_refused)
 
     @property

@@ -33,7 +33,7 @@ from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training import checkpoint
 from grpo_engine.training.checkpoint import LoopState
 from grpo_engine.training.method import Artifact, Method
-from grpo_engine.training.run_description import started, weights_left_out
+from grpo_engine.training.run_description import fallback_warnings, started, weights_left_out
 
 M = TypeVar("M", bound=Method)
 
@@ -101,6 +101,8 @@ class TrainingLoop(Generic[M]):
         yield from weights_left_out(
             self.method, getattr(hyperparameters_of(self.config.method), "lora", None)
         )
+        if self.method.policy is not None:
+            yield from fallback_warnings(self.method.policy)
         fault_point("engine.loaded")
         self.method.prepare()
         yield PhaseChanged(phase=self.method.phase, step=self.state.step)

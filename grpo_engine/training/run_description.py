@@ -1,4 +1,4 @@
-"""The first events: the device, libraries and model that a run uses, and weights that it does not train."""
+"""The first events: the device, libraries and model that a run uses, how it computes, and its warnings."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 
 from grpo_engine.config.job import Lora
-from grpo_engine.contract.events import Started, Warned
+from grpo_engine.contract.events import Computation, Started, Warned
 from grpo_engine.models.fast.operations import compiled_version
 from grpo_engine.models.lora_targets import left_out
+from grpo_engine.models.policy import Policy
 from grpo_engine.training.method import Method
 
 
@@ -35,6 +36,7 @@ def started(method: Method, step: int) -> Started:
         "device": str(policy.device),
         "machine": machine_name(policy.device),
         "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "computation": computation(policy),
         "num_parameters": policy.model.num_parameters(),
     }
     if method.trains_weights:
@@ -55,6 +57,28 @@ def weights_left_out(method: Method, lora: Lora | Literal["full"] | None) -> lis
     names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
     message = f"The adapter leaves out {sum(missing.values())} matrices of the layers: {names}."
     return [Warned(code="weights_not_trained", message=message, step=0)]
+
+
+def computation(policy: Policy) -> Computation:
+    choices = {"forward": policy.forward, "decoder": policy.decoder, "head": policy.head}
+    chosen = {part: choice for part, choice in choices.items() if choice is not None}
+    reasons = {part: choice.slower_because for part, choice in chosen.items() if choice.slower_because}
+    names = {part: choice.name for part, choice in chosen.items()}
+    return Computation.model_validate({**names, "slower_because": reasons})
+
+
+def fallback_warnings(policy: Policy) -> list[Warned]:
+    """A warning if the proof refused the kernels for a model that they are written for."""
+    for code, choice in (("slower_forward", policy.forward), ("slower_decoder", policy.decoder)):
+        if choice is not None and choice.is_refused:
+            what = "Training and sampling do" if code == "slower_forward" else "Sampling does"
+            message = (
+                f"{what} not use the engine's kernels but a slower way ({choice.name}), because they were "
+                f"not proven to give this model's results: {choice.slower_because}. The results are right; "
+                "report this with the model's name and versions."
+            )
+            return [Warned(code=code, message=message)]
+    return []
 
 
 def library_versions() -> dict[str, str]:

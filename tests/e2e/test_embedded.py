@@ -164,6 +164,7 @@ def test_the_cost_of_a_job_matches_its_estimate(trained: Trained) -> None:
     for job in (trained.supervised, trained.reinforced):
         expected, actual = job["estimate"], job["actual"]
         assert actual["steps"] == expected["steps"] == job["progress"]["total_steps"]
+        assert actual["computation"]["forward"] == "kernels"
         for name in ("sampled_tokens", "trained_tokens", "peak_memory_bytes"):
             assert expected[name]["low"] <= actual[name] <= expected[name]["high"], name
 

@@ -29,7 +29,7 @@ class TorchSampler:
         self.policy = policy
         self.sample_budget = sample_budget
         self.version = 0
-        self._decoder, self.decoder = choose_decoder(policy, is_frozen=is_frozen)
+        self._decoder, policy.decoder = choose_decoder(policy, is_frozen=is_frozen)
 
     def load_policy(self, version: int) -> None:
         self.version = version  # the weights are the trainer's own

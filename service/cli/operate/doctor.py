@@ -1,6 +1,7 @@
 """`grpo doctor`: checks this deployment from this machine."""
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import typer
 
@@ -12,10 +13,13 @@ from service.ops.doctor.findings import Finding, Level, failure
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 
 
-def doctor(as_json: JsonFlag = False) -> None:
+Model = Annotated[str | None, typer.Option("--model", help="Load this model and show how jobs compute it.")]
+
+
+def doctor(model: Model = None, as_json: JsonFlag = False) -> None:
     """Check this deployment: a line for each finding, and what to do. Exit code 1 if a check fails."""
     found = []
-    for finding in _findings():
+    for finding in _findings(model):
         found.append(finding)
         if not as_json:
             _show(finding)
@@ -25,7 +29,7 @@ def doctor(as_json: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
-def _findings() -> Iterable[Finding]:
+def _findings(model: str | None) -> Iterable[Finding]:
     from service.ops.doctor.examination import examine
     from service.ops.doctor.software import packages
 
@@ -35,7 +39,7 @@ def _findings() -> Iterable[Finding]:
         advice = f"Correct {error.param or 'the environment'}; docs/reference/configuration.md lists all."
         return [*packages(), failure("settings", error.message, advice)]
     settings.home.mkdir(parents=True, exist_ok=True)
-    return examine(settings)
+    return examine(settings, model_name=model)
 
 
 def _show(finding: Finding) -> None:

@@ -21,8 +21,14 @@ LOOKED_AT = 200
 
 
 def with_start(known: Mapping[str, Any] | None, event: Started) -> Cost:
-    """The cost with the machine and the model's size of the newest attempt."""
-    return {**(known or {}), "machine": event.machine, "num_parameters": event.num_parameters}
+    """The cost with the machine, the model's size and the computation of the newest attempt."""
+    how = event.computation.model_dump(mode="json") if event.computation else None
+    return {
+        **(known or {}),
+        "machine": event.machine,
+        "num_parameters": event.num_parameters,
+        "computation": how,
+    }
 
 
 def with_step(known: Mapping[str, Any] | None, metrics: Mapping[str, float]) -> Cost:
@@ -48,7 +54,7 @@ def shown(job: Job) -> Cost | None:
         return None
     if job.finished_at is not None and job.started_at is not None:
         seconds = round(job.finished_at - job.started_at, 1)
-    names = ("steps", "sampled_tokens", "trained_tokens", "peak_memory_bytes", "machine")
+    names = ("steps", "sampled_tokens", "trained_tokens", "peak_memory_bytes", "machine", "computation")
     return {name: cost.get(name) for name in names} | {"seconds": seconds}
 
 

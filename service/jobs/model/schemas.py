@@ -212,8 +212,9 @@ class JobRead(BaseModel):
     estimate: dict[str, Any] | None
     """The estimate at its creation, as from `…/jobs/validate`."""
     actual: dict[str, Any] | None
-    """The cost of its steps so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, and
-    at its end the seconds since its first start."""
+    """The cost of its steps so far: steps, sampled_tokens, trained_tokens, peak_memory_bytes, machine, how
+    the model is computed (`computation`: forward, decoder, head, slower_because), and at its end the seconds
+    since its first start."""
 
 
 class EventRead(BaseModel):

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from service.ops.doctor import machine, software, stores
+from service.ops.doctor import machine, model, software, stores
 from service.ops.doctor.findings import Finding, failure, ok
 from service.platform.logs import mask
 from service.settings import Settings
@@ -33,8 +33,10 @@ class _Examined(threading.Thread):
             )
 
 
-def examine(settings: Settings, seconds: float = CHECK_SECONDS) -> Iterator[Finding]:
-    """Findings in a fixed order, with passwords masked."""
+def examine(
+    settings: Settings, seconds: float = CHECK_SECONDS, *, model_name: str | None = None
+) -> Iterator[Finding]:
+    """Findings in a fixed order, with passwords masked; `model_name`: a model to load in the engine."""
     checks: dict[str, Check] = {
         "packages": software.packages,
         "settings": lambda: [ok("settings", f"mode {settings.mode}, home {settings.home}")],
@@ -46,10 +48,13 @@ def examine(settings: Settings, seconds: float = CHECK_SECONDS) -> Iterator[Find
         "sandbox": machine.sandbox,
         "engine": lambda: software.engine(settings),
     }
+    limits = {"engine": software.ENGINE_SECONDS + 1, "model": model.MODEL_SECONDS + 1}
+    if model_name is not None:
+        checks["model"] = lambda: model.model(settings, model_name)
     started = time.monotonic()
     examined = [_Examined(name, check) for name, check in checks.items()]
     for each in examined:
-        limit = software.ENGINE_SECONDS + 1 if each.name == "engine" else seconds
+        limit = limits.get(each.name, seconds)
         each.join(max(0.0, started + limit - time.monotonic()))
         findings = list(each.findings)
         if each.is_alive():

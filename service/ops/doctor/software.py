@@ -76,11 +76,9 @@ def engine(settings: Settings) -> Iterator[Finding]:
 
 def _inspect_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
     """The output of `_PROBE`. Raises OSError, SubprocessError or ValueError."""
-    # without our secrets
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
     done = subprocess.run(
         [str(settings.engine_python), "-c", _PROBE, *wanted],
-        env=environment,
+        env=engine_environment(),
         capture_output=True,
         text=True,
         timeout=ENGINE_SECONDS,
@@ -88,6 +86,11 @@ def _inspect_engine(settings: Settings, wanted: list[str]) -> dict[str, Any]:
     )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def engine_environment() -> dict[str, str]:
+    """This process's environment without the deployment's secrets."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GRPO_")}
 
 
 def operations(*, is_compiled: bool, usable_gpus: int) -> Iterator[Finding]:

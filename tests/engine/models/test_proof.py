@@ -10,7 +10,8 @@ from torch import Tensor
 
 from grpo_engine.config.job import Lora
 from grpo_engine.models.fast import model as fast_model
-from grpo_engine.models.proof import _float32
+from grpo_engine.models.policy import Policy
+from grpo_engine.models.proof import Choice, _float32
 from grpo_engine.rollout.sampler import cache
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.realistic import load, write_model
@@ -25,10 +26,16 @@ OTHERS = {
 }
 
 
+def decoder_of(policy: Policy) -> Choice:
+    TorchSampler(policy, 8)
+    assert policy.decoder is not None
+    return policy.decoder
+
+
 def chosen(folder: Path, lora: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[str, str]:
     """Names of the forward pass and the decoder."""
     policy = load(folder, lora, dtype)
-    return policy.forward.name, TorchSampler(policy, 8).decoder.name
+    return policy.forward.name, decoder_of(policy).name
 
 
 @pytest.mark.parametrize("lora", [ADAPTER, "full"], ids=["adapter", "full"])
@@ -52,9 +59,9 @@ def test_the_kernels_are_chosen_for_every_family(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["Phi3Config", "Olmo2Config"])
 def test_other_layers_share_prompts_and_say_why_not_by_kernels(kind: str, lora: Any, tmp_path: Path) -> None:
     policy = load(write_model(tmp_path, kind, largest_logit=30, layers=6, vocab_size=300), lora)
-    decoder = TorchSampler(policy, 8).decoder
+    decoder = decoder_of(policy)
     assert (policy.forward.name, decoder.name) == ("packed", "shared_prompts")
-    assert policy.forward.slower_because == "the engine's kernels do not support its layers"
+    assert policy.forward.slower_because == "the engine's kernels do not support its layers or its adapter"
     assert decoder.slower_because == policy.forward.slower_because
     assert not policy.forward.is_refused
 
@@ -95,7 +102,7 @@ def test_a_mistake_in_the_kernels_is_refused_with_a_reason(
     assert (policy.fast, policy.forward.name) == (None, "packed")
     assert policy.forward.slower_because.startswith("in float32 its log-probabilities differ by")
     assert policy.forward.is_refused
-    assert TorchSampler(policy, 8).decoder.name == "shared_prompts"
+    assert decoder_of(policy).name == "shared_prompts"
 
 
 @pytest.mark.parametrize("lora", [ADAPTER, "full"], ids=["adapter", "full"])
@@ -110,7 +117,7 @@ def test_a_wrong_scale_in_the_decoder_is_refused_with_a_reason(
         return attend(states, buffers, length, 1.05 * scale, *rest, **by)
 
     monkeypatch.setattr(cache, "attend", scaled)
-    decoder = TorchSampler(policy, 8).decoder
+    decoder = decoder_of(policy)
     assert policy.forward.name == "kernels"
     assert decoder.name == "own_cache"
     assert decoder.slower_because.startswith("in float32 its log-probabilities differ by")

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from grpo_engine.config.job import RunConfig
-from grpo_engine.contract.events import Finished, StepFinished
+from grpo_engine.contract.events import Computation, Finished, Started, StepFinished, Warned
+from grpo_engine.models.fast import model as fast_model
 from grpo_engine.run.build import build_loop
 from tests.engine.conftest import largest_difference, parameters_of, write_rows
 from tests.engine.realistic import write_model
@@ -96,7 +97,36 @@ def run(config: RunConfig, run_dir: Path, prepare: Callable[[Any], None] = lambd
     assert all(math.isfinite(event.metrics["loss"]) for event in steps)
     assert all(event.metrics["grad_norm"] > 0 for event in steps)
     assert isinstance(events[-1], Finished)
+    assert not any(isinstance(event, Warned) and event.code.startswith("slower_") for event in events)
     return events
+
+
+def test_the_start_says_how_the_model_is_computed(make: Callable[..., RunConfig], tmp_path: Path) -> None:
+    ways = {"forward": "kernels", "decoder": "kernels", "head": "frozen"}
+    assert start_of(make("reinforcement", 5), tmp_path / "a") == (Computation.model_validate(ways), [])
+    (full, _) = start_of(make("reinforcement", 5, lora="full"), tmp_path / "b")
+    reason = "the output layer is trained, or not a plain linear layer"
+    expected = {**ways, "head": "recomputed", "slower_because": {"head": reason}}
+    assert full == Computation.model_validate(expected)
+
+
+def test_a_refusal_of_the_kernels_is_a_warning(
+    make: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_model, "rotated", lambda x, cosine, sine: x.clone())
+    found, (warning,) = start_of(make("reinforcement", 5), tmp_path)
+    assert (found.forward, found.decoder) == ("packed", "shared_prompts")
+    assert found.slower_because["forward"] == found.slower_because["decoder"]
+    assert warning.code == "slower_forward"
+    assert found.slower_because["forward"] in warning.message
+
+
+def start_of(config: RunConfig, run_dir: Path) -> tuple[Computation, list[Warned]]:
+    """What a run reports before its first step."""
+    events = list(build_loop(config, run_dir).run(lambda: True))
+    assert isinstance(events[0], Started)
+    assert events[0].computation is not None
+    return events[0].computation, [event for event in events if isinstance(event, Warned)]
 
 
 @pytest.mark.parametrize("prompt_tokens", [5, LONG])

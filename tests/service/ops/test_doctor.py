@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from grpo_engine.config.runtime import Runtime
 from grpo_engine.models.fast.operations import compiled_version
 from grpo_engine.sandbox import Capability
 from service.ops.doctor import machine, software, stores
 from service.ops.doctor.examination import examine
 from service.ops.doctor.findings import Finding, Level, ok
+from service.ops.doctor.model import model as model_check
 from service.platform.db import Database
 from service.settings import Settings
 from tests.conftest import settings_for
+from tests.engine.realistic import write_model
 from tests.service.embedded import call_grpo, environment
 from tests.support.servers import Redis
 from tests.worker.jobs import insert_job
@@ -54,6 +57,25 @@ def test_a_healthy_deployment_has_no_problems(settings: Settings, model: Path) -
     checks = list(dict.fromkeys(finding.check for finding in findings))
     assert checks[:5] == ["packages", "settings", "database", "clock", "schema"]
     assert checks[5:] == ["broker", "storage", "disk", "models", "sandbox", "engine", "gpu"]
+
+
+@on_sqlite
+def test_a_model_is_loaded_and_the_way_it_is_computed_is_shown(settings: Settings) -> None:
+    write_model(settings.models_dir / "phi", "Phi3Config", largest_logit=18, layers=2)
+    in_bfloat16 = settings.model_copy(update={"runtime": Runtime(dtype="bfloat16")})
+    reason = "(the engine's kernels do not support its layers or its adapter)"
+    shown = f"forward packed {reason}, decoder shared_prompts {reason}, head frozen"
+    assert list(model_check(in_bfloat16, "phi")) == [ok("model", f"phi in bfloat16 on cpu: {shown}")]
+
+
+@on_sqlite
+def test_a_model_that_cannot_be_loaded_is_a_failure_with_the_reason(settings: Settings, model: Path) -> None:
+    assert only(model_check(settings, "none")).found == "none is not in the catalogue"
+    done = call_grpo("doctor", "--model", "tiny", "--json", environment=environment(settings.home))
+    assert done.returncode == 1
+    (failed,) = [each for each in json.loads(done.stdout) if each["level"] == "failure"]
+    assert failed["check"] == "model"
+    assert failed["found"].startswith("tiny cannot be loaded: ")
 
 
 @on_sqlite

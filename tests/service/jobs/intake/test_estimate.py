@@ -8,7 +8,7 @@ import pytest
 
 from examples.tiny_model import make_model
 from grpo_engine.config.job import Runtime
-from grpo_engine.contract.events import Started
+from grpo_engine.contract.events import Computation, Started
 from service.jobs.intake.checks.method import check_lora_targets
 from service.jobs.intake.costs import Past, past_of, with_start, with_step
 from service.jobs.intake.estimate import RowTokens, Subject, estimate
@@ -212,12 +212,15 @@ def test_steps_add_up_to_what_a_job_cost() -> None:
         num_trainable_parameters=1,
         num_rows=8,
         versions={},
+        computation=Computation(forward="packed", head="frozen", slower_because={"forward": "x"}),
     )
     known = with_step(with_start(None, started), STEP)
     cost = with_start(with_step(known, STEP | {"memory/peak_bytes": 5.0}), started)
     past = past_of("ft:base:org:x:1", cost, wall_seconds=10.0)
     assert past == Past("base", "m", 5, 2, 200, 4.0, 200, 2.0, 4.0, 20.0)
     assert cost["peak_memory_bytes"] == 7
+    how = {"forward": "packed", "decoder": "none", "head": "frozen", "slower_because": {"forward": "x"}}
+    assert cost["computation"] == how
 
 
 def test_a_job_without_a_step_is_no_measure() -> None:
