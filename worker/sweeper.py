@@ -16,6 +16,7 @@ from service.jobs.store import sweeping
 from service.jobs.store.machines import (
     Machine,
     announce,
+    gpu_memory_gb,
     installed_sinks,
     log_sandbox_state,
     of_this_machine,
@@ -67,7 +68,7 @@ def expected_helpers(settings: Settings, *, has_worker: bool) -> list[str]:
 
 def _announce(session: Session, settings: Settings) -> None:
     offered = of_this_machine(unsafe_allowed=settings.allows_unsafe)
-    machine = Machine(offered_to(session, offered), settings.gpus)
+    machine = Machine(offered_to(session, offered), settings.gpus, gpu_memory_gb(settings))
     if machine.capabilities != offered:
         logger.error("UNSAFE: GRPO_UNSAFE_GRADERS requires a single tenant; no capabilities are offered")
     machine = replace(machine, capabilities=machine.capabilities | installed_sinks())

@@ -117,6 +117,7 @@ def _create_jobs() -> None:
         *_documents("metadata", "integrations", "requested", nullable=True),
         sa.Column("required_capabilities", sa.String(128), nullable=False, server_default=""),
         sa.Column("required_gpus", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("required_gpu_memory_gb", sa.BigInteger(), nullable=False, server_default="0"),
         *_ints("fence", "attempt", "failures"),
         *_texts(nullable=True, lease_owner=128),
         *_texts(phase=32),
@@ -287,6 +288,7 @@ def _create_chat_and_workers() -> None:
         *_texts(host=128, pool=64, capabilities=256),
         *_times("seen_at"),
         sa.Column("gpus", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("gpu_memory_gb", sa.BigInteger(), nullable=False, server_default="0"),
         sa.PrimaryKeyConstraint("host", "pool", name="pk_worker_hosts"),
     )
     op.create_table(

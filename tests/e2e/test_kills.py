@@ -177,7 +177,7 @@ def test_a_job_with_killed_engine_worker_and_api_equals_an_undisturbed_one(runs:
 
 
 def test_a_job_on_two_devices_makes_the_same_adapter_as_on_one(runs: Runs) -> None:
-    assert [done.job["resources"] for done in (runs.whole, runs.gang)] == [{"gpus": 1}, {"gpus": 2}]
+    assert [done.job["resources"]["gpus"] for done in (runs.whole, runs.gang)] == [1, 2]
     assert runs.whole.evaluations == runs.gang.evaluations
     one, two = load(runs.whole.adapter), load(runs.gang.adapter)
     assert one.keys() == two.keys()

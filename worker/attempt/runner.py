@@ -13,6 +13,7 @@ from structlog.contextvars import bound_contextvars
 
 from grpo_engine.process.fault_points import fault_point
 from service.jobs.store import queue
+from service.jobs.store.machines import gpu_memory_gb
 from service.jobs.store.queue import ClaimedJob
 from service.platform.ids import new_id
 from worker.attempt.attempt import Attempt, Refused, Worker
@@ -66,6 +67,7 @@ def claim(worker: Worker) -> ClaimedJob | None:
             lease_seconds=settings.lease_seconds,
             capabilities=offered,
             gpus=settings.gpus,
+            gpu_memory_gb=gpu_memory_gb(settings),
             max_running=settings.max_running_jobs,
         )
 

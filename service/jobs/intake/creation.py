@@ -186,6 +186,7 @@ def _job_of(request: JobRequest, report: Report, settings: Settings) -> Job:
         warnings=report.warnings,
         required_capabilities=as_text(required_by(report.method)),
         required_gpus=body.resources.gpus,
+        required_gpu_memory_gb=body.resources.gpu_memory_gb,
     )
     if body.metadata is not None:
         job.labels = dict(body.metadata)  # not assigning it stores NULL; None would store JSON's null

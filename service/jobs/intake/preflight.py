@@ -73,7 +73,7 @@ class Preflight:
     def _check_deployment(self, job: JobCreate, machines: list[Machine], report: Report) -> None:
         """Machines, endpoints, reward models and packages that the job needs."""
         check_capabilities(job.method, machines, report.problems, report.warn)
-        check_gpus(job.resources.gpus, job.method, machines, report.problems, report.warn)
+        check_gpus(job.resources, job.method, machines, report.problems, report.warn)
         for where, grader in graders_of(job.method):
             check_grader(where, grader, self.catalog, report.problems)
         check_speakers(job.method, report.problems)

@@ -33,6 +33,8 @@ FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 class Resources(RequestBody):
     gpus: int = Field(0, ge=0, le=64)
     """Number of GPUs, each with one training process; 0: one device, whatever the worker has."""
+    gpu_memory_gb: int = Field(0, ge=0, le=10_000)
+    """Least memory of each GPU in units of 10^9 bytes, as in a card's name; 0: any, or none."""
 
 
 def _in_openais_older_form(schema: dict[str, Any]) -> None:

@@ -7,17 +7,19 @@ its machine cannot run. An operator may let machines without a sandbox run untru
 Boundary: packages of sinks are looked up, never imported: that costs seconds and hundreds of megabytes.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, Self
 
 import structlog
 from sqlalchemy import bindparam, delete, distinct, func, select
 from sqlalchemy.orm import Session
 
+from grpo_engine.process.gpus import count_visible_gpus, smallest_memory_gb
 from grpo_engine.sandbox import monty, self_test, unsafe
 from service.jobs.store import history
 from service.platform.clock import db_now
@@ -54,6 +56,13 @@ class Machine:
 
     capabilities: Capabilities
     gpus: int = 0
+    gpu_memory_gb: int = 0
+    """Memory of its smallest GPU, in units of 10^9 bytes."""
+
+    def meets(self, need: Self) -> bool:
+        """Whether it has what `need` lists."""
+        has_gpus = need.gpus <= self.gpus and need.gpu_memory_gb <= self.gpu_memory_gb
+        return need.capabilities <= self.capabilities and has_gpus
 
 
 def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
@@ -62,6 +71,16 @@ def of_this_machine(*, unsafe_allowed: bool = False) -> Capabilities:
     if not found and unsafe_allowed and unsafe.plain_interpreter() is not None:
         found = {SANDBOX, PYTHON_GRADERS, UNSAFE}
     return frozenset(found | ({PYTHON_GRADERS} if monty.installed() else set()))
+
+
+@cache
+def _listed_gpu_memory_gb() -> int:
+    return smallest_memory_gb(os.environ) if count_visible_gpus(os.environ) else 0
+
+
+def gpu_memory_gb(settings: Settings) -> int:
+    """Memory of this machine's smallest GPU: as the operator states it or, once a process, as listed."""
+    return _listed_gpu_memory_gb() if settings.gpu_memory_gb is None else settings.gpu_memory_gb
 
 
 def offered_to(session: Session, offered: Capabilities) -> Capabilities:
@@ -95,7 +114,8 @@ def satisfied_by(capabilities: Collection[str]) -> list[str]:
 
 def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
     """Store what a machine with a worker of this pool offers, and delete machines that no longer report."""
-    offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus, "seen_at": db_now()}
+    offered = {"capabilities": as_text(machine.capabilities), "gpus": machine.gpus}
+    offered |= {"gpu_memory_gb": machine.gpu_memory_gb, "seen_at": db_now()}
     row = insert_for(session)(WorkerHost).values(host=host, pool=pool, **offered)
     session.execute(row.on_conflict_do_update(index_elements=["host", "pool"], set_=offered))
     session.execute(delete(WorkerHost).where(WorkerHost.seen_at < db_now() - KNOWN_SECONDS))
@@ -104,7 +124,7 @@ def announce(session: Session, host: str, pool: str, machine: Machine) -> None:
 def recent_machines(session: Session, pool: str) -> list[Machine]:
     """The machines of a pool that reported within the last hour."""
     rows = session.scalars(_RECENT, {"of_pool": pool})
-    return [Machine(frozenset(row.capabilities.split()), row.gpus) for row in rows]
+    return [Machine(frozenset(row.capabilities.split()), row.gpus, row.gpu_memory_gb) for row in rows]
 
 
 def record_unsafe_run(session: Session, job_id: str, fence: int) -> bool:
@@ -125,7 +145,7 @@ def known_machines(session: Session, settings: Settings) -> list[Machine]:
     found = recent_machines(session, settings.pool)
     if settings.mode == "embedded":
         offered = of_this_machine(unsafe_allowed=settings.allows_unsafe) | installed_sinks()
-        found = [Machine(offered, settings.gpus)]
+        found = [Machine(offered, settings.gpus, gpu_memory_gb(settings))]
     return [replace(machine, capabilities=offered_to(session, machine.capabilities)) for machine in found]
 
 

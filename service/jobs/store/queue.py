@@ -74,6 +74,7 @@ _ELIGIBLE = (
     .where(_CANDIDATE.c.not_before <= db_now())
     .where(_CANDIDATE.c.required_capabilities.in_(bindparam("satisfied", expanding=True)))
     .where(_CANDIDATE.c.required_gpus <= bindparam("gpus"))
+    .where(_CANDIDATE.c.required_gpu_memory_gb <= bindparam("gpu_memory_gb"))
     .order_by(_CANDIDATE.c.priority.desc(), _CANDIDATE.c.created_at)
 )
 _HOLDING = JOBS.alias("holding")
@@ -121,16 +122,17 @@ def claim(
     lease_seconds: float,
     capabilities: Collection[str] = (),
     gpus: int = 0,
+    gpu_memory_gb: int = 0,
     max_running: int | None = None,
 ) -> ClaimedJob | None:
     """Claim the best eligible job: running, under a new fence and a lease. None: nothing to do.
 
-    Jobs that need other capabilities or more GPUs are left for other workers. With `max_running` so are jobs
-    of tenants that have that many running jobs; claims are then serialised, because two concurrent claims
-    would both count the jobs before either of them.
+    Jobs that need other capabilities, or more or larger GPUs, are left for other workers. With `max_running`
+    so are jobs of tenants that have that many running jobs; claims are then serialised, because two
+    concurrent claims would both count the jobs before either of them.
     """
     given: dict[str, Any] = {"of_pool": pool, "worker": worker, "lease_seconds": lease_seconds}
-    given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus}
+    given |= {"satisfied": satisfied_by(capabilities), "gpus": gpus, "gpu_memory_gb": gpu_memory_gb}
     if max_running is None:
         row = session.execute(CLAIM, given).one_or_none()
     else:

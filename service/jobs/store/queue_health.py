@@ -133,7 +133,7 @@ class Need:
     """The longest of them, since it became claimable."""
 
     def met_by(self, machine: Machine) -> bool:
-        return self.machine.capabilities <= machine.capabilities and self.machine.gpus <= machine.gpus
+        return machine.meets(self.machine)
 
 
 @dataclass(frozen=True)
@@ -177,31 +177,32 @@ class PoolReport:
 
 
 _SINCE = case((Job.not_before > Job.created_at, Job.not_before), else_=Job.created_at)
+_REQUIRED = (Job.required_capabilities, Job.required_gpus, Job.required_gpu_memory_gb)
 _WAITING = (
-    select(Job.required_capabilities, Job.required_gpus, _SINCE.label("since"))
+    select(*_REQUIRED, _SINCE.label("since"))
     .where(IS_QUEUED, Job.pool == bindparam("of_pool"))
     .order_by(Job.priority.desc(), Job.created_at)
     .limit(MAX_PLACE)
     .subquery()
 )
-_NEEDS = select(
-    _WAITING.c.required_capabilities,
-    _WAITING.c.required_gpus,
-    func.count(),
-    db_now() - func.min(_WAITING.c.since),
-).group_by(_WAITING.c.required_capabilities, _WAITING.c.required_gpus)
+_KINDS = [_WAITING.c[column.key] for column in _REQUIRED]
+_NEEDS = select(*_KINDS, func.count(), db_now() - func.min(_WAITING.c.since)).group_by(*_KINDS)
 _QUEUED_POOLS = select(Job.pool).where(IS_QUEUED).distinct()
 _NUM_HELD_OF_POOLS = select(Job.pool, func.count()).where(is_in("jobs", *HELD)).group_by(Job.pool)
 _SILENT_SECONDS = db_now() - WorkerHost.seen_at
-_HOSTS = select(WorkerHost.pool, WorkerHost.capabilities, WorkerHost.gpus, _SILENT_SECONDS)
+_HOSTS = select(
+    WorkerHost.pool, WorkerHost.capabilities, WorkerHost.gpus, WorkerHost.gpu_memory_gb, _SILENT_SECONDS
+)
 
 
 def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
     """Every pool with waiting jobs or machines, by name."""
     live_seconds = max(LIVE_SECONDS, MISSED_SWEEPS * sweep_seconds)
     hosts: defaultdict[str, list[Host]] = defaultdict(list)
-    for pool, capabilities, gpus, seconds in session.execute(_HOSTS.where(_SILENT_SECONDS <= KNOWN_SECONDS)):
-        hosts[pool].append(Host(_machine(capabilities, gpus), seconds, seconds <= live_seconds))
+    recent = session.execute(_HOSTS.where(_SILENT_SECONDS <= KNOWN_SECONDS))
+    for pool, capabilities, gpus, memory, seconds in recent:
+        machine = _machine(capabilities, gpus, memory)
+        hosts[pool].append(Host(machine, seconds, seconds <= live_seconds))
     held = dict(session.execute(_NUM_HELD_OF_POOLS).all())
     return [
         PoolReport(pool, _needs(session, pool), tuple(hosts[pool]), held.get(pool, 0))
@@ -212,10 +213,9 @@ def pool_reports(session: Session, sweep_seconds: float) -> list[PoolReport]:
 def _needs(session: Session, pool: str) -> tuple[Need, ...]:
     rows = session.execute(_NEEDS, {"of_pool": pool})
     return tuple(
-        Need(_machine(capabilities, gpus), num_jobs, max(0.0, seconds))
-        for capabilities, gpus, num_jobs, seconds in rows
+        Need(_machine(*required), num_jobs, max(0.0, seconds)) for *required, num_jobs, seconds in rows
     )
 
 
-def _machine(capabilities: str, gpus: int) -> Machine:
-    return Machine(frozenset(capabilities.split()), gpus)
+def _machine(capabilities: str, gpus: int, gpu_memory_gb: int) -> Machine:
+    return Machine(frozenset(capabilities.split()), gpus, gpu_memory_gb)

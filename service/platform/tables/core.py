@@ -105,6 +105,7 @@ class Job(Base):
     required_capabilities: Mapped[str] = mapped_column(String(128), default="", server_default="")
     """Capabilities that a machine needs to run it: sorted, separated by spaces (`jobs/store/machines.py`)."""
     required_gpus: Mapped[int] = mapped_column(default=0, server_default="0")
+    required_gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
 
     # the lease
     fence: Mapped[int] = mapped_column(default=0)
@@ -255,6 +256,8 @@ class WorkerHost(Base):
     capabilities: Mapped[str] = mapped_column(String(256))
     """Sorted, separated by spaces."""
     gpus: Mapped[int] = mapped_column(default=0, server_default="0")
+    gpu_memory_gb: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Of the smallest one."""
     seen_at: Mapped[float] = mapped_column(default=db_now())
 
 

@@ -34,7 +34,7 @@ export function blank() {
 export function requestOf(job) {
   const body = { model: job.model, training_file: job.training_file };
   for (const name of ["validation_file", "suffix", "metadata"]) if (job[name]) body[name] = job[name];
-  if (job.resources?.gpus) body.resources = job.resources;
+  if (job.resources?.gpus || job.resources?.gpu_memory_gb) body.resources = job.resources;
   return { ...body, method: ownMethod(job.method) };
 }
 

@@ -6,6 +6,7 @@ from grpo_engine.config.job import Method, TrainingFree
 from grpo_engine.sandbox import SandboxUnavailable, monty
 from service.jobs.model.dataset import Problems
 from service.jobs.model.methods import rules_of, tools_of
+from service.jobs.model.schemas import Resources
 from service.jobs.store.machines import PYTHON_GRADERS, SANDBOX, UNSAFE, UNSAFE_WARNING, Capabilities, Machine
 
 _NEEDS = {"python": PYTHON_GRADERS, "code_tests": SANDBOX}
@@ -25,15 +26,26 @@ def required_by(method: Method) -> Capabilities:
 
 
 def check_gpus(
-    gpus: int, method: Method, machines: list[Machine], problems: Problems, warn: Callable[[str, str], None]
+    resources: Resources,
+    method: Method,
+    machines: list[Machine],
+    problems: Problems,
+    warn: Callable[[str, str], None],
 ) -> None:
-    """Adds a problem if no able machine has that many; warns of limits that apply to each GPU."""
+    """Adds a problem if no able machine has them; warns of limits that apply to each GPU."""
+    gpus = resources.gpus
     required = required_by(method)
     able = [machine for machine in machines if required <= machine.capabilities] or machines
     most = max((machine.gpus for machine in able), default=gpus)
     if most < gpus:
         reason = f"{gpus} GPUs are requested; the largest worker that can run the job has {most}"
         problems.add("resources.gpus", reason, code="gpus_unavailable")
+    able = [machine for machine in able if machine.gpus >= gpus] or able
+    memory = max((machine.gpu_memory_gb for machine in able), default=resources.gpu_memory_gb)
+    if memory < resources.gpu_memory_gb:
+        wanted = f"GPUs with {resources.gpu_memory_gb} GB are requested"
+        reason = f"{wanted}; those of the largest worker that can run the job have {memory} GB"
+        problems.add("resources.gpu_memory_gb", reason, code="gpus_unavailable")
     if gpus > 1 and isinstance(method, TrainingFree):
         reason = "must be at most 1: a training-free job trains no weights"
         problems.add("resources.gpus", reason, code="invalid_value")

@@ -1,4 +1,4 @@
-"""`resources.gpus`: the requirement of a job, the machines that meet it, and the claims."""
+"""`resources`: the requirements of a job, the machines that meet it, and the claims."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def _model(settings: Settings) -> None:
 @pytest.fixture
 def two_gpus(settings: Settings, api_key: str) -> Iterator[TestClient]:
     """The embedded service on a machine that has two."""
-    settings = settings.model_copy(update={"gpus": 2})
+    settings = settings.model_copy(update={"gpus": 2, "gpu_memory_gb": 85})
     with TestClient(create_app(settings), headers={"authorization": f"Bearer {api_key}"}) as client:
         yield client
 
@@ -48,21 +48,22 @@ def production(settings: Settings, api_key: str) -> Iterator[TestClient]:
         yield client
 
 
-def refused(client: TestClient, gpus: Any, **more: Any) -> list[tuple[str, str]]:
-    """Place and message of each problem of a job that requires this number."""
-    body = request(upload(client, ROWS), resources={"gpus": gpus}, **more)
+def refused(client: TestClient, gpus: Any, memory: int = 0, **more: Any) -> list[tuple[str, str]]:
+    """Place and message of each problem of a job that requires GPUs of this number and memory."""
+    body = request(upload(client, ROWS), resources={"gpus": gpus, "gpu_memory_gb": memory}, **more)
     report = client.post("/v1/fine_tuning/jobs/validate", json=body).json()
     return [(problem["param"], problem["message"]) for problem in report["problems"]]
 
 
-def test_response_and_row_of_a_job_have_its_number_of_gpus(two_gpus: TestClient, database: Database) -> None:
+def test_response_and_row_of_a_job_have_its_gpus(two_gpus: TestClient, database: Database) -> None:
     file_id = upload(two_gpus)
     plain = create(two_gpus, file_id)
-    both = create(two_gpus, file_id, resources={"gpus": 2})
-    assert (plain["resources"], both["resources"]) == ({"gpus": 0}, {"gpus": 2})
+    both = create(two_gpus, file_id, resources={"gpus": 2, "gpu_memory_gb": 80})
+    assert plain["resources"] == {"gpus": 0, "gpu_memory_gb": 0}
+    assert both["resources"] == {"gpus": 2, "gpu_memory_gb": 80}
     with database.reading() as session:
         rows = [session.get_one(Job, job["id"]) for job in (plain, both)]
-        assert [row.required_gpus for row in rows] == [0, 2]
+        assert [(row.required_gpus, row.required_gpu_memory_gb) for row in rows] == [(0, 0), (2, 80)]
 
 
 @on_sqlite
@@ -73,6 +74,19 @@ def test_more_gpus_than_the_machine_has_are_refused(two_gpus: TestClient, databa
     assert (answer.status_code, error["param"], error["code"]) == (400, "resources.gpus", "gpus_unavailable")
     assert "3 GPUs are requested; the largest worker that can run the job has 2" in error["message"]
     assert num_jobs(database) == 0
+
+
+def test_larger_gpus_than_any_worker_has_are_refused(production: TestClient, database: Database) -> None:
+    report_machine(database, "many", Machine(frozenset(), 8, gpu_memory_gb=25))
+    report_machine(database, "large", Machine(frozenset(), 1, gpu_memory_gb=85))
+    assert refused(production, 1, 80) == []
+    assert refused(production, 8, 24) == []
+    ((place, message),) = refused(production, 2, 80)
+    assert place == "resources.gpu_memory_gb"
+    assert (
+        "GPUs with 80 GB are requested; those of the largest worker that can run the job have 25 GB"
+        in message
+    )
 
 
 @on_sqlite
@@ -136,9 +150,12 @@ def test_a_worker_claims_only_jobs_that_its_gpus_suffice_for(
     small = create(two_gpus, file_id, resources={"gpus": 1})["id"]
     plain = create(two_gpus, file_id)["id"]
 
-    def claimed(gpus: int) -> str | None:
+    roomy = create(two_gpus, file_id, resources={"gpus": 1, "gpu_memory_gb": 80})["id"]
+
+    def claimed(gpus: int, memory: int = 0) -> str | None:
         with database.transaction() as session:
-            job = queue.claim(session, pool="default", worker="w", lease_seconds=60, gpus=gpus)
+            given = {"gpus": gpus, "gpu_memory_gb": memory}
+            job = queue.claim(session, pool="default", worker="w", lease_seconds=60, **given)
             return job.id if job else None
 
     assert claimed(0) == plain
@@ -146,6 +163,8 @@ def test_a_worker_claims_only_jobs_that_its_gpus_suffice_for(
     assert claimed(1) == small
     assert claimed(1) is None
     assert claimed(8) == large
+    assert claimed(8, 25) is None
+    assert claimed(1, 85) == roomy
 
 
 def test_gpus_are_counted_unless_they_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
