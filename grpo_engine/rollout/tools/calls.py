@@ -16,6 +16,7 @@ from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from grpo_engine.config.tool_formats import ToolFormat
+from grpo_engine.graders.feedback import storable
 from grpo_engine.graders.untrusted_json import parse_json
 
 PYTHON_TAG = "<|python_tag|>"
@@ -93,14 +94,14 @@ def checked(call: Any) -> ToolCall:
     """A call from `{"name", "arguments" or "parameters"}`; arguments may be JSON in a string."""
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return ToolCall("", error='a call is {"name": "…", "arguments": {…}}')
-    name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+    name, arguments = storable(call["name"]), call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):  # as OpenAI writes them
         with suppress(ValueError):
             arguments = parse_json(arguments)
     if not isinstance(arguments, dict):
         return ToolCall(name, error="arguments must be a JSON object")
     try:
-        return ToolCall(name, parse_json(json.dumps(arguments)))
+        return ToolCall(name, parse_json(storable(json.dumps(arguments, ensure_ascii=False))))
     except (ValueError, TypeError, RecursionError) as error:
         return ToolCall("", error=_not_json(error))
 

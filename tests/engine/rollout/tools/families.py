@@ -5,14 +5,17 @@ The templates are files of the installed TRL, which is not imported. Tokenizers 
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+from examples.tiny_model import make_config
 
 Arguments = Mapping[str, Any]
 
@@ -220,19 +223,36 @@ def template(file: str) -> str:
     return Path(spec.submodule_search_locations[0], "chat_templates", f"{file}.jinja").read_text()
 
 
-def tokenizer_of(name: str, file: str | None = None) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with the family's special tokens and template, trained on its template."""
+def tokenizer_of(name: str, file: str | None = None, *, texts: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with the family's special tokens, trained on its template and `texts`."""
     family = FAMILIES[name]
     source = template(file or family.templates[0])
     trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trained.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=500, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=1000, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    trained.train_from_iterator(source.splitlines(), trainer)
+    trained.train_from_iterator([*source.splitlines(), *texts], trainer)
     special = ["<pad>", *family.stops, *family.special_tokens]
     trained.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=trained, pad_token="<pad>", eos_token=family.stops[0], chat_template=source
     )
+
+
+def make_family_model(
+    folder: Path, name: str, *, texts: Sequence[str] = (), hidden: int = 32, layers: int = 1
+) -> Path:
+    """A small random model with the family's tokenizer, template and end-of-turn tokens."""
+    tokenizer = tokenizer_of(name, texts=texts)
+    stops = tokenizer.convert_tokens_to_ids(list(FAMILIES[name].stops))
+    config = make_config("llama", vocab_size=len(tokenizer), hidden=hidden, layers=layers)
+    config.update({"eos_token_id": stops[0], "pad_token_id": 0, "max_position_embeddings": 4096})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+    model.generation_config = GenerationConfig(eos_token_id=stops, pad_token_id=0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -180,6 +180,11 @@ def test_an_unreadable_call_carries_the_reason(text: str, error: str) -> None:
     assert call.error.startswith(error)
 
 
+def test_unpaired_surrogates_that_no_record_can_store_become_question_marks() -> None:
+    (call,) = reader().read(r'<tool_call>{"name": "a\ud800", "arguments": {"\ud801": "\ud802"}}</tool_call>')
+    assert call == ToolCall("a?", {"?": "?"})
+
+
 def test_arguments_between_tags_get_the_types_of_the_tools_schema() -> None:
     text = turn("xml", ("add", {"a": 5, "number": 5, "on": True, "unknown": 5}), ("other", {"a": 5}))
     assert reader("xml").read(text) == [
