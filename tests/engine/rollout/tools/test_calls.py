@@ -1,13 +1,19 @@
 """Tool calls in texts, format by format: whatever a model writes is a call, a call with an error, or text."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpo_engine.config.job import Reinforcement
 from grpo_engine.config.tool_formats import FORMATS, QUESTION, UnreadableFormat, calling_turns, find_format
 from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.rendering import rendered, tool_format
+from service.jobs.intake.checks.method import check_tools
+from service.jobs.model.dataset import Problems
+from service.platform.token_counting import load_model_text
+from tests.engine.conftest import DIGITS
 from tests.engine.rollout.tools.families import EVERY_TEMPLATE, FAMILIES, HERMES, template, tokenizer_of
 
 TYPES = {
@@ -144,6 +150,28 @@ def test_a_template_in_an_unknown_format_is_refused_with_what_it_writes(file: st
     with pytest.raises(UnreadableFormat, match=r"Readable formats: xml .*; hermes ") as refused:
         find_format(lambda messages: rendered(tokenizer, messages))
     assert written in str(refused.value)
+
+
+PREFLIGHT = {
+    "deepseekv3": "tools_not_shown",
+    "deepseek_r1_distill": "tools_not_shown",
+    "gemma3": "tools_not_shown",
+    "lfm2": "tool_format_assumed",
+    "lfm2_2_5": "unsupported_tool_format",
+}
+"""Problem or warning of templates that are not ready for tools."""
+
+
+@pytest.mark.parametrize("file", sorted({*(file for _, file in EVERY_TEMPLATE), *PREFLIGHT}))
+def test_preflight_decides_the_same_without_transformers(file: str, tmp_path: Path) -> None:
+    tokenizer_of("hermes", file).save_pretrained(tmp_path)
+    method = Reinforcement.model_validate(
+        {"type": "reinforcement", "reinforcement": {"grader": DIGITS, "tools": [{"type": "python"}]}}
+    )
+    problems, codes = Problems(), list[str]()
+    check_tools(method, load_model_text(tmp_path), problems, lambda code, message: codes.append(code))
+    codes += [problem.code for problem in problems.found]
+    assert codes == ([PREFLIGHT[file]] if file in PREFLIGHT else [])
 
 
 @pytest.mark.parametrize("file", ["gemma3", "llama3", "phi3"])
