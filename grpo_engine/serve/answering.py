@@ -41,7 +41,8 @@ class Answering:
         """Raises EngineError."""
         device, dtype = prepare_device(served.runtime)
         # In float32 an adapter is merged at load; in lower precision the merge would lose accuracy.
-        given = {"lora": "full"} if dtype == torch.float32 else {}
+        is_merged = dtype == torch.float32 and served.quantization is None
+        given = {"lora": "full"} if is_merged else {"quantization": served.quantization}
         policy = load_policy(served.model, SupervisedHyperparameters.model_validate(given), device, dtype, 0)
         policy.model.requires_grad_(False)
         limits = [limit for limit in (policy.max_length, served.context_tokens) if limit is not None]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter
 
+from grpo_engine.config.hyperparameters import Quantization
 from grpo_engine.config.job import ModelSource, Runtime
 from grpo_engine.contract.records import FinishReason, Record
 
@@ -24,6 +25,8 @@ class ServedModel(Record):
     runtime: Runtime = Field(default_factory=Runtime)
     context_tokens: int | None = Field(None, ge=1)
     """The operator's limit of prompt and completion together; None: the model's."""
+    quantization: Quantization | None = None
+    """How the base was quantised when its adapter was trained; it is loaded likewise."""
 
 
 class Generate(Record):

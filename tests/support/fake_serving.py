@@ -30,9 +30,11 @@ from grpo_engine.serve.protocol import (
 
 
 def words_of(command: Generate, model: ServedModel) -> list[str]:
-    """`Base: …` or `Adapter: …!`, with the seed if the completion is random."""
+    """`Base: …`, `Adapter: …!` or `Adapter on nf4: …!`, with the seed if the completion is random."""
     asked = command.prompt if command.messages is None else str(command.messages[-1].get("content"))
     start, end = ("Base:", "") if model.model.adapter is None else ("Adapter:", "!")
+    if model.quantization is not None:
+        start = f"Adapter on {model.quantization}:"
     seed = f" ({command.seed})" if command.temperature and asked and asked.startswith("random") else ""
     return f"{start} {asked}{end}{seed}".split(" ")
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from grpo_engine.config.job import ModelSource
 from grpo_engine.serve.protocol import Answer, Cancel, Generate, Loaded, Output, ServedModel, Unloadable
+from service.jobs.model.methods import parsed_method, quantization_of
 from service.jobs.results.weights import ModelParts
 from service.platform.catalog import CatalogEntry
 from service.settings import Settings
@@ -93,7 +94,9 @@ class ModelProcess:
         base = self.parts.base
         limit = base.max_context_tokens if isinstance(base, CatalogEntry) else None
         runtime = settings.runtime.model_copy(update={"ranks": 1})
-        served = ServedModel(model=source, runtime=runtime, context_tokens=limit)
+        adapter = self.parts.adapter
+        quantization = adapter and quantization_of(parsed_method(adapter.job.method))
+        served = ServedModel(model=source, runtime=runtime, context_tokens=limit, quantization=quantization)
         threads = ((self._read, (reading,)), (_write, (self._engine, _line(served), self._lines)))
         for target, arguments in threads:
             threading.Thread(target=target, args=arguments, name="model-process", daemon=True).start()

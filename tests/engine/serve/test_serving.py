@@ -65,14 +65,16 @@ def test_streamed_tokens_are_those_that_training_would_draw(
     assert [reasons[n] for n in range(3)] == [made.finish_reason for made in group.completions]
 
 
+@pytest.mark.parametrize("kind", [None, "nf4"])
 def test_an_adapter_answers_as_the_policy_that_it_was_trained_in(
-    make_policy: Callable[..., Policy], model_folder: Callable[[str], Path], tmp_path: Path
+    make_policy: Callable[..., Policy], model_folder: Callable[[str], Path], tmp_path: Path, kind: Any
 ) -> None:
-    policy = make_policy()
+    policy = make_policy(quantization=kind)
     assert policy.peft_model is not None
     policy.peft_model.save_pretrained(tmp_path)
     path = str(model_folder("qwen3"))
-    served = ServedModel(model=ModelSource(name="tiny", path=path, adapter=str(tmp_path)))
+    source = ModelSource(name="tiny", path=path, adapter=str(tmp_path))
+    served = ServedModel(model=source, quantization=kind)
     model, base = Answering.load(served), Answering.load(ServedModel(model=ModelSource(name="b", path=path)))
     (prompt,) = RowReader(policy.tokenizer).prompts([{"messages": list(HELLO)}])
     sampling = Sampling(max_tokens=24, temperature=0)

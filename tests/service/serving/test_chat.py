@@ -129,16 +129,17 @@ def test_a_fine_tuned_model_and_its_checkpoint_answer_and_are_their_tenants_only
 
 @on_sqlite
 @pytest.mark.usefixtures("answered")
-def test_a_chained_model_on_stored_whole_weights_answers_without_the_catalogue(
+def test_a_chained_model_answers_on_stored_whole_weights_quantised_as_in_training(
     openai_client: OpenAI, settings: Settings, database: Database, archive: bytes
 ) -> None:
     whole = tune(settings, database, archive)
     chained = tune(settings, database, archive)
     with database.transaction() as session:
         session.get_one(Job, names.job_of(whole)).method = expanded(lora="full")
-        session.get_one(Job, names.job_of(chained)).model = whole
+        job = session.get_one(Job, names.job_of(chained))
+        job.model, job.method = whole, expanded(quantization="nf4")
     shutil.rmtree(settings.models_dir / "tiny")
-    for model, reply in ((whole, "Base: hello there"), (chained, "Adapter: hello there!")):
+    for model, reply in ((whole, "Base: hello there"), (chained, "Adapter on nf4: hello there!")):
         answer = openai_client.chat.completions.create(model=model, messages=HELLO)
         assert answer.choices[0].message.content == reply
 
