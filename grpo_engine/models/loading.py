@@ -20,6 +20,7 @@ from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
 from grpo_engine.models import lora, quantization
+from grpo_engine.models.language_part import refuse_whole
 from grpo_engine.models.policy import Policy
 
 
@@ -31,6 +32,7 @@ def load_base(
     `options`: further arguments of `from_pretrained`.
     """
     try:
+        refuse_whole(source)
         tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
         model = AutoModelForCausalLM.from_pretrained(
             source.path,

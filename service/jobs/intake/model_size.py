@@ -104,6 +104,9 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) ->
     heads = config.get("num_attention_heads") or config["n_head"]
     head_size = config.get("head_dim") or hidden // heads
     linear = [(name, shape) for name, shape in tensors.items() if len(shape) == 2]
+    experts = [(name, shape) for name, shape in tensors.items() if len(shape) == 3 and ".experts." in name]
+    # an adapter has a pair of matrices for each expert of the stack
+    linear += [(name, (each * rows, each * columns)) for name, (each, rows, columns) in experts]
     return ModelShape(
         num_parameters=sum(math.prod(shape) for shape in tensors.values()),
         layers=config.get("num_hidden_layers") or config["n_layer"],
@@ -112,7 +115,10 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) ->
         kv_width=(config.get("num_key_value_heads") or heads) * head_size,
         vocabulary=config["vocab_size"],
         matrices=tuple(Matrix(name, *shape) for name, shape in linear if not _NOT_ADAPTED.search(name)),
-        modules=tuple(name.removesuffix(".weight") for name in tensors if name.endswith(".weight")),
+        modules=(
+            *(name.removesuffix(".weight") for name in tensors if name.endswith(".weight")),
+            *(name for name, _ in experts),
+        ),
     )
 
 

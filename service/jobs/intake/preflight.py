@@ -19,6 +19,7 @@ from service.jobs.intake.checks.method import (
     check_lora_targets,
     check_method,
     check_quantization,
+    check_text_only,
     check_tools,
 )
 from service.jobs.intake.costs import Past, read_past
@@ -145,6 +146,8 @@ def _check_model(job: JobCreate, entry: CatalogEntry | None, report: Report) -> 
         reason = f"{entry.path} is not on this machine"
         report.warn("lengths_unchecked", f"Row lengths were not checked: {reason}.")
         return None
+    with suppress(OSError, ValueError):
+        check_text_only(entry.folder, report.problems)
     with suppress(UnknownShape):
         report.shape = model_shape(entry.folder)
         check_lora_targets(job.method, report.shape, report.problems)
