@@ -183,30 +183,33 @@ def _take(states: Tensor, columns: Tensor) -> Tensor:
 
 def _block(runs: Sequence[_Run], device: torch.device) -> Block:
     """Each run's keys are its prompt's, padded on the left, then its own, padded on the right."""
-    own, inside = _grid(*_columns(((run.start, run.tokens) for run in runs), device))
-    starts, prompts = _columns(((run.prompt_start, run.prompt_tokens) for run in runs), device)
-    width, longest = int(prompts.max()), own.shape[1]
+    own, inside = _grid(*_columns((run.start, run.tokens) for run in runs))
+    own, inside = own.to(device, non_blocking=True), inside.to(device, non_blocking=True)
+    width, longest = max(run.prompt_tokens for run in runs), own.shape[1]
     if width == 0:
         return Block(own, own, None, inside, own.flatten()[inside])
+    starts, prompts = _columns((run.prompt_start, run.prompt_tokens) for run in runs)
+    starts, prompts = starts.to(device, non_blocking=True), prompts.to(device, non_blocking=True)
     before = torch.arange(width, device=device) - (width - prompts)[:, None]
     keys = torch.cat([starts[:, None] + before.clamp(min=0), own], dim=1)
     steps = torch.arange(longest, device=device)
     mask = torch.arange(width + longest, device=device) <= (width + steps)[:, None]
     mask = mask[None, None]
-    if int(prompts.min()) < width:
+    if any(run.prompt_tokens < width for run in runs):
         real = torch.cat([before >= 0, torch.ones_like(own, dtype=torch.bool)], dim=1)
         mask = mask & real[:, None, None]
     return Block(own, keys, mask, inside, own.flatten()[inside])
 
 
-def _columns(pairs: Iterable[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    starts, lengths = torch.tensor(list(pairs), device=device).unbind(1)
+def _columns(pairs: Iterable[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """On the CPU, so that no size waits for the device."""
+    starts, lengths = torch.tensor(list(pairs)).unbind(1)
     return starts, lengths
 
 
 def _grid(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Runs of columns [R] → grid [R, longest] of columns, and the flat positions that are not padding."""
-    steps = torch.arange(int(lengths.max()), device=starts.device)
+    steps = torch.arange(int(lengths.max()))
     inside = steps < lengths[:, None]
     columns = torch.where(inside, starts[:, None] + steps, starts[:, None])
     return columns, inside.flatten().nonzero().squeeze(1)

@@ -49,10 +49,10 @@ class StreamingSampler(TorchSampler):
 
         rows = self.rows([0], num_completions, sampling, on_row)
         for _ in steps(self._decoder(), [token_ids], num_completions, 1, rows):
-            for row, length, is_running in zip(
-                rows.live.tolist(), rows.at.tolist(), rows.running.tolist(), strict=True
+            for row, length in zip(
+                rows.live[rows.running].tolist(), rows.at[rows.running].tolist(), strict=True
             ):
-                if is_running and length > sent[row]:
+                if length > sent[row]:
                     grown(row, rows.tokens[row, :length].tolist(), rows.logprobs[row, :length].tolist(), None)
             yield found
             found = []

@@ -49,14 +49,15 @@ class Optimizer:
         """
         parameters = [p for p in self.parameters.values() if p.grad is not None]
         norm = gathered(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        if not (math.isfinite(float(norm)) and math.isfinite(loss)):
-            raise self._non_finite(float(norm), loss, step, rows)
+        value = float(norm)
+        if not (math.isfinite(value) and math.isfinite(loss)):
+            raise self._non_finite(value, loss, step, rows)
         torch.nn.utils.clip_grads_with_norm_(parameters, self.hyperparameters.max_grad_norm, norm)
         for group in self.adamw.param_groups:
             group["lr"] = learning_rate
         self.adamw.step()
         self.clear()
-        return float(norm)
+        return value
 
     def clear(self) -> None:
         """Drop the accumulated gradients."""

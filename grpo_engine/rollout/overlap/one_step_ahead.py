@@ -137,7 +137,8 @@ class OneStepAhead:
 
     def _collect(self, step: int, sampling: Sampling) -> tuple[StepGroups, dict[str, float]]:
         timer = PhaseTimer()
-        return self.collector.collect(step, sampling, timer), timer.seconds
+        with self.snapshot.stream.current():
+            return self.collector.collect(step, sampling, timer), timer.seconds
 
 
 def _at_place_of(place: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from grpo_engine.config.job import ReinforcementMethod
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.policy import Policy
+from grpo_engine.rollout.overlap.own_stream import OwnStream
 from grpo_engine.rollout.sampler.base import Sampler
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
@@ -26,11 +27,12 @@ class PolicySnapshot:
     def __init__(self, policy: Policy, sampler: Sampler, method: ReinforcementMethod) -> None:
         self.policy = policy
         self.policy_copy = copied_policy(policy)
+        self.stream = OwnStream(policy.device)
         self.sampler = sampler_for(sampler, self.policy_copy, method)
 
     def update(self, version: int) -> None:
         """Copy the policy's current weights; `version` is the policy's."""
-        with torch.no_grad():
+        with torch.no_grad(), self.stream.handing_over():
             for own, trained in zip(
                 self.policy_copy.trainable.values(), self.policy.trainable.values(), strict=True
             ):

@@ -1,12 +1,13 @@
 """Keys and values of rows that are decoded together, laid out so that attention is a contiguous product.
 
 A group's prompt is kept once. Every row's next token goes to the same column. A bias of −∞ hides padding and
-free columns: products over the whole buffer are faster than over a part of it. Only the buffers depend on the
-number of tokens, so that a step can be recorded as a graph.
+free columns: products over the whole buffer are faster than over a part of it. Buffers grow and shrink with
+their rows; `fixed_cache.py` has the same in buffers that never move.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from grpo_engine.models.fast.operations import attend
 
 HIDDEN = float("-inf")
 GROWTH = {"cpu": 32, "cuda": 256}
-"""Columns that buffers grow by: on a GPU each growth records a new graph."""
+"""Columns that buffers grow by."""
 
 Layers = Mapping[int, Tensor]
 
@@ -37,10 +38,17 @@ class Prefill:
     def grid(self, width: int) -> tuple[Tensor, Tensor]:
         """Columns [P, width] of the packed row, right-aligned, and which of them are not padding."""
         device = self.keys[0].device
-        lengths = torch.tensor(self.lengths, device=device)
+        lengths = self._lengths()
         columns = torch.arange(width, device=device) - (width - lengths)[:, None]
         starts = lengths.cumsum(0) - lengths
         return columns.clamp(min=0) + starts[:, None], columns >= 0
+
+    def positions(self, group_size: int) -> Tensor:
+        """[P·G] of each row's first token."""
+        return self._lengths().repeat_interleave(group_size, output_size=len(self.lengths) * group_size)
+
+    def _lengths(self) -> Tensor:
+        return torch.tensor(self.lengths).to(self.keys[0].device, non_blocking=True)
 
 
 class RowCache:
@@ -57,7 +65,9 @@ class RowCache:
         self.bias = like.new_full((rows, 1, capacity), HIDDEN)
         shape = rows, like.shape[1], capacity, like.shape[2]
         self.keys = {layer: like.new_zeros(shape) for layer in prefill.keys}
-        self.values = {layer: like.new_zeros(shape) for layer in prefill.keys}
+        self.values = {layer: states.new_zeros(shape) for layer, states in prefill.values.items()}
+        self.positions = prefill.positions(group_size)
+        """[B] of each row's next token."""
 
     @property
     def capacity(self) -> int:
@@ -78,6 +88,9 @@ class RowCache:
 
     def keep(self, rows: Tensor) -> None:
         """Keep only these rows [B'], and drop the first columns if none of them uses those."""
+        self.prompts.keep(rows)
+        rows = rows.to(self.bias.device)
+        self.positions = self.positions.index_select(0, rows)
         self.bias = self.bias.index_select(0, rows)
         unused = int((self.bias[:, 0] > HIDDEN).any(0).int().argmax())
         for buffers in (self.keys, self.values):
@@ -86,7 +99,6 @@ class RowCache:
         self.bias = self.bias[:, :, unused:]
         self.length -= unused
         self.column -= unused
-        self.prompts.keep(rows)
 
     def join(self, prefill: Prefill, group_size: int) -> None:
         new = RowCache(prefill, group_size, length=self.length)
@@ -97,6 +109,7 @@ class RowCache:
             for layer, states in own.items():
                 own[layer] = torch.cat([states, others[layer]])
         self.bias = torch.cat([self.bias, new.bias])
+        self.positions = torch.cat([self.positions, new.positions])
         self.prompts.join(new.prompts)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -140,9 +153,20 @@ class RowCache:
             buffer.index_copy_(2, self.column, states.unsqueeze(2))
 
 
-def _spread(states: Tensor, columns: Tensor) -> Tensor:
+def spread(states: Tensor, columns: Tensor) -> Tensor:
     """[T, Hkv, D] at columns [P, W] → [P, Hkv, W, D], contiguous."""
     return states[columns].transpose(1, 2).contiguous()
+
+
+def arranged(prompt_of_row: Sequence[int], prompts: int, most: int) -> tuple[list[int], list[int]]:
+    """Rows by prompt: a flat grid [prompts · most] whose free places point at row 0, and each row's place."""
+    grid, slots = [0] * (prompts * most), []
+    used = [0] * prompts
+    for row, prompt in enumerate(prompt_of_row):
+        slots.append(prompt * most + used[prompt])
+        grid[slots[-1]] = row
+        used[prompt] += 1
+    return grid, slots
 
 
 class PromptCache:
@@ -152,23 +176,17 @@ class PromptCache:
         width = max(prefill.lengths)
         columns, real = prefill.grid(width)
         self.bias = prefill.keys[0].new_zeros(len(columns), 1, width).masked_fill_(~real[:, None], HIDDEN)
-        self.keys = {n: _spread(states, columns) for n, states in prefill.keys.items()}
-        self.values = {n: _spread(states, columns) for n, states in prefill.values.items()}
+        self.keys = {n: spread(states, columns) for n, states in prefill.keys.items()}
+        self.values = {n: spread(states, columns) for n, states in prefill.values.items()}
         self._set_members([p for p in range(len(columns)) for _ in range(group_size)])
 
     def _set_members(self, prompt_of_row: Sequence[int]) -> None:
-        """Arrange the rows by prompt in a grid [P, most rows of one]; its free places point at row 0."""
+        """Arrange the rows by prompt."""
         self.prompt_of_row = list(prompt_of_row)
-        members: list[list[int]] = [[] for _ in range(len(self.bias))]
-        slots = []
-        for row, prompt in enumerate(self.prompt_of_row):
-            slots.append((prompt, len(members[prompt])))
-            members[prompt].append(row)
-        most = max(map(len, members))
+        most = max(Counter(prompt_of_row).values())
+        grid, slots = arranged(prompt_of_row, len(self.bias), most)
         device = self.bias.device
-        grid = [rows + [0] * (most - len(rows)) for rows in members]
-        self.grid = torch.tensor(grid, device=device).flatten()
-        self.slots = torch.tensor([prompt * most + place for prompt, place in slots], device=device)
+        self.grid, self.slots = torch.tensor(grid, device=device), torch.tensor(slots, device=device)
         self.prompts = torch.tensor(self.prompt_of_row, device=device)
 
     def keep(self, rows: Tensor) -> None:

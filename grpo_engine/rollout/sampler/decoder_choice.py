@@ -84,5 +84,5 @@ def _whole_rows(model: PreTrainedModel, pad_token_id: int) -> Tensor:
     ids, mask = padded(rows, pad_token_id, model.device, side="right")
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     first = mask.sum(1) - len(TOKENS) - 1
-    steps = [list(range(len(rows))), *[list(KEPT)] * len(TOKENS)]
+    steps = [torch.tensor(kept, device=model.device) for kept in (range(len(rows)), *[KEPT] * len(TOKENS))]
     return torch.cat([logits[kept, first[kept] + number] for number, kept in enumerate(steps)])

@@ -24,7 +24,8 @@ from grpo_engine.models.forward import compute_dtype
 from grpo_engine.models.shared_prompt_attention import Attention, using
 from grpo_engine.objective.types import GroupSpan
 from grpo_engine.rollout.sampler.cache import Prefill, RowCache
-from grpo_engine.rollout.sampler.graphs import RecordedStep
+from grpo_engine.rollout.sampler.fixed_cache import FixedCache, Room
+from grpo_engine.rollout.sampler.graphs import RecordedSteps
 
 
 class Decoder(Protocol):
@@ -37,7 +38,7 @@ class Decoder(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows [B']."""
+        """Keep only these rows [B'], a tensor on the CPU or the device."""
         ...
 
 
@@ -76,8 +77,8 @@ class Kernels:
         self.logits = _output_layer(fast.model, fast.dtype, packed=self.on_cpu)
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
-        # On a CPU each operation's overhead counts; it is smaller without autograd.
-        with torch.inference_mode(self.on_cpu):
+        # On a CPU each operation's overhead counts; it is smallest in inference mode.
+        with torch.inference_mode() if self.on_cpu else torch.no_grad():
             return self.fast.hidden(tokens_T, positions_T, attention, self.tensors)
 
 
@@ -116,44 +117,51 @@ class SharedDecoder:
         self.model = model
         self.run = run
         self.last_position = (getattr(model.config, "max_position_embeddings", None) or sys.maxsize) - 1
-        self.recorded: RecordedStep | None = None
+        self.room: Room | None = None
+        self.fixed: FixedCache | None = None
+        self.recorded = RecordedSteps(self._on_device)
+
+    def reserve(self, room: Room) -> None:
+        """Sizes of all decodings that follow; call once.
+
+        On a GPU our kernels then use buffers that never move, and record their steps.
+        """
+        if isinstance(self.run, Kernels) and not self.run.on_cpu:
+            self.room = room
 
     def start(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
         prefill, logits = self._prefill(prompts_P)
-        self.cache = RowCache(prefill, group_size)
-        self.positions = self._first_positions(prefill, group_size)
-        self.recorded = None
+        if self.room is None:
+            self.cache = RowCache(prefill, group_size)
+        else:
+            self.cache = self.fixed = self.fixed or FixedCache(prefill, self.room)
+            self.fixed.clear()
+            self.fixed.join(prefill, group_size)
         return logits.repeat_interleave(group_size, 0)
 
     def join(self, prompts_P: Sequence[Sequence[int]], group_size: int) -> Tensor:
         """Further rows behind those that run; logits [P·G, V] of their first tokens."""
         prefill, logits = self._prefill(prompts_P)
         self.cache.join(prefill, group_size)
-        self.positions = torch.cat([self.positions, self._first_positions(prefill, group_size)])
-        self.recorded = None
         return logits.repeat_interleave(group_size, 0)
 
     def step(self, tokens_B: Tensor) -> Tensor:
         if self.cache.is_full:
             self.cache.grow()
-            self.recorded = None
         self.cache.length += 1
-        if not (tokens_B.is_cuda and isinstance(self.run, Kernels)):
-            return self._on_device(tokens_B)
-        self.recorded = self.recorded or RecordedStep(self._on_device)
-        return self.recorded(tokens_B)
+        if self.fixed is not None:
+            return self.recorded(self.fixed.shape, tokens_B)
+        return self._on_device(tokens_B)
 
     def keep(self, rows: Tensor) -> None:
         self.cache.keep(rows)
-        self.positions = self.positions[rows]
-        self.recorded = None
 
     def _on_device(self, tokens_B: Tensor) -> Tensor:
         """A step without its bookkeeping, all effects in place."""
         self.cache.advance()
-        hidden = self.run(tokens_B, self.positions, self.cache)
+        hidden = self.run(tokens_B, self.cache.positions, self.cache)
         # A finished row that is still here may have no further position.
-        self.positions.add_(1).clamp_(max=self.last_position)
+        self.cache.positions.add_(1).clamp_(max=self.last_position)
         return self.run.logits(hidden)
 
     def _prefill(self, prompts_P: Sequence[Sequence[int]]) -> tuple[Prefill, Tensor]:
@@ -164,11 +172,8 @@ class SharedDecoder:
         spans = [GroupSpan(sum(lengths[:i]), n, ()) for i, n in enumerate(lengths)]
         kept = _Keeping(attention_for(spans, device, compute_dtype(self.model), waste=0))
         hidden = self.run(tokens, positions, kept)
-        ends = torch.tensor(lengths, device=device).cumsum(0) - 1
+        ends = torch.tensor(lengths).cumsum(0).to(device, non_blocking=True) - 1
         return Prefill(kept.keys, kept.values, tuple(lengths)), self.run.logits(hidden[ends])
-
-    def _first_positions(self, prefill: Prefill, group_size: int) -> Tensor:
-        return torch.tensor(prefill.lengths, device=self.model.device).repeat_interleave(group_size)
 
 
 @dataclass
@@ -203,6 +208,7 @@ class CacheDecoder:
         return out.logits[:, -1]
 
     def keep(self, rows: Tensor) -> None:
+        rows = rows.to(self.mask.device)
         self.cache.batch_select_indices(rows)
         self.mask = self.mask[rows]
 

@@ -1,32 +1,54 @@
-"""A decoding step recorded once and replayed (CUDA graphs), so that small models do not wait for Python.
+"""Decoding steps recorded once and replayed (CUDA graphs), so that small models do not wait for Python.
 
-A recording is valid for fixed buffers; create a new one if their shape changes.
+A recording is valid for fixed buffers: each shape of the cache's buffers has its own (`fixed_cache.py`).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+CAPTURE_MODE = "thread_local"
+"""Only this thread's work is recorded and restricted: with `max_staleness` another one trains meanwhile."""
 
 
 class RecordedStep:
     """`step(tokens_B) → logits`, all effects in place: first run normally, then recorded, then replayed."""
 
-    def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, step: Callable[[Tensor], Tensor], num_rows: int, like: Tensor) -> None:
         self.step = step
+        self.tokens = like.new_zeros(num_rows)
         self.is_warm = False
         self.recorded: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, tokens_B: Tensor) -> Tensor:
+        """Logits of the first rows, which have these tokens."""
+        self.tokens[: len(tokens_B)].copy_(tokens_B)
+        return self._logits()[: len(tokens_B)]
+
+    def _logits(self) -> Tensor:
         if not self.is_warm:
             self.is_warm = True
-            return self.step(tokens_B)
+            return self.step(self.tokens)
         if self.recorded is None:
-            self.tokens = tokens_B.clone()
             recorded = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(recorded):
+            with torch.cuda.graph(recorded, capture_error_mode=CAPTURE_MODE):
                 self.logits = self.step(self.tokens)
             self.recorded = recorded
-        self.tokens.copy_(tokens_B)
         self.recorded.replay()
         return self.logits
+
+
+class RecordedSteps:
+    """One recording for each shape of the buffers, which never move."""
+
+    def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
+        self.step = step
+        self.by_shape: dict[Any, RecordedStep] = {}
+
+    def __call__(self, shape: tuple[int, ...], tokens_B: Tensor) -> Tensor:
+        """`shape`: of the buffers now, the number of their rows first."""
+        if shape not in self.by_shape:
+            self.by_shape[shape] = RecordedStep(self.step, shape[0], tokens_B)
+        return self.by_shape[shape](tokens_B)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,13 +10,17 @@ from grpo_engine.models.fast.operations import draw
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
+from grpo_engine.rollout.sampler.fixed_cache import Room
 
 STOP_MARGIN = 4
 """Tokens searched beyond a stop string's bytes, because special tokens decode to nothing."""
-KEEP_BELOW = 0.85
-"""Finished rows leave when fewer than this share of the rows still run: leaving copies the cache."""
+KEEP_BELOW = {"cpu": 0.85, "cuda": 0.5}
+"""Finished rows leave when at most this share of the rows still runs: leaving copies the cache. On a GPU it
+gains nothing until half of the rows are enough (`fixed_cache.py`)."""
 REFILL_BELOW = 0.75
 """Waiting prompts join when fewer than this share of the places are taken: joining copies the cache too."""
+PROMPT_PLACES = 2
+"""Prompts in the cache, as a multiple of the groups that are decoded at once: some have few rows left."""
 LOOK_EVERY = {"cpu": 1, "cuda": 8}
 """Tokens between two checks for finished rows: on a GPU each check waits for the device."""
 OnRow = Callable[[int, list[int], list[float], bool], None]
@@ -24,93 +29,110 @@ string ended it."""
 
 
 class Rows:
-    """What every row of a sampling has drawn; `live` are those in the decoder, in its order."""
+    """What every row of a sampling has drawn; `live` are those in the decoder, in its order.
+
+    The device only draws. Every few tokens, `look` copies them to the host, which finds the rows that are
+    finished: one wait for the device instead of several for each token.
+    """
 
     def __init__(
-        self, limits: Tensor, draws: Tensor | None, sampling: Sampling, policy: Policy, on_row: OnRow
+        self, limits: Sequence[int], draws: Tensor | None, sampling: Sampling, policy: Policy, on_row: OnRow
     ) -> None:
         """`limits`: tokens of each row [R]; `draws`: uniform numbers [R, max_tokens], None for greedy."""
-        self.sampling, self.policy, self.on_row = sampling, policy, on_row
-        self.draws = None if draws is None else torch.nn.functional.pad(draws, (0, 1))
-        device = policy.device
-        self.limits = limits.to(device)
-        # Finished rows that are still in the decoder write the last column; it is never read.
-        shape = len(limits), sampling.max_tokens + 1
-        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(shape, device=device)
-        self.lengths = torch.zeros(len(limits), dtype=torch.long, device=device)
-        """Length of each finished row that is not reported yet; 0 for all others."""
-        self.stopped = torch.zeros(len(limits), dtype=torch.bool, device=device)
+        self.sampling, self.policy, self.on_row, self.draws = sampling, policy, on_row, draws
+        self.kind = policy.device.type
+        self.look_every = LOOK_EVERY.get(self.kind, 1)
+        self.limits = np.array(limits)
+        self.stop_ids = np.array(sorted(policy.stop_set))
+        # A row may be limited, or stop, between two looks.
+        shape = len(limits), sampling.max_tokens + self.look_every
+        self.tokens = np.zeros(shape, dtype=np.int64)
+        self.logprobs = np.zeros(shape, dtype=np.float32)
         self.clear()
-        self.num_running = 0
-        self.look_every = 1 if sampling.stop else LOOK_EVERY.get(device.type, 1)
 
     def clear(self) -> None:
         """No row is in the decoder."""
-        self.live = self.lengths[:0]
-        self.at = self.lengths[:0]
+        self.live = np.zeros(0, dtype=np.int64)
+        self.at = np.zeros(0, dtype=np.int64)
         """Tokens that each live row has."""
-        self.running = self.stopped[:0]
+        self.running = np.zeros(0, dtype=bool)
+        self.places = torch.zeros(0, dtype=torch.long, device=self.policy.device)
+        """Each live row's next uniform number in `draws`, on the device."""
+        self.drawn: list[tuple[Tensor, Tensor]] = []
+        """Tokens [B] and their log-probabilities since the last look, on the device."""
+
+    @property
+    def num_running(self) -> int:
+        return int(self.running.sum())
 
     def enter(self, rows: range) -> None:
-        """Start these rows, behind the live ones."""
-        new = torch.arange(rows.start, rows.stop, device=self.live.device)
-        self.live = torch.cat([self.live, new])
-        self.at = torch.cat([self.at, torch.zeros_like(new)])
-        self.running = torch.cat([self.running, torch.ones_like(new, dtype=torch.bool)])
-        self.num_running += len(rows)
+        """Start these rows, behind the live ones; after a look."""
+        self.live = np.concatenate([self.live, np.array(rows)])
+        self.at = np.concatenate([self.at, np.zeros(len(rows), dtype=np.int64)])
+        self.running = np.concatenate([self.running, np.ones(len(rows), dtype=bool)])
+        width = self.sampling.max_tokens
+        first = torch.arange(rows.start * width, rows.stop * width, width, device=self.places.device)
+        self.places = torch.cat([self.places, first])
 
     def draw(self, logits_B: Tensor) -> Tensor:
         """The next token [B] of each live row; those of finished rows are never read."""
-        width = self.tokens.shape[1]
-        place = self.at.clamp(max=width - 1).add_(self.live, alpha=width)
-        uniform = None if self.draws is None else self.draws.take(place)
-        token, logprob = choose(logits_B, uniform, self.sampling.temperature)
-        self.tokens.view(-1).index_copy_(0, place, token)
-        self.logprobs.view(-1).index_copy_(0, place, logprob)
-        self.at = self.at + 1
-        stopped = (token[:, None] == self.policy.stop_ids).any(1)
-        if self.sampling.stop:
-            stopped |= self._at_stop_string()
-        ends = self.running & (stopped | (self.at == self.limits[self.live]))
-        self.lengths[self.live] += self.at * ends
-        self.stopped[self.live] |= stopped & ends
-        self.running = self.running & ~ends
-        return token
+        uniform = None if self.draws is None else self.draws.take(self.places)
+        drawn = choose(logits_B, uniform, self.sampling.temperature)
+        self.drawn.append(drawn)
+        if self.draws is not None:
+            self.places = (self.places + 1).clamp_(max=self.draws.numel() - 1)
+        return drawn[0]
 
     def look(self) -> None:
         """Report the rows that finished since the last call."""
-        left = int(self.running.sum())
-        if left == self.num_running:
-            return
-        self.num_running = left
-        done = self.live[~self.running & (self.lengths[self.live] > 0)]
-        lengths, stopped = self.lengths[done].tolist(), self.stopped[done].tolist()
-        tokens, logprobs = self.tokens[done].tolist(), self.logprobs[done].tolist()
-        self.lengths[done] = 0
-        for row, length, own, values, at_stop in zip(
-            done.tolist(), lengths, tokens, logprobs, stopped, strict=True
-        ):
-            self.on_row(row, own[:length], values[:length], at_stop)
+        new_BL, logprobs_BL = self._on_host()
+        length = new_BL.shape[1]
+        rows, at = self.live[self.running], self.at[self.running]
+        columns = at[:, None] + np.arange(length)
+        self.tokens[rows[:, None], columns] = new_BL[self.running]
+        self.logprobs[rows[:, None], columns] = logprobs_BL[self.running]
+        stops = (new_BL[self.running, :, None] == self.stop_ids).any(2)
+        if self.sampling.stop:
+            stops |= self._at_stop_string(rows, columns)
+        ends = stops | (columns + 1 == self.limits[rows][:, None])
+        first, is_done = ends.argmax(1), ends.any(1)
+        self.at[self.running] = at + np.where(is_done, first + 1, length)
+        self.running[self.running] = ~is_done
+        for number in is_done.nonzero()[0].tolist():
+            row, end = int(rows[number]), int(at[number] + first[number] + 1)
+            own, values = self.tokens[row, :end].tolist(), self.logprobs[row, :end].tolist()
+            self.on_row(row, own, values, bool(stops[number, first[number]]))
 
-    def leave(self) -> Tensor | None:
-        """Places in the decoder of the running rows, if it is time for the finished ones to leave."""
-        # A row at its own limit leaves at once: the model may have no further position for it.
-        must = bool(self.sampling.continuing) and self.num_running < len(self.live)
-        if not (must or self.num_running < KEEP_BELOW * len(self.live)):
+    def leave(self, *, at_once: bool) -> Tensor | None:
+        """Places in the decoder of the running rows, if it is time for the finished ones to leave.
+
+        `at_once`: as soon as one is finished.
+        """
+        running, num_live = self.num_running, len(self.live)
+        if running == num_live or not (at_once or running <= KEEP_BELOW[self.kind] * num_live):
             return None
-        kept = self.running.nonzero().squeeze(1)
+        kept = self.running.nonzero()[0]
         self.live, self.at, self.running = self.live[kept], self.at[kept], self.running[kept]
-        return kept
+        places = torch.from_numpy(kept)
+        self.places = self.places.index_select(0, places.to(self.places.device, non_blocking=True))
+        return places
 
-    def _at_stop_string(self) -> Tensor:
-        """Whether the end of each row's text contains a stop string."""
+    def _on_host(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and log-probabilities [B, L] drawn since the last call, by one copy from the device."""
+        tokens, logprobs = (torch.stack(each, 1) for each in zip(*self.drawn, strict=True))
+        self.drawn = []
+        both = torch.stack([tokens.int(), logprobs.view(torch.int32)]).cpu().numpy()
+        return both[0], both[1].view(np.float32)
+
+    def _at_stop_string(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """[n, L] whether the end of the row's text contains a stop string after each new token."""
         reach = max(len(text.encode()) for text in self.sampling.stop) + STOP_MARGIN
-        found = []
-        for row, length in zip(self.live.tolist(), self.at.tolist(), strict=True):
-            text = self.policy.decode(self.tokens[row, max(0, length - reach) : length].tolist())
-            found.append(any(stop in text for stop in self.sampling.stop))
-        return torch.tensor(found, device=self.live.device)
+        found = np.zeros(columns.shape, dtype=bool)
+        for number, (row, new) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
+            for place, column in enumerate(new):
+                text = self.policy.decode(self.tokens[row, max(0, column + 1 - reach) : column + 1].tolist())
+                found[number, place] = any(stop in text for stop in self.sampling.stop)
+        return found
 
 
 def steps(
@@ -118,7 +140,12 @@ def steps(
 ) -> Iterator[None]:
     """Decode all groups, at most `at_once` at a time; pauses after each check for finished rows."""
     # Other decoders have no position for a finished row that stays.
-    look_every = rows.look_every if isinstance(decoder, SharedDecoder) else 1
+    shared = decoder if isinstance(decoder, SharedDecoder) else None
+    look_every = rows.look_every if shared else 1
+    most_prompts = min(PROMPT_PLACES * at_once, len(prompts))
+    if shared:
+        num_rows, longest = min(at_once, len(prompts)) * group_size, max(map(len, prompts))
+        shared.reserve(Room(num_rows, group_size, most_prompts, longest, rows.sampling.max_tokens))
     started = 0
 
     def enter(count: int) -> Sequence[Sequence[int]]:
@@ -128,26 +155,30 @@ def steps(
         started += len(chunk)
         return chunk
 
+    def free() -> int:
+        """Groups that can join."""
+        taken = len(set((rows.live // group_size).tolist()))
+        return min(at_once - -(-len(rows.live) // group_size), most_prompts - taken)
+
     while started < len(prompts):
         rows.clear()
         logits = decoder.start(enter(at_once), group_size)
-        turn = 0
         while True:
             token = rows.draw(logits)
-            turn += 1
-            if turn % look_every == 0:
+            has_looked = len(rows.drawn) == look_every
+            if has_looked:
                 rows.look()
                 yield
                 if rows.num_running == 0:
                     break
-                if (kept := rows.leave()) is not None:
+                if (
+                    kept := rows.leave(at_once=shared is None and bool(rows.sampling.continuing))
+                ) is not None:
                     decoder.keep(kept)
-                    token = token[kept]
+                    token = token.index_select(0, kept.to(token.device, non_blocking=True))
             logits = decoder.step(token)
-            if isinstance(decoder, SharedDecoder) and started < len(prompts):
-                free = at_once - -(-len(rows.live) // group_size)
-                if free > (1 - REFILL_BELOW) * at_once:
-                    logits = torch.cat([logits, decoder.join(enter(free), group_size)])
+            if shared and has_looked and started < len(prompts) and free() > (1 - REFILL_BELOW) * at_once:
+                logits = torch.cat([logits, shared.join(enter(free()), group_size)])
 
 
 def choose(logits_B: Tensor, uniforms_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:

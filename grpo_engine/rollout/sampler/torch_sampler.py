@@ -74,7 +74,7 @@ class TorchSampler:
 
     def rows(self, places: Sequence[int], group_size: int, sampling: Sampling, on_row: OnRow) -> Rows:
         return Rows(
-            limits=torch.tensor([sampling.limit(place) for place in places for _ in range(group_size)]),
+            limits=[sampling.limit(place) for place in places for _ in range(group_size)],
             draws=self._draws(places, group_size, sampling),
             sampling=sampling,
             policy=self.policy,

@@ -1,0 +1,29 @@
+"""A stream of the sampling thread, so that a GPU samples and trains at the same time."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+
+class OwnStream:
+    """A CUDA stream beside the default one; on a CPU nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def current(self) -> AbstractContextManager[object]:
+        """Inside, this thread issues its work here."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Inside, the caller's stream writes what this one reads: it waits for earlier work here, and later
+        work here waits for it. The host waits for neither."""
+        if self.stream is None:
+            yield
+            return
+        caller = torch.cuda.current_stream()
+        caller.wait_stream(self.stream)
+        yield
+        self.stream.wait_stream(caller)
