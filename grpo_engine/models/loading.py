@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from peft import PeftModel
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
+from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
 from grpo_engine.models import lora, quantization
@@ -25,15 +25,20 @@ from grpo_engine.models.policy import Policy
 
 
 def load_base(
-    source: ModelSource, dtype: torch.dtype | Literal["auto"], **options: Any
+    source: ModelSource, dtype: torch.dtype | Literal["auto"], *, has_weights: bool = True, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Base model and tokenizer; "auto": in the number format of its files. Raises ModelError.
 
-    `options`: further arguments of `from_pretrained`.
+    Without weights only the configuration is read, and the model is on the meta device. `options`: further
+    arguments of `from_pretrained`.
     """
     try:
         refuse_whole(source)
         tokenizer = AutoTokenizer.from_pretrained(source.path, revision=source.revision)
+        if not has_weights:
+            config = AutoConfig.from_pretrained(source.path, revision=source.revision)
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer
         model = AutoModelForCausalLM.from_pretrained(
             source.path,
             revision=source.revision,
@@ -51,14 +56,16 @@ def load_base(
 def load_policy(
     source: ModelSource, hyperparameters: Hyperparameters, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Policy:
-    """Base model, tokenizer and adapter on `device`. Raises ModelError."""
+    """Base model, tokenizer and adapter on `device`; "meta": without weights, unproven. Raises ModelError."""
     torch.manual_seed(seed)
     full, quantized = hyperparameters.lora == "full", hyperparameters.quantization
     options = quantization.load_options(quantized, dtype, device) if quantized else {}
-    model, tokenizer = load_base(source, torch.float32 if full else dtype, **options)
+    model, tokenizer = load_base(
+        source, torch.float32 if full else dtype, has_weights=device.type != "meta", **options
+    )
     if not quantized:
         model.to(device)  # type: ignore[arg-type]
-    peft_model = _with_adapter(model, source, hyperparameters)
+    peft_model = lora.with_adapter(model, source, hyperparameters)
     policy = Policy(
         model if peft_model is None else cast(PreTrainedModel, peft_model.get_base_model()),
         tokenizer,
@@ -68,7 +75,8 @@ def load_policy(
     )
     if source.adapter is not None:
         refuse_other_base(policy.base_fingerprint, fingerprint_of_adapter(Path(source.adapter)))
-    policy.prove_shared_prompts()
+    if device.type != "meta":
+        policy.prove_shared_prompts()
     return policy
 
 
@@ -82,17 +90,3 @@ def _refuse_endless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         model.generation_config = GenerationConfig(
             eos_token_id=model.generation_config.eos_token_id, pad_token_id=tokenizer.pad_token_id
         )
-
-
-def _with_adapter(
-    model: PreTrainedModel, source: ModelSource, hyperparameters: Hyperparameters
-) -> PeftModel | None:
-    settings = hyperparameters.lora
-    if settings == "full":
-        if source.adapter is not None:
-            merged = PeftModel.from_pretrained(model, source.adapter).merge_and_unload()
-            merged.requires_grad_(True)
-        return None
-    if source.adapter is not None:
-        return lora.resume_adapter(model, source.adapter, settings)
-    return lora.attach(model, settings or Lora())

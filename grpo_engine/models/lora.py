@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from grpo_engine.config.job import Lora
+from grpo_engine.config.job import Hyperparameters, Lora, ModelSource
 from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.language_part import with_whole_names
 from grpo_engine.models.lora_targets import adapter_shape
@@ -28,6 +28,21 @@ TRAINED = "default"
 REFERENCE = "reference"
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
+
+
+def with_adapter(
+    model: PreTrainedModel, source: ModelSource, hyperparameters: Hyperparameters
+) -> PeftModel | None:
+    """The model with the job's adapter; None if all weights are trained, from an earlier adapter if any."""
+    settings = hyperparameters.lora
+    if settings == "full":
+        if source.adapter is not None and model.device.type != "meta":
+            merged = PeftModel.from_pretrained(model, source.adapter).merge_and_unload()
+            merged.requires_grad_(True)
+        return None
+    if source.adapter is not None:
+        return resume_adapter(model, source.adapter, settings)
+    return attach(model, settings or Lora())
 
 
 def attach(model: PreTrainedModel, lora: Lora) -> PeftModel:
@@ -43,14 +58,17 @@ def resume_adapter(model: PreTrainedModel, folder: str, lora: Lora | None) -> Pe
 
     Raises ConfigError if `lora` has another rank than the adapter.
     """
-    peft_model = PeftModel.from_pretrained(model, folder, adapter_name=TRAINED, is_trainable=True)
+    is_meta = model.device.type == "meta"  # the adapter itself is small and is read
+    peft_model = PeftModel.from_pretrained(
+        model, folder, adapter_name=TRAINED, is_trainable=True, low_cpu_mem_usage=is_meta
+    )
     rank = cast(LoraConfig, peft_model.peft_config[TRAINED]).r
     if lora is not None and lora.rank != rank:
         raise ConfigError(
             f"lora.rank is {lora.rank}, but the adapter that this job continues has rank {rank}",
             hint="Remove lora: the job keeps its parent's adapter shape.",
         )
-    peft_model.load_adapter(folder, adapter_name=REFERENCE, is_trainable=False)
+    peft_model.load_adapter(folder, adapter_name=REFERENCE, is_trainable=False, low_cpu_mem_usage=is_meta)
     peft_model.set_adapter(TRAINED)
     return peft_model
 

@@ -52,9 +52,9 @@ class Policy:
         self.peft_model = peft_model
         self.reference_model: PreTrainedModel | None = None
         self.autocast = autocast
-        self.device = model.device
+        self.architecture = type(model).__name__  # sharding derives another class
         self.stop_set = _stop_tokens(model, tokenizer)
-        self.stop_ids = torch.tensor(sorted(self.stop_set), device=self.device)
+        self.place_on(model.device)
         self.pad_token_id = tokenizer.pad_token_id or 0
         self.shares_prompts = False
         self.fast: FastModel | None = None
@@ -64,6 +64,16 @@ class Policy:
         model.eval()  # dropout off: the trained policy is the sampled one
         quantization.use_differentiable_products(model)
         self.dropouts = lora.lora_dropouts(model)
+
+    def place_on(self, device: torch.device) -> None:
+        """Compute on this device, which holds the weights."""
+        self.device = device
+        self.stop_ids = torch.tensor(sorted(self.stop_set), device=device)
+
+    @property
+    def training_kernels(self) -> FastModel | None:
+        """Our own kernels if they run the training passes."""
+        return self.fast
 
     @property
     def trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -130,17 +140,17 @@ class Policy:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             if not self.shares_prompts:
                 return plain_logits(model, batch), lambda logits: logits
-            if self.fast is not None and model is self.model:
-                hidden = fast_states(self.fast, batch)
+            if self.training_kernels is not None and model is self.model:
+                hidden = fast_states(self.training_kernels, batch)
             else:
                 hidden = packed_states(model, batch)
             return hidden, cast(LogitsOf, model.get_output_embeddings())
 
     def keep_fewer_activations(self) -> bool:
         """Recompute each layer in the backward pass; False if that is impossible or already done."""
-        if self.fast is None or self.fast.checkpointed:
+        if self.training_kernels is None or self.training_kernels.checkpointed:
             return False
-        self.fast.checkpointed = True
+        self.training_kernels.checkpointed = True
         return True
 
     @contextmanager
@@ -173,20 +183,22 @@ class Policy:
 
     def prove_shared_prompts(self) -> None:
         """Use the fastest forward pass that computes what the model's own does."""
-        self.shares_prompts, self.fast = False, None
         if _has_attention_windows(self.model.config):
-            self.forward = Choice("padded", "some of its layers attend to a window only")
+            self.use_forward(Choice("padded", "some of its layers attend to a window only"))
             return
-        fast, proof = FastModel.fitting(self.model, self.compute_dtype), self.proof(plainly)
+        fits = FastModel.fitting(self.model, self.compute_dtype) is not None
+        proof, name = self.proof(plainly), "padded"
         objection = proof.objection(packed)
-        self.shares_prompts = objection is None
-        if self.shares_prompts:
-            objection = proof.objection(packed_by_kernels) if fast else UNSUPPORTED
         if objection is None:
-            self.fast = fast
-        name = "kernels" if self.fast else "packed" if self.shares_prompts else "padded"
-        is_refused = bool(objection and fast) and self.model.config.model_type in FAMILIES
-        self.forward = Choice(name, objection or "", is_refused=is_refused)
+            objection = proof.objection(packed_by_kernels) if fits else UNSUPPORTED
+            name = "packed" if objection else "kernels"
+        is_refused = bool(objection and fits) and self.model.config.model_type in FAMILIES
+        self.use_forward(Choice(name, objection or "", is_refused=is_refused))
+
+    def use_forward(self, choice: Choice) -> None:
+        """Use the forward pass that was proven for this model."""
+        self.forward, self.shares_prompts = choice, choice.name != "padded"
+        self.fast = FastModel.fitting(self.model, self.compute_dtype) if choice.name == "kernels" else None
 
     @property
     def head(self) -> Choice:

@@ -32,7 +32,7 @@ from grpo_engine.rollout.sampler.choice import open_sampler
 from grpo_engine.rollout.tools.sampler import ToolSampler
 from grpo_engine.run.devices import choose_device
 from grpo_engine.run.export import ExportRun
-from grpo_engine.run.rank_setup import shard, with_gathered_weights
+from grpo_engine.run.rank_setup import open_policy, with_gathered_weights
 from grpo_engine.training.loop import Schedule, TrainingLoop
 from grpo_engine.training.probe import Probe
 from grpo_engine.training.supervised import SupervisedTrainer
@@ -52,7 +52,7 @@ def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:
         unchanged = SupervisedHyperparameters.model_validate({})
         load = partial(load_policy, config.model, unchanged, device, dtype, config.seed)
         return build_training_free(config, config.method.training_free, run_dir, load)
-    policy = load_policy(config.model, hyperparameters_of(config.method), device, dtype, config.seed)
+    policy = open_policy(config, hyperparameters_of(config.method), device, dtype)
     if isinstance(config.method, Reinforcement):
         return _reinforcement(config, config.method.reinforcement, run_dir, policy)
     return _supervised(config, config.method.supervised, run_dir, policy)
@@ -68,7 +68,6 @@ def _supervised(
         reader.demonstrations(read_rows(config.validation_file), limit) if config.validation_file else []
     )
     demonstrations = reader.demonstrations(read_rows(config.training_file), limit)
-    shard(policy, config)
     trainer = SupervisedTrainer(config, method, policy, demonstrations, validation)
     schedule = Schedule.of(settings, trainer.total_steps)
     return TrainingLoop(config, run_dir, trainer, schedule, artifact=trainer.updater)
@@ -78,9 +77,6 @@ def _reinforcement(
     config: RunConfig, method: ReinforcementMethod, run_dir: Path, policy: Policy
 ) -> TrainingLoop[Trainer] | TrainingLoop[Probe]:
     settings = method.hyperparameters
-    if policy.peft_model is None and settings.beta > 0:
-        policy.keep_reference()
-
     reader = RowReader(policy.tokenizer, config.created_at, function_schemas(method.tools))
 
     @cache
@@ -102,7 +98,6 @@ def _reinforcement(
     sampler = open_sampler(config.runtime, policy, settings, context, run_dir)
     if method.tools:
         sampler = ToolSampler(sampler, policy, method.tools, max_turns=settings.max_turns)
-    shard(policy, config)
     sampler = with_gathered_weights(sampler, policy)
     grading = grading_of(method.grader)
     if config.probe is not None:

@@ -1,18 +1,19 @@
-"""Joins this process to the other ranks, and shards the weights if the job asks for it.
+"""Joins this process to the other ranks, and opens the policy that they train together.
 
     with joined_ranks(config) as config:     no effect with a single rank
-        …
-    shard(policy, config)              FSDP2, in place; no effect if weights are replicated
+        policy = open_policy(config, device, dtype)     sharded by FSDP2 if `runtime.sharding` is `fsdp`
 
 `python -m grpo_engine` starts its ranks itself (`rank_launcher.py`); `torchrun` works too.
-A sharded rank holds a share of every parameter. Layers are gathered one at a time during training and all
-together while the torch sampler samples, because ranks sample different numbers of tokens.
-Left out: tensor parallelism, and loading models that do not fit one device.
+A sharded rank holds a share of every parameter. The first rank reads the weights into its host's memory and
+broadcasts them layer by layer. Layers are gathered one at a time during training and all together while the
+torch sampler samples, because ranks sample different numbers of tokens.
+Left out: tensor parallelism.
 """
 
+import copy
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -21,14 +22,19 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from grpo_engine.config.job import RunConfig, Runtime, TrainingFree, hyperparameters_of
+from grpo_engine.config.job import Hyperparameters, RunConfig, Runtime, TrainingFree
 from grpo_engine.contract.errors import ConfigError
+from grpo_engine.models.fast.model import FastModel
+from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.parallel.shards import gathered_weights, sharded_modules
 from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
 from grpo_engine.run.devices import choose_device
 
@@ -85,58 +91,91 @@ def _part_of_machine(runtime: Runtime, world: int) -> Runtime:
     )
 
 
-def shard(policy: Policy, config: RunConfig) -> None:
-    """Shard the policy's weights (and its reference's) over the ranks if `runtime.sharding` is `fsdp`.
-
-    In place, as `fully_shard` does: samplers keep their reference to the policy.
-    """
-    if config.runtime.sharding != "fsdp" or Ranks.current().world == 1:
-        return
-    if getattr(hyperparameters_of(config.method), "self_distillation", None) is not None:
+def open_policy(
+    config: RunConfig, settings: Hyperparameters, device: torch.device, dtype: torch.dtype
+) -> Policy:
+    """The policy to train, with its frozen reference if the job needs a copy. Every rank must call."""
+    ranks = Ranks.current()
+    has_copy = settings.lora == "full" and getattr(settings, "beta", 0.0) > 0
+    load = partial(load_policy, config.model, settings, dtype=dtype, seed=config.seed)
+    if config.runtime.sharding != "fsdp" or ranks.world == 1:
+        policy = load(device)
+        if has_copy:
+            policy.keep_reference()
+        return policy
+    if getattr(settings, "self_distillation", None) is not None:
         raise ConfigError("runtime.sharding: fsdp does not support self_distillation; use replicated")
-    if getattr(hyperparameters_of(config.method), "quantization", None) is not None:
+    if settings.quantization is not None:
         raise ConfigError("runtime.sharding: fsdp does not support quantization; use replicated")
+    policy = load(torch.device("cpu" if ranks.is_first else "meta"))
+    if has_copy:  # of the modules alone: both receive the same tensors
+        same = {id(each): Parameter(each.data, requires_grad=False) for each in policy.model.parameters()}
+        policy.reference_model = copy.deepcopy(policy.model, cast(dict[int, Any], same))
+    shard(policy, device)
+    return policy
+
+
+def shard(policy: Policy, device: torch.device) -> None:
+    """Divide the first rank's weights among all ranks' devices, in place; the others may be on meta."""
+    facts = policy.forward, policy.stop_set, {name: each.dtype for name, each in _tensors(policy.model)}
+    forward, policy.stop_set, dtypes = Ranks.current().gather(facts)[0]
     for model in (policy.model, policy.reference_model):
         if model is not None:
-            _shard_model(model)
-    policy.fast = None  # it bypasses the layers' forward, which gathers the weights
+            for name, tensor in _tensors(model):
+                tensor.data = tensor.data.to(dtypes[name])
+            _shard_model(model, device)
+    policy.place_on(device)
+    policy.use_forward(forward)
     policy.__class__ = ShardedPolicy
 
 
-def _shard_model(model: PreTrainedModel) -> None:
-    """Shard each decoder layer by itself and everything else with the root."""
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _shard_model(model: PreTrainedModel, device: torch.device) -> None:
+    """Receive and shard each decoder layer, and then everything else with the root."""
     names = set(model._no_split_modules or ())
-    for layer in [module for module in model.modules() if type(module).__name__ in names]:
-        fully_shard(layer)
-    fully_shard(model)
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    inside = {module for layer in layers for module in layer.modules()}
+    mesh = init_device_mesh(device.type, (Ranks.current().world,))
+    for layer in layers:
+        _receive(layer.modules(), device)
+        fully_shard(layer, mesh=mesh)
+    _receive([module for module in model.modules() if module not in inside], device)
+    fully_shard(model, mesh=mesh)
     # The loss is a mean over the whole step already, so gradients are summed, not averaged.
-    for module in _sharded_modules(model):
+    for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     setattr(model, ROOT_FORWARD, lambda function: function())
     register_fsdp_forward_method(model, ROOT_FORWARD)
     # FSDP records which parameters are trained when it first gathers them: do it while the adapter is on.
-    with gathered_weights(model):
-        pass
-
-
-def _sharded_modules(model: torch.nn.Module) -> list[FSDPModule]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
-@contextmanager
-def gathered_weights(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, every rank holds all weights and computes independently; all ranks must enter."""
-    modules = _sharded_modules(model)
-    for module in modules:
-        module.set_reshard_after_forward(False, recurse=False)
+    for module in sharded_modules(model):
         module.unshard()
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.reshard()
-            module.set_reshard_after_forward(module is not model, recurse=False)
+        module.reshard()
+
+
+def _receive(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
+    """Replace the modules' tensors by the first rank's, on `device`."""
+    received: dict[Tensor, Tensor] = {}  # weights that two modules share stay one
+    for module in modules:
+        named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, tensor in named:
+            if tensor not in received:
+                received[tensor] = _broadcast(tensor, device)
+            setattr(module, name, received[tensor])
+
+
+def _broadcast(tensor: Tensor, device: torch.device) -> Tensor:
+    """The first rank's tensor, on every rank's device."""
+    if Ranks.current().is_first:
+        value = tensor.detach().to(device).contiguous()
+    else:
+        value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    dist.broadcast(value, src=0)
+    return Parameter(value, tensor.requires_grad) if isinstance(tensor, Parameter) else value
 
 
 def run_with_root_weights(model: PreTrainedModel, function: Callable[[], T]) -> T:
@@ -149,6 +188,11 @@ def run_with_root_weights(model: PreTrainedModel, function: Callable[[], T]) -> 
 
 class ShardedPolicy(Policy):
     """A policy of which each rank holds a share; all ranks must run the same passes."""
+
+    @property
+    def training_kernels(self) -> FastModel | None:
+        """None: kernels bypass the layers' forward pass, which gathers the weights."""
+        return None
 
     def _logprobs(self, model: PreTrainedModel, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
         return run_with_root_weights(model, partial(super()._logprobs, model, *arguments, **named))

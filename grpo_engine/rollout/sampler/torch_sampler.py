@@ -13,6 +13,7 @@ from torch import Tensor
 from grpo_engine.contract.errors import DeviceMemoryError
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
+from grpo_engine.parallel.shards import gathered_weights
 from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion, uniforms
 from grpo_engine.rollout.sampler.decoder_choice import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
@@ -29,7 +30,8 @@ class TorchSampler:
         self.policy = policy
         self.sample_budget = sample_budget
         self.version = 0
-        self._decoder, policy.decoder = choose_decoder(policy, is_frozen=is_frozen)
+        with gathered_weights(policy.model):
+            self._decoder, policy.decoder = choose_decoder(policy, is_frozen=is_frozen)
 
     def load_policy(self, version: int) -> None:
         self.version = version  # the weights are the trainer's own

@@ -78,7 +78,7 @@ def why_unsupported(policy: Policy, hyperparameters: ReinforcementHyperparameter
         value = getattr(hyperparameters, name)
         if value and not lowest <= value <= highest:
             return f"{name} is {value}; vLLM supports {lowest} to {highest}, and 0 for greedy"
-    architecture = type(policy.model).__name__
+    architecture = policy.architecture
     with vllm_environment():
         from vllm import ModelRegistry
         from vllm.model_executor.models import supports_lora

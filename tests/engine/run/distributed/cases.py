@@ -3,27 +3,34 @@
 FOLDER holds `cases.json`. Each of its `runs` (name → RunConfig) is a whole run in `FOLDER/NAME`, and the
 first rank writes its events, and whether its weights were sharded, to `FOLDER/NAME.json`. Each of its
 `injected` jobs trains three steps on given completions; every rank writes parameters and metrics to
-`FOLDER/NAME.RANK.pt`.
+`FOLDER/NAME.RANK.pt`. The policy of each of its `loaded` jobs is opened only; every rank writes how many
+bytes its memory grew meanwhile, and how many its tensors have, to `FOLDER/NAME.RANK.json`.
 """
 
+import ctypes
 import json
 import sys
 from pathlib import Path
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import RunConfig, hyperparameters_of
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.run.build import build_loop
-from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks
+from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks, open_policy
 from tests.engine.injection import after_steps, steps_of
+
+M_MMAP_THRESHOLD = -3
 
 
 def main(folder: Path) -> None:
     cases = json.loads((folder / "cases.json").read_text())
-    runs, injected = (_configs(cases[kind]) for kind in ("runs", "injected"))
+    runs, injected, loaded = (_configs(cases[kind]) for kind in ("runs", "injected", "loaded"))
     with joined_ranks(next(iter(runs.values()))) as first:
+        for name, config in loaded.items():
+            (folder / f"{name}.{Ranks.current().rank}.json").write_text(json.dumps(load(config)))
         for name, config in runs.items():
             limits = {"num_threads": first.runtime.num_threads}
             runtime = config.runtime.model_copy(update=limits)
@@ -43,6 +50,22 @@ def run(config: RunConfig, folder: Path, name: str) -> None:
     if Ranks.current().is_first:
         is_sharded = isinstance(trainer.method.policy.model, FSDPModule)
         (folder / f"{name}.json").write_text(json.dumps({"events": events, "is_sharded": is_sharded}))
+
+
+def load(config: RunConfig) -> dict[str, int]:
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # freed tensors leave the process at once
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts at the memory of now
+    before = _status("VmRSS")
+    policy = open_policy(config, hyperparameters_of(config.method), torch.device("cpu"), torch.float32)
+    local = [each.to_local() for each in policy.model.parameters() if isinstance(each, DTensor)]
+    assert {each.device.type for each in local} == {"cpu"}
+    return {"peak": _status("VmHWM") - before, "held": sum(each.nbytes for each in local)}
+
+
+def _status(name: str) -> int:
+    """Bytes by /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Run:
         ]
 
 
-def config_of(folder: Path, runtime: dict[str, Any], method: dict[str, Any]) -> RunConfig:
+def config_of(folder: Path, runtime: dict[str, Any], method: dict[str, Any], **source: str) -> RunConfig:
     """A job of three steps with checkpoints after the second and the third."""
     settings = {
         "n_steps": 3,
@@ -75,7 +75,7 @@ def config_of(folder: Path, runtime: dict[str, Any], method: dict[str, Any]) -> 
         {
             "job_id": "ftjob-test",
             "seed": 7,
-            "model": {"name": "tiny", "path": str(folder / "model")},
+            "model": {"name": "tiny", "path": str(folder / "model"), **source},
             "training_file": str(folder / f"{kind}.jsonl"),
             "validation_file": str(folder / f"{kind}.jsonl"),
             "method": method,
@@ -90,12 +90,17 @@ def alone(config: RunConfig, folder: Path) -> Run:
     return Run.of(folder, [event.model_dump(mode="json") for event in trainer.run(lambda: False)])
 
 
-def together(folder: Path, runs: dict[str, RunConfig], injected: dict[str, RunConfig]) -> dict[str, Run]:
-    """All of them by two ranks; what the injected jobs came to lies in `folder`."""
+def together(
+    folder: Path,
+    runs: dict[str, RunConfig],
+    injected: dict[str, RunConfig],
+    loaded: dict[str, RunConfig],
+) -> dict[str, Run]:
+    """All of them by two ranks; `folder` has the results of the injected and of the loaded jobs."""
     folder.mkdir(exist_ok=True)
     cases = {
         kind: {name: config.model_dump(mode="json") for name, config in configs.items()}
-        for kind, configs in (("runs", runs), ("injected", injected))
+        for kind, configs in (("runs", runs), ("injected", injected), ("loaded", loaded))
     }
     (folder / "cases.json").write_text(json.dumps(cases))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

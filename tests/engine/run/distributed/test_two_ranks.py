@@ -1,5 +1,6 @@
 """Two ranks, replicated or with sharded weights, sample, train, evaluate and save the same as one process."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from examples.tiny_model import make_model
-from grpo_engine.config.job import RunConfig
+from grpo_engine.config.job import Lora, ModelSource, RunConfig, SupervisedHyperparameters
+from grpo_engine.models.loading import load_policy
+from grpo_engine.models.lora import save_adapter
 from tests.engine.conftest import sum_rows, write_rows
 from tests.engine.injection import after_steps, steps_of
 from tests.engine.run.distributed.gang import Run, alone, config_of, together
@@ -28,6 +31,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "sharded_one_prompt": ({"prompts_per_step": 1, "kl_placement": "reward", "beta": 0.1}, SHARDED),
     "sharded_full": ({**FULL, "prompts_per_step": 3}, SHARDED | PIECES),
+    "sharded_from_adapter": ({"beta": 0.1}, SHARDED),
+    "sharded_full_from_adapter": (FULL, SHARDED),
 }
 """Name → hyperparameters and runtime."""
 SUPERVISED = {"supervised": REPLICATED, "supervised_sharded": SHARDED | PIECES}
@@ -59,14 +64,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "reinforcement.jsonl", rows)
     told = [{"messages": [*r["messages"], {"role": "assistant", "content": r["answer"]}]} for r in rows]
     write_rows(folder / "supervised.jsonl", told)
+    make_model(folder / "larger", hidden=512, layers=12, seed=3)
+    _write_adapter(folder)
     return folder
+
+
+def _write_adapter(folder: Path) -> None:
+    """The adapter of an earlier job, in `folder/adapter`."""
+    settings = SupervisedHyperparameters(lora=Lora(rank=4))  # type: ignore[call-arg]
+    source = ModelSource(name="tiny", path=str(folder / "model"))
+    policy = load_policy(source, settings, torch.device("cpu"), torch.float32, seed=5)
+    assert policy.peft_model is not None
+    for name, parameter in policy.trainable.items():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05)
+    save_adapter(policy.peft_model, folder / "adapter", source.name, None)
 
 
 @pytest.fixture(scope="module")
 def configs(folder: Path) -> dict[str, RunConfig]:
     return {
         **{
-            name: config_of(folder, runtime, {"reinforcement": values})
+            name: config_of(
+                folder,
+                runtime,
+                {"reinforcement": values},
+                **({"adapter": str(folder / "adapter")} if name.endswith("from_adapter") else {}),
+            )
             for name, (values, runtime) in CASES.items()
         },
         **{
@@ -110,7 +134,9 @@ def two(
     for name in CONTINUED:
         keep_two_steps(one(name).folder, folder / "together" / f"{name}_continued")
     continued = {f"{name}_continued": configs[name] for name in CONTINUED}
-    return together(folder / "together", {**configs, **continued}, injected)
+    source = {"path": str(folder / "larger")}
+    loaded = {"larger": config_of(folder, SHARDED, {"reinforcement": {"lora": "full"}}, **source)}
+    return together(folder / "together", {**configs, **continued}, injected, loaded)
 
 
 def keep_two_steps(run: Path, target: Path) -> None:
@@ -131,6 +157,15 @@ def test_two_ranks_end_with_the_weights_and_metrics_of_one_process(
     assert len(by_two.metrics) == len(by_one.metrics) > 3
     for mine, other in zip(by_one.metrics, by_two.metrics, strict=True):
         assert other == pytest.approx(mine, abs=1e-5, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_only_the_first_rank_ever_holds_the_whole_model(folder: Path, two: dict[str, Run]) -> None:
+    whole = sum(path.stat().st_size for path in (folder / "larger").glob("*.safetensors"))
+    assert whole > 100 * 2**20
+    by_rank = [json.loads((folder / "together" / f"larger.{rank}.json").read_text()) for rank in range(2)]
+    assert [each["held"] for each in by_rank] == [pytest.approx(whole / 2, rel=0.01)] * 2
+    assert by_rank[0]["peak"] > whole > by_rank[1]["peak"] * 1.2
 
 
 @pytest.mark.slow
