@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import torch
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -129,14 +129,23 @@ def _twin(model: PreTrainedModel, peft_model: PeftModel | None) -> PreTrainedMod
         torch.manual_seed(0)
         twin = type(model)._from_config(config, dtype=torch.float32)
         if peft_model is not None:
-            adapted = get_peft_model(twin, copy.deepcopy(peft_model.peft_config["default"]))
-            twin = adapted.get_base_model()
+            adapter = _on_any_layer(cast(LoraConfig, peft_model.peft_config["default"]))
+            twin = get_peft_model(twin, adapter).get_base_model()
         for name, parameter in twin.named_parameters():
             if "lora_B" in name:
                 nn.init.normal_(parameter, std=0.05)
             elif parameter.dim() == 1:  # fresh biases are 0 and fresh norms 1, and would hide a mistake
                 parameter.data += 0.1 * torch.randn_like(parameter)
         return cast(PreTrainedModel, twin.eval())
+
+
+def _on_any_layer(adapter: LoraConfig) -> LoraConfig:
+    """The same shape of adapter, without its base and the numbers of layers: the twin has only the first."""
+    adapter = copy.deepcopy(adapter)
+    adapter.base_model_name_or_path = None
+    if isinstance(adapter.target_modules, set | list):
+        adapter.target_modules = {name.rpartition(".")[2] for name in adapter.target_modules}
+    return adapter
 
 
 def _small(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -43,10 +43,11 @@ def write_model(
     return folder
 
 
-def load(folder: Path, lora: Any, dtype: torch.dtype = torch.bfloat16) -> Policy:
+def load(folder: Path, lora: Any, dtype: torch.dtype = torch.bfloat16, **source: Any) -> Policy:
     """The policy; its adapter already does something."""
     settings = SupervisedHyperparameters(lora=lora)  # type: ignore[call-arg]
-    policy = load_policy(ModelSource(name="tiny", path=str(folder)), settings, CPU, dtype, seed=5)
+    model = ModelSource(name="tiny", path=str(folder), **source)
+    policy = load_policy(model, settings, CPU, dtype, seed=5)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in policy.trainable.items():
         if "lora_B" in name:

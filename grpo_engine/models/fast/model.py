@@ -11,6 +11,7 @@ Left out: dropout, quantised weights, mixtures of experts, sliding windows, soft
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -39,6 +40,11 @@ class LayerTensors:
     """[H] of the attention and of the feed-forward block; float32 if the layers are joined."""
     head_norms: Tensor | None = None
     """[Hq + Hkv, D] of queries and keys together, if the layers are joined."""
+
+
+def _without_autocast(kind: str) -> AbstractContextManager[object]:
+    """Entering autocast costs as much as an operation on a small tensor: only if it is on."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def reads_at_once(tensor: Tensor) -> bool:
@@ -90,7 +96,7 @@ class FastModel:
         self, tokens_T: Tensor, positions_T: Tensor, attention: Attention, tensors: Sequence[LayerTensors]
     ) -> Tensor:
         """Token ids and positions [T] → final hidden states [T, H], ready for the output layer."""
-        with torch.autocast(tokens_T.device.type, enabled=False):  # every dtype is explicit here
+        with _without_autocast(tokens_T.device.type):  # every dtype is explicit here
             x = self.base.embed_tokens(tokens_T)
             angles = self.angles(x.to(self.dtype), positions_T)
             for number, (layer, weights) in enumerate(zip(self.layers, tensors, strict=True)):

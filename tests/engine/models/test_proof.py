@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_engine.config.job import Lora
 from grpo_engine.models.fast import model as fast_model
+from grpo_engine.models.lora import save_adapter
 from grpo_engine.models.policy import Policy
 from grpo_engine.models.proof import Choice, _float32
 from grpo_engine.rollout.sampler import cache
@@ -53,6 +54,18 @@ def test_the_kernels_are_chosen_for_every_family(name: str, tmp_path: Path) -> N
     kind, more = OTHERS[name]
     folder = write_model(tmp_path, kind, largest_logit=30, layers=6, vocab_size=300, **more)
     assert chosen(folder, ADAPTER) == ("kernels", "kernels")
+
+
+def test_the_kernels_are_chosen_for_an_adapter_that_is_continued(tmp_path: Path) -> None:
+    kind, more = QWEN3
+    folder = write_model(tmp_path / "base", kind, largest_logit=18, layers=4, **more)
+    last = Lora(rank=4, target_modules=("layers.3.mlp.down_proj", "q_proj"))
+    parent = load(folder, last)
+    assert parent.forward.name == "kernels"
+    assert parent.peft_model is not None
+    save_adapter(parent.peft_model, tmp_path / "adapter", "tiny", None)
+    child = load(folder, None, adapter=str(tmp_path / "adapter"))
+    assert (child.forward.name, decoder_of(child).name) == ("kernels", "kernels")
 
 
 @pytest.mark.parametrize("lora", [ADAPTER, "full"], ids=["adapter", "full"])

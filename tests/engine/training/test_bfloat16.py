@@ -140,6 +140,11 @@ def test_every_method_trains(
 
 
 @pytest.mark.parametrize("lora", [{"rank": 4}, "full"], ids=["adapter", "full"])
+def test_sampling_during_training_trains(lora: Any, make: Callable[..., RunConfig], tmp_path: Path) -> None:
+    run(make("reinforcement", LONG, lora=lora, max_staleness=1), tmp_path)
+
+
+@pytest.mark.parametrize("lora", [{"rank": 4}, "full"], ids=["adapter", "full"])
 @pytest.mark.parametrize("kind", ["Phi3Config", "MistralConfig"])
 def test_models_without_our_kernels_train(
     kind: str, lora: Any, make: Callable[..., RunConfig], tmp_path: Path

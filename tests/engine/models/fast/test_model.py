@@ -258,16 +258,24 @@ def test_weights_that_are_merged_meanwhile_are_seen(tmp_path: Path) -> None:
     assert all(each.attention_in.down is not None for each in policy.fast.tensors())
 
 
+@pytest.mark.parametrize("lora", [Lora(rank=4), "full"], ids=["adapter", "all weights"])
 @pytest.mark.parametrize("kind", ["Qwen2Config", "Qwen3Config", "LlamaConfig"])
-def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(kind: str, tmp_path: Path) -> None:
+def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
+    kind: str, lora: Any, tmp_path: Path
+) -> None:
     model, batch = base_model(kind), batch_of(*MIXED)
-    exact = load(tmp_path, model, Lora(rank=4)).logprobs(batch)[0].detach()
-    settings = SupervisedHyperparameters(lora=Lora(rank=4))  # type: ignore[call-arg]
+    exact, exact_gradients = result(load(tmp_path, model, lora), batch)
+    settings = SupervisedHyperparameters(lora=lora)  # type: ignore[call-arg]
     rounded = load_policy(ModelSource(name="tiny", path=str(tmp_path)), settings, CPU, torch.bfloat16, seed=5)
     waken(rounded)
     assert rounded.fast is not None
-    fast, plain = (float((found[0] - exact).abs().max()) for found in ways(rounded, batch))
-    assert 0 < fast < 2 * plain
+    (fast, gradients), (plain, plain_gradients) = ways(rounded, batch)
+    assert 0 < float((fast - exact).abs().max()) < 2 * float((plain - exact).abs().max())
+    assert 0 < distance(gradients, exact_gradients) < 2 * distance(plain_gradients, exact_gradients)
+
+
+def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    return sum(float((left[name].float() - right[name]).square().sum()) for name in right) ** 0.5
 
 
 def test_an_unproven_model_may_not_keep_fewer_activations(make_policy: Callable[..., Policy]) -> None:
