@@ -58,7 +58,7 @@ FORMATS = (
         r"<tool_call>\s*(?:<function=(?P<name>[^>\s]+)>)?",
         r"</tool_call>",
         "xml-inline",
-        _tags(r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"),
+        _tags(r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"),
     ),
     ToolFormat(
         "glm",
@@ -67,20 +67,22 @@ FORMATS = (
         r"<tool_call>\s*(?P<name>[\w.-]+)?",
         r"</tool_call>",
         "xml-inline",
-        _tags(r"<arg_key>\s*(?P<key>[^<]*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"),
+        _tags(
+            r"<arg_key>(?P<key>[^<]*+)</arg_key>\s*+<arg_value>(?P<value>(?:(?!<arg_key>).)*?)</arg_value>"
+        ),
     ),
     ToolFormat(
         "deepseek",
         "DeepSeek-V3, R1 and V3.1",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n{…}\n```<｜tool▁call▁end｜>",
         r"<｜tool▁call▁begin｜>(?:(?:function<｜tool▁sep｜>)?(?P<name>[^\s<]+)(?:<｜tool▁sep｜>|\s*```json\s))?",
-        r"(?:\s*```)?\s*<｜tool▁call▁end｜>",
+        r"(?:\n```)?\n?<｜tool▁call▁end｜>",
     ),
     ToolFormat(
         "harmony",
         "gpt-oss",
         "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>",
-        r"to=functions\.(?P<name>[^\s<]+)[^<]*(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?<\|message\|>",
+        r"to=functions\.(?P<name>[^\s<]++)[^<]*+(?:<\|channel\|>[^<]*+)?(?:<\|constrain\|>[^<]*+)?<\|message\|>",
         r"<\|(?:call|end|start|return)\|>",
     ),
     ToolFormat(
@@ -111,7 +113,10 @@ FORMATS = (
         "objects",
     ),
 )
-"""In the order in which they are looked for: JSON objects occur in other formats, too."""
+"""In the order in which they are looked for: JSON objects occur in other formats, too.
+
+Models write anything: patterns take time linear in the text's length.
+"""
 
 
 def find_format(render: Callable[[list[dict[str, Any]]], str | None]) -> ToolFormat | None:

@@ -129,7 +129,7 @@ def _after_python_tag(text: str) -> list[ToolCall]:
     code = _TURN_END.split(text.partition(PYTHON_TAG)[2])[0].strip()
     if calls := list(_objects(code)):
         return calls
-    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+    with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         match ast.parse(code, mode="eval").body:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="call"), args=[], keywords=given):
                 arguments = {each.arg: ast.literal_eval(each.value) for each in given}

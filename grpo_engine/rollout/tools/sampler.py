@@ -25,7 +25,7 @@ from grpo_engine.rollout.sampler.base import (
     Sampler,
     Sampling,
 )
-from grpo_engine.rollout.tools.calls import CallReader
+from grpo_engine.rollout.tools.calls import CallReader, ToolCall
 from grpo_engine.rollout.tools.conversation import Conversation
 from grpo_engine.rollout.tools.rendering import AnswerRenderer, tool_format
 from grpo_engine.rollout.tools.toolbox import OpenToolbox, Toolbox
@@ -91,9 +91,7 @@ class ToolSampler(AroundSampler):
         """Add a turn; start its calls, or end the completion."""
         conversation.add_turn(turn)
         is_cut = turn.finish_reason is FinishReason.LENGTH
-        # markers of calls may be special tokens, and spaces in arguments must stay
-        text = self.policy.tokenizer.decode(list(turn.token_ids), clean_up_tokenization_spaces=False)
-        calls = [] if is_cut else self.reader.read(cast(str, text))
+        calls = [] if is_cut else self._calls(turn)
         if not calls or conversation.turns >= self.max_turns:
             self._end(conversation, groups, FinishReason.LENGTH if calls else turn.finish_reason)
             return
@@ -101,6 +99,14 @@ class ToolSampler(AroundSampler):
         conversation.waiting = [
             (call, toolbox.submit(call, item, f"{key}/{number}")) for number, call in enumerate(calls)
         ]
+
+    def _calls(self, turn: Completion) -> list[ToolCall]:
+        """Calls of a turn. Their markers may be special tokens; spaces in arguments stay as they are."""
+        ids = list(turn.token_ids)
+        if ids and ids[-1] in self.policy.stop_set:
+            ids.pop()
+        text = self.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return self.reader.read(cast(str, text))
 
     def _end(self, conversation: Conversation, groups: GroupAssembly, reason: FinishReason) -> None:
         completion = conversation.completion(self.policy, reason)

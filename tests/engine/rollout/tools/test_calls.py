@@ -126,6 +126,15 @@ def test_no_prefix_of_a_turn_raises(name: str) -> None:
             assert call.error or any(known.startswith(call.name) for known in ("add", "look_up"))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_long_texts_that_never_become_a_call_are_read_in_time(name: str) -> None:
+    """A pattern with quadratic backtracking would take minutes."""
+    start = turn(name, ("add", {"a": 3}))
+    for end in range(1, len(start), 9):
+        for text in (*(start[:end] + each * 50_000 for each in " \na<"), start[:end] * (50_000 // end)):
+            assert all(call.error or call.name for call in reader(name).read(text))
+
+
 @pytest.mark.parametrize(("name", "file"), EVERY_TEMPLATE)
 def test_what_a_familys_own_template_writes_is_read_back(name: str, file: str) -> None:
     tokenizer = tokenizer_of(name, file)

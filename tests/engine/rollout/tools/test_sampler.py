@@ -116,6 +116,12 @@ def test_a_turn_that_a_stop_string_ended_is_closed_by_the_template(make: Make) -
     assert completion.sampled[len(ids)] is False
 
 
+def test_a_last_call_that_the_end_of_the_turn_leaves_open_is_run(make: Make) -> None:
+    sampler, _ = make([CALL.removesuffix("</tool_call>"), "done"])
+    completion = one(sampler)
+    assert [(each["name"], each["answer"]) for each in completion.tool_calls] == [("add", "7")]
+
+
 def test_several_calls_of_a_turn_are_answered_in_their_order(make: Make, adder: ScriptedServer) -> None:
     adder.answer = lambda request: str(request.json["arguments"]["a"])
     turn = call("add", '{"a": 1}') + call("add", '{"a": 2}') + call("add", '{"a": 3}')
