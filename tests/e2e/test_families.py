@@ -5,12 +5,13 @@ One `grpo up`; a supervised job makes the initial model, which a reinforcement j
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.arithmetic import write_jsonl
 from examples.tiny_model import make_model
@@ -18,7 +19,7 @@ from service.cli.commands.download import fetch, unpack
 from service.cli.commands.watch import watch_job
 from service.cli.http.client import JOBS, Client
 from tests.e2e.families import SUPERVISED_STEPS, TASKS, quantized_task, sums
-from tests.e2e.quantized_models import completion_logprobs, on_quantized_base
+from tests.engine.run.export_samples import on_quantized_base
 from tests.service.embedded import grpo_up
 from tests.support.chat_server import ChatServer
 
@@ -121,3 +122,15 @@ def test_an_adapter_of_a_quantised_job_and_its_merge_are_what_the_card_says(
     assert difference["mean_absolute"] > 1e-3
     card = " ".join((model / "README.md").read_text().split())
     assert f"a difference of {difference['merged'] - difference['quantized']:+.4f} nats" in card
+
+
+def completion_logprobs(model: torch.nn.Module, base: Path, groups: Iterable[dict[str, Any]]) -> torch.Tensor:
+    """Log-probabilities [N] of the tokens of each group's first completion."""
+    tokenizer, found = AutoTokenizer.from_pretrained(base), []
+    for group in groups:
+        prompt = tokenizer(group["prompt"], add_special_tokens=False).input_ids
+        ids = torch.tensor([[*prompt, *group["completions"][0]["token_ids"]]])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        found.append(logprobs.gather(1, ids[0, len(prompt) :, None]).squeeze(1))
+    return torch.cat(found)

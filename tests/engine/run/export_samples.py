@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from examples.tiny_model import Family, make_model
 from grpo_engine.config.job import ModelSource, RunConfig
@@ -38,6 +39,13 @@ def export_of(source: ModelSource, **fields: Any) -> RunConfig:
     """The configuration of an export; `fields`: further ones."""
     given = {"job_id": "ftexport-test", "model": source, "training_file": "", "export": "merged"}
     return RunConfig.model_validate(given | {"method": {"type": "supervised"}} | fields)
+
+
+def on_quantized_base(base: Path, adapter: Path) -> nn.Module:
+    """By the model card's snippet. In eval mode, bitsandbytes computes in bfloat16 on some processors."""
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=config)
+    return PeftModel.from_pretrained(model, str(adapter)).train()
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM
 
 from examples.tiny_model import Family, make_tokenizer
 from grpo_engine.config.job import ModelSource
@@ -18,7 +17,14 @@ from grpo_engine.contract.events import Exported, Stopped
 from grpo_engine.files.fingerprint import fingerprint
 from grpo_engine.run.export import ExportRun
 from tests.engine.conftest import write_rows
-from tests.engine.run.export_samples import export_of, logits, make_adapter, make_base, tensors_of
+from tests.engine.run.export_samples import (
+    export_of,
+    logits,
+    make_adapter,
+    make_base,
+    on_quantized_base,
+    tensors_of,
+)
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -154,20 +160,13 @@ def test_a_merge_of_a_quantised_job_measures_what_the_other_base_changes(
     assert found is not None
     assert found.rows == 32
     quantized, merged = (
-        target_logprobs(each, rows[:32]) for each in (quantized_model(base, adapter), run.folder)
+        target_logprobs(each, rows[:32]) for each in (on_quantized_base(base, adapter), run.folder)
     )
     assert found.tokens == len(quantized)
     assert found.quantized == pytest.approx(float(quantized.mean()), abs=1e-4)
     assert found.merged == pytest.approx(float(merged.mean()), abs=1e-4)
     assert found.mean_absolute == pytest.approx(float((quantized - merged).abs().mean()), abs=1e-4)
     assert found.mean_absolute > 1e-3
-
-
-def quantized_model(base: Path, adapter: Path) -> torch.nn.Module:
-    """As a user loads it, by the card's snippet."""
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
-    model = AutoModelForCausalLM.from_pretrained(base, quantization_config=config)
-    return PeftModel.from_pretrained(model, str(adapter)).train()
 
 
 def target_logprobs(model: Path | torch.nn.Module, rows: list[dict[str, str]]) -> torch.Tensor:
