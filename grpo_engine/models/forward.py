@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from grpo_engine.models.fast.attention import attention_for
+from grpo_engine.models.fast.attention import attention_for, packed_attention
 from grpo_engine.models.fast.model import FastModel
-from grpo_engine.models.shared_prompt_attention import PackedLayout, using
+from grpo_engine.models.shared_prompt_attention import using
 from grpo_engine.objective.packing import TrainingGroup, TrainingSequence, pack
 from grpo_engine.objective.types import GroupSpan, PackedBatch
 
@@ -23,14 +23,14 @@ def fast_states(fast: FastModel, batch: PackedBatch) -> Tensor:
     if tokens.device.type == "cpu" and (extra := -len(tokens) % ROUND):
         tokens, positions = pad(tokens, (0, extra)), pad(positions, (0, extra))
         spans = (*spans, GroupSpan(len(batch.input_ids[0]), extra, ()))
-    attention = attention_for(spans, tokens.device, fast.dtype)
+    attention = attention_for(spans, fast.model, fast.dtype)
     hidden = fast.hidden(tokens, positions, attention, fast.tensors())
     return hidden.index_select(0, batch.sources_N)
 
 
 def packed_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """The same by the model's own layers with our attention, if transformers can replace theirs."""
-    with using(model, PackedLayout(batch.spans, batch.input_ids.device)):
+    with using(model, packed_attention(batch.spans, model, compute_dtype(model))):
         out = model.base_model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
     return cast(Tensor, out.last_hidden_state[0].index_select(0, batch.sources_N))
 

@@ -50,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_left_out(item: pytest.Item) -> bool:
+    if item.get_closest_marker("needs_gpu"):
+        return not torch.cuda.is_available()
     if item.get_closest_marker("needs_onednn_bfloat16"):
         return not has_onednn(torch.bfloat16, torch.device("cpu"))
     callspec = getattr(item, "callspec", None)

@@ -10,7 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from transformers import PreTrainedModel
 
+from grpo_engine.models.fast.varlen import VarlenLayout, supports
 from grpo_engine.models.shared_prompt_attention import Attention, Block, PackedLayout, blocks_of
 from grpo_engine.objective.types import GroupSpan
 
@@ -23,13 +25,22 @@ DENSE_KEYS = 1024
 
 
 def attention_for(
-    spans: Sequence[GroupSpan], device: torch.device, dtype: torch.dtype, *, waste: int | None = None
+    spans: Sequence[GroupSpan], model: PreTrainedModel, dtype: torch.dtype, *, waste: int | None = None
 ) -> Attention:
     """The dense products if they are fast and fit, otherwise torch's kernel; `waste` as for `blocks_of`."""
     longest = max(span.prompt_tokens + max(span.completion_tokens, default=0) for span in spans)
-    if device.type == "cpu" and longest <= DENSE_KEYS:
-        return DenseLayout(spans, device, dtype, waste)
-    return PackedLayout(spans, device)
+    if model.device.type == "cpu" and longest <= DENSE_KEYS:
+        return DenseLayout(spans, model.device, dtype, waste)
+    return packed_attention(spans, model, dtype)
+
+
+def packed_attention(spans: Sequence[GroupSpan], model: PreTrainedModel, dtype: torch.dtype) -> Attention:
+    """torch's kernel for sequences of any length if the GPU has it, otherwise the one with masks."""
+    config = model.config.get_text_config()
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if supports(model.device, dtype, head):
+        return VarlenLayout(spans, model.device)
+    return PackedLayout(spans, model.device)
 
 
 class DenseLayout:

@@ -170,7 +170,7 @@ class SharedDecoder:
         tokens = torch.tensor([token for prompt in prompts_P for token in prompt], device=device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
         spans = [GroupSpan(sum(lengths[:i]), n, ()) for i, n in enumerate(lengths)]
-        kept = _Keeping(attention_for(spans, device, compute_dtype(self.model), waste=0))
+        kept = _Keeping(attention_for(spans, self.model, compute_dtype(self.model), waste=0))
         hidden = self.run(tokens, positions, kept)
         ends = torch.tensor(lengths).cumsum(0).to(device, non_blocking=True) - 1
         return Prefill(kept.keys, kept.values, tuple(lengths)), self.run.logits(hidden[ends])

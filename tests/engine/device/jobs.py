@@ -106,9 +106,12 @@ def counted_turns() -> Iterator[list[int]]:
         yield turns
 
 
-def run(config: RunConfig, run_dir: Path) -> Run:
-    """The job on the device of its configuration; only what happens after loading is recorded."""
-    is_pretended = config.runtime.device == "cuda"
+def run(config: RunConfig, run_dir: Path, *, is_real: bool = False) -> Run:
+    """The job on the device of its configuration; only what happens after loading is recorded.
+
+    `is_real`: a device of this machine; nothing is recorded then.
+    """
+    is_pretended = config.runtime.device == "cuda" and not is_real
     with pretended_cuda() if is_pretended else by_torch() as seen, counted_turns() as turns:
         loop = build_loop(config, run_dir)
         if seen is not None:
@@ -117,7 +120,7 @@ def run(config: RunConfig, run_dir: Path) -> Run:
         turns.clear()
         events = list(loop.run(lambda: False))
         policy = loop.method.policy
-    weights = {name: each.detach().clone() for name, each in policy.trainable.items()}
+    weights = {name: each.detach().cpu().clone() for name, each in policy.trainable.items()}
     return Run(events, weights, len(turns), seen or Seen())
 
 

@@ -7,7 +7,7 @@ it cannot show: the numerics and the speed of a GPU's kernels, and its allocator
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,8 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _pop_mode_temporarily as without_dispatch
 from transformers import AutoModelForCausalLM
 
+from grpo_engine.models.fast import varlen
 from tests.engine.device import graphs, streams
 from tests.engine.device.seen import CUDA, Seen, hold, is_cuda, on_gpu, place, release, tensors_in, written_by
+from tests.engine.models.fast.varlen_definition import lengths_of, varlen_by_definition
 
 DEVICE, IS_CUDA, IS_CPU = Tensor.device, Tensor.is_cuda, Tensor.is_cpu  # type: ignore[misc]
 READS = {"tolist", "cpu", "numpy", "__array__"}
@@ -202,10 +204,28 @@ def pretended_cuda() -> Iterator[Seen]:
         patch.setattr(BackwardCFunction, "apply", apply_back)
         patch.setattr(AutoModelForCausalLM, "from_pretrained", load_on_host)
         patch.setattr(threading.Thread, "run", run_there)
+        patch.setattr(varlen, "varlen_attn", varlen_attn)
+        for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
+            patch.setattr(torch, name, on_the_host(getattr(torch, name)))
         for name, value in _functions_of_cuda(seen).items():
             patch.setattr(torch.cuda, name, value)
         with Functions(seen), Operations(seen):
             yield seen
+
+
+def on_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """With the CPU in place of the device type: the operations are the CPU's."""
+    return lambda kind, *rest, **options: function("cpu" if kind == "cuda" else kind, *rest, **options)
+
+
+def varlen_attn(*arguments: Any, **options: Any) -> Tensor:
+    """The kernel by its definition; its lengths stay on the device."""
+
+    def lengths_on_device(ends: Tensor) -> list[int]:
+        with without_functions(), without_dispatch():
+            return lengths_of(ends)
+
+    return varlen_by_definition(*arguments, **options, read=lengths_on_device)
 
 
 def _functions_of_cuda(seen: Seen) -> dict[str, Any]:
@@ -213,6 +233,7 @@ def _functions_of_cuda(seen: Seen) -> dict[str, Any]:
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
         "get_device_name": lambda *_: "Pretended",
+        "get_device_capability": lambda *_: (9, 0),
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "max_memory_allocated": lambda *_: 0,

@@ -25,7 +25,7 @@ def test_a_job_keeps_the_devices_rules_and_learns_what_it_learns_on_a_cpu(
     assert largest_difference(there, here) < 5e-5
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_job_in_bfloat16_keeps_the_devices_rules_and_trains_what_it_sampled(
     model_folder: Folder, tmp_path: Path, kind: str
 ) -> None:

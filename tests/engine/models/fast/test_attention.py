@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo_engine.models.fast.attention import DENSE_KEYS, DenseLayout, attention_for
 from grpo_engine.models.shared_prompt_attention import WASTE, Attention, PackedLayout, blocks_of
@@ -35,11 +36,11 @@ def spans_of(shapes: Sequence[tuple[int, tuple[int, ...]]]) -> list[GroupSpan]:
 
 
 def states(
-    tokens: int, heads: int, shared: int, dtype: torch.dtype = torch.float64
+    tokens: int, heads: int, shared: int, dtype: torch.dtype = torch.float64, dim: int = DIM
 ) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(tokens)
     counts = (heads * shared, heads, heads)
-    made = [torch.randn(tokens, n, DIM, generator=generator, dtype=torch.float64) for n in counts]
+    made = [torch.randn(tokens, n, dim, generator=generator, dtype=torch.float64) for n in counts]
     query, key, value = (each.to(dtype).requires_grad_(True) for each in made)
     return query, key, value
 
@@ -70,7 +71,7 @@ def row_by_row(spans: Sequence[GroupSpan]) -> Attention:
 
 def result(attention: Attention, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
     out = attention.attend(0, *given, SCALE)
-    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view_as(out)
+    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
     return out.detach(), torch.autograd.grad((out * weights).sum(), given)
 
 
@@ -175,8 +176,11 @@ def test_a_completion_sees_neither_its_siblings_nor_other_groups() -> None:
 
 
 def test_long_rows_go_through_the_librarys_kernel() -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+
     def chosen(prompt: int, completions: tuple[int, ...]) -> type[Attention]:
-        return type(attention_for(spans_of(((2, (1,)), (prompt, completions))), CPU, torch.float32))
+        return type(attention_for(spans_of(((2, (1,)), (prompt, completions))), model, torch.float32))
 
     assert chosen(DENSE_KEYS - 5, (5, 1)) is DenseLayout
     assert chosen(DENSE_KEYS - 5, (5, 6)) is PackedLayout

@@ -1,0 +1,72 @@
+"""Attention over packed groups on a GPU: torch's variable-length kernel, without masks and without padding.
+
+One call computes all prompts and completions. Each is a sequence of queries that ends with its keys; a
+completion has the keys of its prompt, followed by its own. The layout is built on the host and copied once
+per micro-batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from grpo_engine.objective.types import GroupSpan
+
+HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
+"""Head sizes that the kernel supports."""
+
+
+def supports(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernel computes this: half precision on a GPU with tensor cores of at least Ampere."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and head_dim % HEAD_MULTIPLE == 0
+        and head_dim <= LARGEST_HEAD
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+class VarlenLayout:
+    """Attention in a row of groups: a completion attends to its prompt and, causally, to itself."""
+
+    def __init__(self, spans: Sequence[GroupSpan], device: torch.device) -> None:
+        """`spans` cover the row without gaps."""
+        runs = [run for span in spans for run in _runs(span)]
+        self.longest_queries = max(len(own) for _, own in runs)
+        self.longest_keys = max(len(before) + len(own) for before, own in runs)
+        columns = [torch.arange(each.start, each.stop) for run in runs for each in run]
+        queries = accumulate((len(own) for _, own in runs), initial=0)
+        keys = accumulate((len(before) + len(own) for before, own in runs), initial=0)
+        self.columns = torch.cat(columns).to(device)
+        self.query_ends = torch.tensor(list(queries), dtype=torch.int32).to(device)
+        self.key_ends = torch.tensor(list(keys), dtype=torch.int32).to(device)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """query [T, Hq, D], key and value [T, Hkv, D] → [T, Hq · D]."""
+        out = varlen_attn(
+            query,
+            key.index_select(0, self.columns),
+            value.index_select(0, self.columns),
+            self.query_ends,
+            self.key_ends,
+            self.longest_queries,
+            self.longest_keys,
+            scale=scale,
+            window_size=(-1, 0),  # causal
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        assert isinstance(out, Tensor)
+        return out.flatten(1)
+
+
+def _runs(span: GroupSpan) -> Iterator[tuple[range, range]]:
+    """For the prompt and each completion: the columns before it that it attends to, and its own."""
+    prompt = range(span.start, span.completions_start)
+    yield range(0), prompt
+    first = span.completions_start
+    for length in span.completion_tokens:
+        yield prompt, range(first, first + length)
+        first += length
