@@ -19,7 +19,7 @@ from transformers import (
 from grpo_engine.config.job import Hyperparameters, ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.files.fingerprint import fingerprint_of_adapter, refuse_other_base
-from grpo_engine.models import lora, quantization
+from grpo_engine.models import device_memory, lora, quantization
 from grpo_engine.models.language_part import refuse_whole
 from grpo_engine.models.policy import Policy
 
@@ -64,7 +64,7 @@ def load_policy(
         source, torch.float32 if full else dtype, has_weights=device.type != "meta", **options
     )
     if not quantized:
-        model.to(device)  # type: ignore[arg-type]
+        device_memory.place(model, source.name, device)
     peft_model = lora.with_adapter(model, source, hyperparameters)
     policy = Policy(
         model if peft_model is None else cast(PreTrainedModel, peft_model.get_base_model()),

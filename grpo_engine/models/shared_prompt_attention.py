@@ -13,12 +13,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed._composable import checkpoint
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -69,6 +70,16 @@ def using(model: PreTrainedModel, attention: Attention) -> Iterator[None]:
     finally:
         _current.attentions.pop()
         model.config._attn_implementation = before
+
+
+def recompute(layer: torch.nn.Module, model: PreTrainedModel) -> None:
+    """Keep only the layer's input, and compute it again in the backward pass, with the attention of now."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        attentions = _current.attentions
+        return nullcontext(), using(model, attentions[-1]) if attentions else nullcontext()
+
+    checkpoint(layer, context_fn=contexts)
 
 
 class PackedLayout:

@@ -18,7 +18,7 @@ from grpo_engine.config.job import (
     hyperparameters_of,
 )
 from grpo_engine.config.tools import function_schemas
-from grpo_engine.contract.errors import ConfigError, DatasetError
+from grpo_engine.contract.errors import ConfigError, DatasetError, DeviceMemoryError
 from grpo_engine.contract.events import VALIDATION
 from grpo_engine.graders import Grader
 from grpo_engine.graders.pool.pool import open_grading
@@ -42,7 +42,13 @@ from grpo_engine.training_free.build import build_training_free
 
 def build_run(config: RunConfig, run_dir: Path) -> TrainingLoop[Any] | ExportRun:
     """An export or, as for every other configuration, a loop of steps. Raises an EngineError."""
-    return build_loop(config, run_dir) if config.export is None else ExportRun(config, run_dir)
+    if config.export is not None:
+        return ExportRun(config, run_dir)
+    try:
+        return build_loop(config, run_dir)
+    except torch.OutOfMemoryError as error:
+        message = f"{config.model.name} does not fit the device's memory while it is loaded"
+        raise DeviceMemoryError(message, evidence=(str(error)[:500],)) from error
 
 
 def build_loop(config: RunConfig, run_dir: Path) -> TrainingLoop[Any]:

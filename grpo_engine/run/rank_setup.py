@@ -32,6 +32,7 @@ from grpo_engine.contract.errors import ConfigError
 from grpo_engine.models.fast.model import FastModel
 from grpo_engine.models.loading import load_policy
 from grpo_engine.models.policy import Policy
+from grpo_engine.models.shared_prompt_attention import recompute
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
 from grpo_engine.parallel.shards import gathered_weights, sharded_modules
@@ -135,13 +136,18 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _shard_model(model: PreTrainedModel, device: torch.device) -> None:
-    """Receive and shard each decoder layer, and then everything else with the root."""
+    """Receive and shard each decoder layer, and then everything else with the root.
+
+    Layers are recomputed in the backward pass from the start: when one rank runs out of memory later, the
+    others wait for it, and no rank can repeat the pass.
+    """
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     inside = {module for layer in layers for module in layer.modules()}
     mesh = init_device_mesh(device.type, (Ranks.current().world,))
     for layer in layers:
         _receive(layer.modules(), device)
+        recompute(layer, model)
         fully_shard(layer, mesh=mesh)
     _receive([module for module in model.modules() if module not in inside], device)
     fully_shard(model, mesh=mesh)

@@ -47,7 +47,7 @@ class StreamingSampler(TorchSampler):
         def on_row(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
             grown(row, tokens, logprobs, FinishReason.STOP if stopped else FinishReason.LENGTH)
 
-        rows = self.rows([0], num_completions, sampling, on_row)
+        rows = self.rows([(0, sample) for sample in range(num_completions)], sampling, on_row)
         for _ in steps(self._decoder(), [token_ids], num_completions, 1, rows):
             for row, length in zip(
                 rows.live[rows.running].tolist(), rows.at[rows.running].tolist(), strict=True

@@ -102,8 +102,9 @@ class Trainer(Method):
         return self.beta
 
     def prepare(self) -> None:
-        """Find a token budget that fits the GPU, before the first step."""
+        """Find a token budget that fits the GPU beside a resting sampler, as in every step."""
         if self.policy.device.type == "cuda":
+            self.sampler.rest()
             self.probe_memory()
 
     def probe_memory(self) -> None:

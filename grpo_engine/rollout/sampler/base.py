@@ -84,10 +84,14 @@ class GroupAssembly:
         if self.on_group is not None and len(found) == self.group_size:
             self.on_group(place, self._group(place))
 
-    def missing(self) -> list[int]:
-        """Positions of the incomplete groups."""
-        places = range(len(self.prompts_P))
-        return [place for place in places if len(self._completions[place]) < self.group_size]
+    def missing(self) -> dict[int, list[int]]:
+        """Position of each incomplete group → its samples that are missing."""
+        samples = range(self.group_size)
+        found = {
+            place: [sample for sample in samples if sample not in self._completions[place]]
+            for place in range(len(self.prompts_P))
+        }
+        return {place: missing for place, missing in found.items() if missing}
 
     def groups(self) -> list[Group]:
         return [self._group(place) for place in range(len(self.prompts_P))]

@@ -9,6 +9,7 @@ from torch import Tensor
 from grpo_engine.models.fast.operations import draw
 from grpo_engine.models.policy import Policy
 from grpo_engine.rollout.sampler.base import Sampling
+from grpo_engine.rollout.sampler.cache_size import PROMPT_PLACES
 from grpo_engine.rollout.sampler.decoding import Decoder, SharedDecoder
 from grpo_engine.rollout.sampler.fixed_cache import Room
 
@@ -19,8 +20,6 @@ KEEP_BELOW = {"cpu": 0.85, "cuda": 0.5}
 gains nothing until half of the rows are enough (`fixed_cache.py`)."""
 REFILL_BELOW = 0.75
 """Waiting prompts join when fewer than this share of the places are taken: joining copies the cache too."""
-PROMPT_PLACES = 2
-"""Prompts in the cache, as a multiple of the groups that are decoded at once: some have few rows left."""
 LOOK_EVERY = {"cpu": 1, "cuda": 8}
 """Tokens between two checks for finished rows: on a GPU each check waits for the device."""
 OnRow = Callable[[int, list[int], list[float], bool], None]

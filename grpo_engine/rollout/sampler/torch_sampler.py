@@ -4,17 +4,20 @@ Each prompt is computed once for its group, finished rows leave the batch and wa
 places. The drawn token does not depend on which rows are computed together (`base.uniforms`).
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpo_engine.contract.errors import DeviceMemoryError
+from grpo_engine.models.device_memory import free_bytes
 from grpo_engine.models.policy import Policy
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.shards import gathered_weights
 from grpo_engine.rollout.sampler.base import GroupAssembly, OnGroup, Sampling, finished_completion, uniforms
+from grpo_engine.rollout.sampler.cache_size import DecodingMemory, groups_that_fit
 from grpo_engine.rollout.sampler.decoder_choice import choose_decoder
 from grpo_engine.rollout.sampler.rows import OnRow, Rows, steps
 
@@ -53,43 +56,77 @@ class TorchSampler:
         groups = GroupAssembly(prompts_P, group_size, on_group)
         with torch.no_grad(), self.policy.sampling():
             while missing := groups.missing():
-                try:
-                    self._sample(groups, missing, sampling)
-                except torch.OutOfMemoryError as error:
-                    if self.sample_budget <= group_size:
-                        raise DeviceMemoryError("one group does not fit the device's memory") from error
-                    torch.cuda.empty_cache()
-                    self.sample_budget = max(group_size, self.sample_budget // 2)
+                if (problem := self._out_of_memory(groups, _largest_class(missing), sampling)) is not None:
+                    self._take_fewer(group_size, problem)
         return groups.groups()
 
-    def _sample(self, groups: GroupAssembly, places: Sequence[int], sampling: Sampling) -> None:
-        size = groups.group_size
+    def _out_of_memory(
+        self, groups: GroupAssembly, samples: Mapping[int, Sequence[int]], sampling: Sampling
+    ) -> str | None:
+        """Sample these; returns the message if memory ran out. Completions that had ended are kept."""
+        try:
+            self._sample(groups, samples, sampling)
+        except torch.OutOfMemoryError as error:
+            return str(error)[:500]
+        return None
+
+    def _take_fewer(self, group_size: int, problem: str) -> None:
+        if self.sample_budget <= group_size:
+            raise DeviceMemoryError("one group does not fit the device's memory", evidence=(problem,))
+        torch.cuda.empty_cache()
+        self.sample_budget = max(group_size, self.sample_budget // 2)
+
+    def _sample(
+        self, groups: GroupAssembly, samples: Mapping[int, Sequence[int]], sampling: Sampling
+    ) -> None:
+        """Place of a group → its samples to draw, of each group equally many."""
+        streams = [(place, sample) for place, drawn in samples.items() for sample in drawn]
 
         def on_row(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
             completion = finished_completion(self.policy, self.version, tokens, logprobs, stopped=stopped)
-            groups.add(places[row // size], row % size, completion)
+            groups.add(*streams[row], completion)
 
-        rows = self.rows(places, size, sampling, on_row)
-        ids = [groups.prompts_P[place].token_ids for place in places]
-        for _ in steps(self._decoder(), ids, size, max(1, self.sample_budget // size), rows):
+        rows = self.rows(streams, sampling, on_row)
+        ids = [groups.prompts_P[place].token_ids for place in samples]
+        size = len(streams) // len(ids)
+        for _ in steps(self._decoder(), ids, size, self._at_once(ids, size, sampling.max_tokens), rows):
             pass
 
-    def rows(self, places: Sequence[int], group_size: int, sampling: Sampling, on_row: OnRow) -> Rows:
+    def _at_once(self, prompts: Sequence[Sequence[int]], size: int, max_tokens: int) -> int:
+        """Groups that are sampled at the same time."""
+        wanted, free = max(1, self.sample_budget // size), free_bytes(self.policy.device)
+        if free is None:
+            return wanted
+        memory = DecodingMemory.of(self.policy.model.config.get_text_config(), self.policy.compute_dtype)
+        longest = max(map(len, prompts))
+        fitting = groups_that_fit(free, memory, group_size=size, prompt_tokens=longest, max_tokens=max_tokens)
+        return min(wanted, fitting)
+
+    def rows(self, streams: Sequence[tuple[int, int]], sampling: Sampling, on_row: OnRow) -> Rows:
+        """One row for each (place of its prompt, sample)."""
         return Rows(
-            limits=[sampling.limit(place) for place in places for _ in range(group_size)],
-            draws=self._draws(places, group_size, sampling),
+            limits=[sampling.limit(place) for place, _ in streams],
+            draws=self._draws(streams, sampling),
             sampling=sampling,
             policy=self.policy,
             on_row=on_row,
         )
 
-    def _draws(self, places: Sequence[int], group_size: int, sampling: Sampling) -> Tensor | None:
+    def _draws(self, streams: Sequence[tuple[int, int]], sampling: Sampling) -> Tensor | None:
         """Uniform numbers [rows, max_tokens]; None for greedy decoding."""
         if sampling.temperature == 0:
             return None
-        streams = [sampling.stream(place, sample) for place in places for sample in range(group_size)]
+        named = [sampling.stream(place, sample) for place, sample in streams]
         numbers = [
             uniforms(sampling.seed, sampling.step, prompt, sample, sampling.max_tokens, turn=turn)
-            for prompt, sample, turn in streams
+            for prompt, sample, turn in named
         ]
         return torch.from_numpy(np.stack(numbers)).to(self.policy.device).clamp_(max=LARGEST_UNIFORM)
+
+
+def _largest_class(missing: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
+    """The groups that lack the same number of samples, of most samples together; at first these are all."""
+    by_number: defaultdict[int, dict[int, Sequence[int]]] = defaultdict(dict)
+    for place, samples in missing.items():
+        by_number[len(samples)][place] = samples
+    return max(by_number.values(), key=lambda each: sum(map(len, each.values())))

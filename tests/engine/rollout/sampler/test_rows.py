@@ -16,6 +16,7 @@ from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.rollout.sampler import rows as module
 from grpo_engine.rollout.sampler.base import Continuation, Sampling
 from grpo_engine.rollout.sampler.decoding import CacheDecoder, Kernels, PlainDecoder, SharedDecoder
+from grpo_engine.rollout.sampler.rows import OnRow, Rows
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 
 pytestmark = pytest.mark.needs_compiled
@@ -213,26 +214,32 @@ def test_groups_are_reported_in_the_order_they_finish(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("fails_at", [1, 6, 20])
-def test_out_of_memory_repeats_only_the_groups_that_had_not_ended(policy: Policy, fails_at: int) -> None:
+def test_out_of_memory_repeats_only_the_rows_that_had_not_ended(policy: Policy, fails_at: int) -> None:
     told: list[int] = []
-    ended: list[set[int]] = []
+    begun: list[set[tuple[int, int]]] = []
+    ended: list[set[tuple[int, int]]] = []
     sampler, made = watched(policy, budget=12, fails_at=fails_at)
-    make = sampler._decoder
+    rows = sampler.rows
 
-    def remembering() -> Watched:
-        ended.append(set(told))
-        return make()  # type: ignore[return-value]
+    def remembering(streams: Sequence[tuple[int, int]], sampling: Sampling, on_row: OnRow) -> Rows:
+        begun.append(set(streams))
+        ended.append(done := set())
 
-    sampler._decoder = remembering
+        def on_end(row: int, tokens: list[int], logprobs: list[float], stopped: bool) -> None:
+            done.add(streams[row])
+            on_row(row, tokens, logprobs, stopped)
+
+        return rows(streams, sampling, on_end)
+
+    sampler.rows = remembering  # type: ignore[method-assign]
     found = sampler.generate(PROMPTS, 3, SAMPLING, lambda place, _: told.append(place))
     assert_same(found, one_by_one(policy, PROMPTS, 3))
     assert sorted(told) == list(range(len(PROMPTS)))
-    assert len(ended) == len(made) == 2
-    assert bool(ended[1]) == (fails_at == 20)
-    missing = [prompt.token_ids for place, prompt in enumerate(PROMPTS) if place not in ended[1]]
-    assert sorted([*made[1].begun, *made[1].joined]) == sorted(missing)
+    assert bool(ended[0]) == (fails_at > 1)
+    assert set().union(*begun[1:]) == begun[0] - ended[0]
+    assert sum(map(len, begun[1:])) == len(begun[0] - ended[0])
     assert sampler.sample_budget == 6
-    assert max(made[1].live) <= 6
+    assert max(length for each in made[1:] for length in each.live) <= 6
 
 
 def test_a_group_that_does_not_fit_raises_an_error(policy: Policy) -> None:

@@ -1,0 +1,34 @@
+"""A device's free memory, and the refusal of models that do not fit it."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from grpo_engine.contract.errors import DeviceMemoryError
+
+GB = 1e9
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that this process can still allocate; None on a CPU, which divides its memory on demand."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def place(model: Any, name: str, device: torch.device) -> None:
+    """Move a model to its device. Raises DeviceMemoryError, before it moves anything, if it does not fit."""
+    needed, free = weight_bytes(model), free_bytes(device)
+    if free is not None and needed > free:
+        raise DeviceMemoryError(
+            f"the weights of {name} need {needed / GB:.3g} GB, and {device} has {free / GB:.3g} GB free",
+            hint="Use a device with more free memory, bfloat16, or a smaller model.",
+        )
+    model.to(device)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers; a shared one counts once."""
+    return sum(each.nbytes for each in (*model.parameters(), *model.buffers()))

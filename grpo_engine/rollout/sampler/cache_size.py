@@ -1,0 +1,49 @@
+"""How many groups the torch sampler can decode at once in a device's free memory."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from transformers import PreTrainedConfig
+
+USABLE = 0.9
+"""Share of the free memory that is planned for; the rest is fragments and workspaces."""
+LOGIT_COPIES = 4
+"""float32 numbers of each token of the vocabulary that drawing a token needs."""
+PROMPT_PLACES = 2
+"""Prompts in the cache, as a multiple of the groups that are decoded at once: some have few rows left."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingMemory:
+    """Bytes that decoding needs."""
+
+    cached_token: int
+    """Keys and values of one token in all layers."""
+    prompt_token: int
+    """Activations of one layer for one token while prompts are computed."""
+    row: int
+    """Logits of one row."""
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, dtype: torch.dtype) -> Self:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        between = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        return cls(
+            cached_token=2 * config.num_hidden_layers * heads * head_size * dtype.itemsize,
+            prompt_token=(8 * config.hidden_size + 3 * between) * dtype.itemsize,
+            row=LOGIT_COPIES * 4 * config.vocab_size,
+        )
+
+    def group(self, group_size: int, prompt_tokens: int, max_tokens: int) -> int:
+        """Bytes of a group whose prompt and completions have these lengths at most."""
+        cached = PROMPT_PLACES * prompt_tokens + group_size * max_tokens
+        return cached * self.cached_token + prompt_tokens * self.prompt_token + group_size * self.row
+
+
+def groups_that_fit(
+    free: int, memory: DecodingMemory, *, group_size: int, prompt_tokens: int, max_tokens: int
+) -> int:
+    """Groups to decode at once with `free` bytes; 1 if not even that fits, because this is an estimate."""
+    return max(1, int(USABLE * free) // memory.group(group_size, prompt_tokens, max_tokens))
