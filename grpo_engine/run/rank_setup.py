@@ -35,7 +35,7 @@ from grpo_engine.models.policy import Policy
 from grpo_engine.models.shared_prompt_attention import recompute
 from grpo_engine.objective.types import Group, Prompt
 from grpo_engine.parallel.ranks import Ranks
-from grpo_engine.parallel.shards import gathered_weights, sharded_modules
+from grpo_engine.parallel.shards import from_first, gathered_weights, sharded_modules
 from grpo_engine.rollout.sampler.base import AroundSampler, OnGroup, Sampler, Sampling
 from grpo_engine.run.devices import choose_device
 
@@ -170,18 +170,10 @@ def _receive(modules: Iterable[torch.nn.Module], device: torch.device) -> None:
         named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, tensor in named:
             if tensor not in received:
-                received[tensor] = _broadcast(tensor, device)
+                value = from_first(tensor, device)
+                is_weight = isinstance(tensor, Parameter)
+                received[tensor] = Parameter(value, tensor.requires_grad) if is_weight else value
             setattr(module, name, received[tensor])
-
-
-def _broadcast(tensor: Tensor, device: torch.device) -> Tensor:
-    """The first rank's tensor, on every rank's device."""
-    if Ranks.current().is_first:
-        value = tensor.detach().to(device).contiguous()
-    else:
-        value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    dist.broadcast(value, src=0)
-    return Parameter(value, tensor.requires_grad) if isinstance(tensor, Parameter) else value
 
 
 def run_with_root_weights(model: PreTrainedModel, function: Callable[[], T]) -> T:

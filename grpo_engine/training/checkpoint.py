@@ -50,12 +50,12 @@ def save(
 
     Raises DiskFullError; earlier checkpoints stay intact.
     """
-    write = artifact.writer()
     path = folder / step_name(state.step)
     if not Ranks.current().is_first:
+        artifact.write(None)
         return path
     with new_checkpoint(folder, state.step) as temporary:
-        write(temporary)
+        artifact.write(temporary)
         content = {"loop": asdict(state), "method": method_state}
         (temporary / "state.json").write_text(json.dumps(content, sort_keys=True))
         facts = {"job_id": config.job_id, "step": state.step, "config_sha256": config_digest(config)}

@@ -4,7 +4,7 @@ A method makes the steps (`trainer.py`, `supervised.py`, `probe.py`, `training_f
 is what a checkpoint holds beside the run's state. `loop.py` does everything around the steps.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -80,8 +80,8 @@ class Artifact(Protocol):
         """Entries of the checkpoint's manifest beside the job and the step."""
         ...
 
-    def writer(self) -> Callable[[Path], None]:
-        """Collect the content from all ranks, each of which must call; the result writes it into a folder."""
+    def write(self, folder: Path | None) -> None:
+        """Write the content of all ranks, each of which must call; the folder is None except on the first."""
         ...
 
     def load(self, folder: Path) -> None:

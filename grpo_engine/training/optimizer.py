@@ -6,6 +6,7 @@ name.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from torch import Tensor
 from grpo_engine.config.job import Hyperparameters
 from grpo_engine.contract.errors import NonFiniteError
 from grpo_engine.parallel.shards import gathered, share_of
+
+ON_CPU = torch.empty(0)
+"""Adam's count of a parameter's steps is a number on the CPU."""
 
 
 def learning_rate_at(step: int, total_steps: int, hyperparameters: Hyperparameters) -> float:
@@ -82,16 +86,17 @@ class Optimizer:
         )
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """`<moment>/<parameter>` → whole tensor; with sharded weights every rank must call."""
+        """`<moment>/<parameter>` → tensor, sharded as the parameter is."""
         return {
-            f"{key}/{name}": gathered(torch.as_tensor(value)).detach().cpu().contiguous()
+            f"{key}/{name}": torch.as_tensor(value)
             for name, parameter in self.parameters.items()
             for key, value in self.adamw.state.get(parameter, {}).items()
         }
 
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Take this rank's shares of whole tensors (see `share_of`)."""
         for full_name, tensor in tensors.items():
             key, _, name = full_name.partition("/")
             parameter = self.parameters[name]
-            like = tensor if key == "step" else parameter.detach()
-            self.adamw.state[parameter][key] = share_of(like, tensor.clone())
+            like = ON_CPU if key == "step" else parameter.detach()
+            self.adamw.state[parameter][key] = share_of(like, tensor)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 
 from grpo_engine.config.job import Hyperparameters
 from grpo_engine.contract import manifest
@@ -14,12 +14,15 @@ from grpo_engine.files.fingerprint import refuse_other_base
 from grpo_engine.models.policy import Policy
 from grpo_engine.models.weights import load_weights, trained_weights, write_weights
 from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.parallel.shards import save_gathered
 from grpo_engine.process.fault_points import fault_point
 from grpo_engine.training.micro_batch_budget import MicroBatchBudget
 from grpo_engine.training.optimizer import Optimizer, learning_rate_at
 from grpo_engine.training.run_description import library_versions
 
 T = TypeVar("T")
+
+MOMENTS = "optimizer.safetensors"
 
 
 class PolicyUpdater:
@@ -59,22 +62,24 @@ class PolicyUpdater:
     def facts(self) -> dict[str, Any]:
         return {"base_fingerprint": self.policy.base_fingerprint, "versions": library_versions()}
 
-    def writer(self) -> Callable[[Path], None]:
-        weights, moments = trained_weights(self.policy), self.optimizer.state_tensors()
-
-        def write(folder: Path) -> None:
+    def write(self, folder: Path | None) -> None:
+        weights = trained_weights(self.policy)
+        if folder is not None:
             write_weights(self.policy, weights, folder)
             fault_point("checkpoint.weights_written")
-            save_file(moments, folder / "optimizer.safetensors")
-
-        return write
+        save_gathered(self.optimizer.state_tensors(), folder and folder / MOMENTS)
 
     def load(self, folder: Path) -> None:
         """Weights and moments. Raises BaseChangedError if they were trained on another base model."""
         sealed = json.loads((folder / manifest.MANIFEST).read_bytes())
         refuse_other_base(self.policy.base_fingerprint, sealed.get("base_fingerprint", ""))
         load_weights(self.policy, folder)
-        self.optimizer.load_state_tensors(load_file(folder / "optimizer.safetensors"))
+        self.load_moments(folder)
+
+    def load_moments(self, folder: Path) -> None:
+        """Read Adam's moments; each rank reads its share."""
+        with safe_open(folder / MOMENTS, framework="pt") as file:
+            self.optimizer.load_state_tensors({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118
 
 
 def seed_step(seed: int, step: int, iteration: int = 0) -> None:

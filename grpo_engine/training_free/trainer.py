@@ -5,7 +5,7 @@ group's attempts, let a model describe what made the difference, change the libr
 `training/loop.py` drives the steps; the library is the run's artifact.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -221,12 +221,11 @@ class ExperienceTrainer(Method):
     def facts(self) -> dict[str, Any]:
         return {}
 
-    def writer(self) -> Callable[[Path], None]:
+    def write(self, folder: Path | None) -> None:
+        assert folder is not None, "a training-free job is one process"
         lessons = self.state.library.experiences
         facts = {"job_id": self.config.job_id, "step": self.state.step}
-        return lambda folder: library_files.write(
-            folder / self.folder_name, lessons, self.settings.template, self.rows[0], facts
-        )
+        library_files.write(folder / self.folder_name, lessons, self.settings.template, self.rows[0], facts)
 
     def load(self, folder: Path) -> None:
         """The library is part of the state."""

@@ -4,22 +4,28 @@ FOLDER holds `cases.json`. Each of its `runs` (name → RunConfig) is a whole ru
 first rank writes its events, and whether its weights were sharded, to `FOLDER/NAME.json`. Each of its
 `injected` jobs trains three steps on given completions; every rank writes parameters and metrics to
 `FOLDER/NAME.RANK.pt`. The policy of each of its `loaded` jobs is opened only; every rank writes how many
-bytes its memory grew meanwhile, and how many its tensors have, to `FOLDER/NAME.RANK.json`.
+bytes its memory grew meanwhile, how many its weights have, and how much its memory grew while Adam's moments
+were saved, to `FOLDER/NAME.RANK.json`.
 """
 
 import ctypes
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from grpo_engine.config.job import RunConfig, hyperparameters_of
 from grpo_engine.parallel.ranks import Ranks
+from grpo_engine.parallel.shards import gathered, save_gathered
 from grpo_engine.run.build import build_loop
 from grpo_engine.run.rank_setup import agreed_by_ranks, joined_ranks, open_policy
+from grpo_engine.training.policy_updater import MOMENTS, PolicyUpdater
 from tests.engine.injection import after_steps, steps_of
 
 M_MMAP_THRESHOLD = -3
@@ -30,7 +36,8 @@ def main(folder: Path) -> None:
     runs, injected, loaded = (_configs(cases[kind]) for kind in ("runs", "injected", "loaded"))
     with joined_ranks(next(iter(runs.values()))) as first:
         for name, config in loaded.items():
-            (folder / f"{name}.{Ranks.current().rank}.json").write_text(json.dumps(load(config)))
+            result = folder / f"{name}.{Ranks.current().rank}.json"
+            result.write_text(json.dumps(load(config, folder)))
         for name, config in runs.items():
             limits = {"num_threads": first.runtime.num_threads}
             runtime = config.runtime.model_copy(update=limits)
@@ -52,14 +59,35 @@ def run(config: RunConfig, folder: Path, name: str) -> None:
         (folder / f"{name}.json").write_text(json.dumps({"events": events, "is_sharded": is_sharded}))
 
 
-def load(config: RunConfig) -> dict[str, int]:
+def load(config: RunConfig, folder: Path) -> dict[str, int]:
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # freed tensors leave the process at once
+    settings = hyperparameters_of(config.method)
+    with growth() as loading:
+        policy = open_policy(config, settings, torch.device("cpu"), torch.float32)
+    updater = PolicyUpdater(policy, settings, None, total_steps=1)
+    for parameter in policy.trainable.values():
+        parameter.grad = torch.ones_like(parameter)
+    updater.optimizer.step(1e-4, 0.0, step=1)
+    with growth() as saving:
+        save_gathered(
+            updater.optimizer.state_tensors(), folder / MOMENTS if Ranks.current().is_first else None
+        )
+    dist.barrier()
+    again = PolicyUpdater(policy, settings, None, total_steps=1)
+    again.load_moments(folder)
+    for name, tensor in updater.optimizer.state_tensors().items():
+        assert torch.equal(gathered(again.optimizer.state_tensors()[name]), gathered(tensor)), name
+    held = sum(each.to_local().nbytes for each in policy.model.parameters() if isinstance(each, DTensor))
+    return {"held": held, "loading": loading[0], "saving": saving[0]}
+
+
+@contextmanager
+def growth() -> Iterator[list[int]]:
+    """A list that holds, afterwards, by how many bytes the process's memory grew at most."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts at the memory of now
-    before = _status("VmRSS")
-    policy = open_policy(config, hyperparameters_of(config.method), torch.device("cpu"), torch.float32)
-    local = [each.to_local() for each in policy.model.parameters() if isinstance(each, DTensor)]
-    assert {each.device.type for each in local} == {"cpu"}
-    return {"peak": _status("VmHWM") - before, "held": sum(each.nbytes for each in local)}
+    before, found = _status("VmRSS"), list[int]()
+    yield found
+    found.append(_status("VmHWM") - before)
 
 
 def _status(name: str) -> int:
