@@ -52,7 +52,8 @@ def engine_arguments(policy: Policy, runtime: Runtime, context_tokens: int) -> d
         needed = runtime.sample_budget * cache_bytes(policy, context_tokens)
         arguments |= {"block_size": CPU_BLOCK_TOKENS, "kv_cache_memory_bytes": min(needed, share)}
     if policy.peft_model is not None:
-        rank = cast(LoraConfig, policy.peft_model.peft_config[TRAINED]).r
+        adapter = cast(LoraConfig, policy.peft_model.peft_config[TRAINED])
+        rank = max([adapter.r, *adapter.rank_pattern.values()])
         padded = next(size for size in ADAPTER_RANKS if size >= rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": padded}
     if Ranks.current().world > 1:
@@ -86,6 +87,10 @@ def why_unsupported(policy: Policy, hyperparameters: ReinforcementHyperparameter
         entry = ModelRegistry.models.get(architecture)
         if entry is None:
             return f"vLLM does not support {architecture}"
-        if policy.peft_model is not None and not supports_lora(entry.load_model_cls()):
+        try:
+            model_class = entry.load_model_cls()
+        except ImportError as error:
+            return f"vLLM cannot load {architecture} here: {error}"
+        if policy.peft_model is not None and not supports_lora(model_class):
             return f"vLLM does not support adapters for {architecture}"
     return None

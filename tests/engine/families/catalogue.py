@@ -12,7 +12,7 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
+    "head_dim": 32,
     "intermediate_size": 48,
     "max_position_embeddings": 512,
     "initializer_range": 0.15,
@@ -73,15 +73,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "llama3": Family(
         "LlamaConfig", LLAMA, "<|eot_id|>", "llama3", begin="<|begin_of_text|>", forward="own kernels"
-    ),
-    "llama3.2": Family(
-        "LlamaConfig",
-        LLAMA,
-        "<|eot_id|>",
-        "llama3_2",
-        begin="<|begin_of_text|>",
-        is_tied=True,
-        forward="own kernels",
     ),
     "mistral": Family(
         "MistralConfig", ("</s>", "<s>", *CHATML), "</s>", shape={"sliding_window": WINDOW}, begin="<s>"

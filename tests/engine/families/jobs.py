@@ -1,6 +1,7 @@
 """Cheap jobs on a family's model, and what other libraries compute with their results."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ ROWS = [
     }
     for a, b in ((1, 2), (3, 5), (4, 4), (9, 7))
 ]
+PLAIN_ROWS = [
+    {"prompt": row["messages"][0]["content"], "completion": row["messages"][1]["content"]} for row in ROWS
+]
+"""For a tokenizer without a chat template."""
+RESULT = Path("checkpoints/step-00000002")
+"""In a run directory."""
 IDS = tuple(range(20, 60))
 """Longer than the families' windows."""
 
@@ -41,7 +48,7 @@ def supervised(base: Path, folder: Path, lora: Any, dtype: str = "float32") -> R
             "seed": 1,
             "model": {"name": base.name, "path": str(base)},
             "runtime": {"dtype": dtype},
-            "training_file": str(write_rows(folder / "rows.jsonl", ROWS)),
+            "training_file": str(write_rows(folder / "rows.jsonl", ROWS if find_spec("trl") else PLAIN_ROWS)),
             "method": {"type": "supervised", "supervised": {"hyperparameters": settings}},
         }
     )

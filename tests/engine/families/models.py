@@ -2,6 +2,7 @@
 
 import importlib.resources
 import string
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,20 @@ def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([*TEXT, string.printable], trainer)
-    templates = importlib.resources.files("trl") / "chat_templates"
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=family.special_tokens[0],
         eos_token=family.end,
         bos_token=family.begin,
-        chat_template=(templates / f"{family.template}.jinja").read_text(),
+        chat_template=chat_template(family),
     )
+
+
+def chat_template(family: Family) -> str | None:
+    """None in the environment of vLLM, which has no TRL."""
+    if find_spec("trl") is None:
+        return None
+    return (importlib.resources.files("trl") / "chat_templates" / f"{family.template}.jinja").read_text()
 
 
 def make_config(family: Family, tokenizer: PreTrainedTokenizerFast) -> PreTrainedConfig:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from grpo_engine.contract.events import StepFinished, Warned
 from grpo_engine.models.policy import Policy
@@ -15,6 +16,7 @@ from grpo_engine.rollout.sampler.base import Sampling
 from grpo_engine.rollout.sampler.torch_sampler import TorchSampler
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.jobs import (
+    RESULT,
     engine_logprobs,
     merged,
     plain_logprobs,
@@ -68,18 +70,19 @@ def test_a_job_trains_resumes_samples_and_exports(
     assert forward_of(policy) == FAMILIES[family].forward
 
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed/checkpoints/step-00000002")
+    shutil.rmtree(tmp_path / "resumed" / RESULT)
     run(config, tmp_path / "resumed")
     whole = tensors_of_run(tmp_path / "whole", 2, kind)
     assert tensors_of_run(tmp_path / "resumed", 2, kind) == whole
     assert tensors_of_run(tmp_path / "whole", 1, kind) != whole
 
     assert sampled_difference(policy) < limit
-    expected, result = engine_logprobs(policy), tmp_path / "whole/checkpoints/step-00000002" / kind
+    expected, result = engine_logprobs(policy), tmp_path / "whole" / RESULT / kind
     assert float((expected - plain_logprobs(base)).abs().max()) > MOVED
     if lora == "full":
         assert float((expected - plain_logprobs(result)).abs().max()) < limit
         return
+    assert all(bool(each.any()) for each in load_file(result / "adapter_model.safetensors").values())
     assert float((expected - plain_logprobs(base, result)).abs().max()) < limit
     alone = plain_logprobs(merged(base, result, tmp_path / "export"))
     assert float((expected - alone).abs().max()) < limit

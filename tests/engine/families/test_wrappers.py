@@ -12,10 +12,8 @@ from grpo_engine.config.job import ModelSource
 from grpo_engine.contract.errors import ModelError
 from grpo_engine.models.policy import load_base
 from service.jobs.intake.checks.method import LANGUAGE_PART_LOADS
-from tests.engine.families.jobs import IDS, engine_logprobs, merged, plain_logprobs, run, supervised
+from tests.engine.families.jobs import IDS, RESULT, engine_logprobs, merged, plain_logprobs, run, supervised
 from tests.engine.families.wrappers import make_wrapper
-
-RESULT = "run/checkpoints/step-00000002"
 
 
 def whole_logprobs(base: Path, adapter: Path) -> torch.Tensor:
@@ -28,7 +26,7 @@ def whole_logprobs(base: Path, adapter: Path) -> torch.Tensor:
 
 
 def test_an_adapter_loads_on_the_language_model_and_on_the_whole(tmp_path: Path) -> None:
-    base, adapter = make_wrapper(tmp_path / "base", "Qwen3_5Config"), tmp_path / RESULT / "adapter"
+    base, adapter = make_wrapper(tmp_path / "base", "Qwen3_5Config"), tmp_path / "run" / RESULT / "adapter"
     config = supervised(base, tmp_path, {"rank": 4})
     _, policy = run(config, tmp_path / "run")
     expected = engine_logprobs(policy)
@@ -42,7 +40,7 @@ def test_an_adapter_loads_on_the_language_model_and_on_the_whole(tmp_path: Path)
 
     source = config.model.model_copy(update={"adapter": str(adapter)})
     _, continued = run(config.model_copy(update={"model": source}), tmp_path / "continued")
-    again = tmp_path / "continued/checkpoints/step-00000002/adapter"
+    again = tmp_path / "continued" / RESULT / "adapter"
     assert float((engine_logprobs(continued) - expected).abs().max()) > 0.05
     assert float((engine_logprobs(continued) - whole_logprobs(base, again)).abs().max()) < 1e-4
 
@@ -52,7 +50,7 @@ def test_all_weights_of_the_language_model_are_trained_and_saved_alone(tmp_path:
     _, policy = run(supervised(base, tmp_path, "full"), tmp_path / "run")
     expected = engine_logprobs(policy)
     assert float((expected - plain_logprobs(base)).abs().max()) > 0.02
-    assert float((expected - plain_logprobs(tmp_path / RESULT / "model")).abs().max()) < 1e-4
+    assert float((expected - plain_logprobs(tmp_path / "run" / RESULT / "model")).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["Gemma3Config", "Qwen3VLConfig", "Mistral3Config"])
