@@ -23,9 +23,10 @@ class Lora(Input):
     alpha: float = Field(32, gt=0, le=4096)
     """Scale: the adapter's output is multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the adapter's inputs that are dropped in training; 0 turns dropout off."""
+    """Share of the adapter's inputs that are dropped in training; 0 turns dropout off, as experts require."""
     target_modules: Literal["all-linear"] | Listed[str] = "all-linear"
-    """Names of the linear layers to adapt; "all-linear": all except the output layer."""
+    """Names of the linear layers to adapt; "all-linear": all, with experts and routers, but not the output
+    layer."""
 
 
 class RunLength(Input):

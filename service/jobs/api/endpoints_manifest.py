@@ -37,7 +37,10 @@ class ManifestRead(BaseModel):
     job: ManifestJob
     format: Literal[1]
     model: dict[str, Any]
-    """`name` in the job; `base`, `revision` and weights' `fingerprint` of the model that it comes from."""
+    """`name` in the job; `base`, `revision` and weights' `fingerprint` of the model that it comes from.
+
+    `base_place`: "hub", "folder" (of the catalogue) or "job", the result of `base_job` at `base_checkpoint`.
+    """
     data: dict[str, Any]
     """The request's field → `sha256` and `bytes` of the file."""
     graders: dict[str, Any]

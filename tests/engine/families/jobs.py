@@ -61,12 +61,12 @@ def run(config: RunConfig, run_dir: Path) -> tuple[list[BaseEvent], Policy]:
     return events, loop.method.policy
 
 
-def engine_logprobs(policy: Policy) -> Tensor:
-    """Log-probabilities of `IDS` after the first, as the engine trains them."""
+def engine_logprobs(policy: Policy, *, reference: bool = False) -> Tensor:
+    """Log-probabilities of `IDS` after the first, as the engine trains them, or under its reference."""
     sequence = TrainingSequence(IDS[1:], (0.0,) * (len(IDS) - 1), (1.0,) * (len(IDS) - 1), 1.0)
     (batch,) = pack([TrainingGroup(IDS[:1], (sequence,))], 100_000, policy.device)
     with torch.no_grad():
-        return policy.logprobs(batch)[0]
+        return policy.reference_logprobs(batch) if reference else policy.logprobs(batch)[0]
 
 
 def plain_logprobs(base: Path, adapter: Path | None = None) -> Tensor:

@@ -12,7 +12,14 @@ from grpo_engine.contract.errors import ConfigError
 from grpo_engine.contract.events import Warned
 from grpo_engine.models import lora
 from grpo_engine.models.lora_targets import left_out
-from tests.engine.families.jobs import adapter_config, run, supervised
+from tests.engine.families.jobs import (
+    RESULT,
+    adapter_config,
+    engine_logprobs,
+    plain_logprobs,
+    run,
+    supervised,
+)
 
 LINEAR = {"mlp.experts.gate_up_proj": 2, "mlp.experts.down_proj": 2}
 MIXTURES = {
@@ -66,3 +73,19 @@ def test_a_parents_adapter_that_leaves_out_experts_is_a_warning(
             "mlp.experts.gate_up_proj (2), mlp.router.weight (2).",
         )
     ]
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss"])
+def test_a_continued_adapter_is_its_own_reference(
+    family: str, family_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = family_folder(family)
+    config = supervised(base, tmp_path, {"rank": 4})
+    _, parent = run(config, tmp_path / "parent")
+    without = engine_logprobs(parent, reference=True)
+    assert float((without - plain_logprobs(base)).abs().max()) < 1e-4
+    source = config.model.model_copy(update={"adapter": str(tmp_path / "parent" / RESULT / "adapter")})
+    _, child = run(config.model_copy(update={"model": source}), tmp_path / "child")
+    reference = engine_logprobs(child, reference=True)
+    assert float((reference - engine_logprobs(parent)).abs().max()) < 1e-4
+    assert float((reference - engine_logprobs(child)).abs().max()) > 0.05
