@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_engine.config.job import Runtime
-from grpo_engine.models.policy import Policy
+from grpo_engine.config.job import Lora, ModelSource, Runtime, SupervisedHyperparameters
+from grpo_engine.models.policy import Policy, load_policy
 from grpo_engine.rollout.sampler.vllm_engine import VllmEngine
-from grpo_engine.rollout.sampler.vllm_options import engine_arguments
+from grpo_engine.rollout.sampler.vllm_options import engine_arguments, why_unsupported
 from tests.engine.families.catalogue import FAMILIES
 from tests.engine.families.jobs import IDS, RESULT, engine_logprobs, merged, run, supervised
 from tests.engine.families.models import make_family
+from tests.engine.one_group import settings
 from tests.engine.vllm.conftest import KEPT
 
 
@@ -44,3 +45,13 @@ def test_a_merged_export_is_served(tmp_path: Path) -> None:
     folder = merged(base, tmp_path / "run" / RESULT / "adapter", tmp_path / "export")
     (found,) = served(policy, model=str(folder), enable_lora=False)
     assert float((engine_logprobs(policy) - found).abs().max()) < 1e-4
+
+
+def test_a_class_that_vllm_cannot_import_is_a_reason(tmp_path: Path) -> None:
+    """Its Qwen3.5 needs torchvision, which the environment of these tests lacks."""
+    base = make_family(tmp_path / "base", FAMILIES["qwen3.5"])
+    source = ModelSource(name="base", path=str(base))
+    adapter = SupervisedHyperparameters(lora=Lora(rank=4))  # type: ignore[call-arg]
+    policy = load_policy(source, adapter, torch.device("cpu"), torch.float32, seed=5)
+    reason = why_unsupported(policy, settings())
+    assert reason == "vLLM cannot load Qwen3_5ForCausalLM here: No module named 'torchvision'"
